@@ -14,7 +14,7 @@ _HEAD = """\
 
 <!-- made by docs/make_mistakes.py from hpcddp/training/mistakes.py -->
 
-After reading this page you know what ends a run with an error while it trains, and what to write instead.
+This page lists what ends a run with an error while it trains, and what to write instead.
 
 ```console slow
 $ cat > twice.py <<'END'

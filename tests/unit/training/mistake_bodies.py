@@ -404,6 +404,26 @@ def a_layer_added_after_prepare(open_: Opened, _rank: int) -> None:
         train(rt, model, optimizer, loader)
 
 
+# ---- one loss over batches of two loaders
+
+
+def shares_that_are_not_in_proportion(open_: Opened, _rank: int, count: Any = None) -> None:
+    with open_() as rt:
+        model = make_model()
+        first, second = (DataLoader(make_data(), batch_size=size, shuffle=True) for size in (3, 4))
+        loader = rt.loader(first, count=count)
+        net, optimizer, more = rt.prepare(model, sgd(model), second)
+        for _ in rt.epochs(1):
+            for (x, y), (u, v) in zip(loader, more, strict=False):
+                optimizer.zero_grad()
+                rt.backward(cross_entropy(net(torch.cat([x, u])), torch.cat([y, v])))
+                optimizer.step()
+
+
+def a_count_of_one_of_two_loaders(open_: Opened, rank: int) -> None:
+    shares_that_are_not_in_proportion(open_, rank, count=lambda batch: len(batch[0]))
+
+
 # ---- data that every rank does not get alike
 
 

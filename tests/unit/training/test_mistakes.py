@@ -141,6 +141,18 @@ def no_backward(p: Parts) -> None:
             p.loss(x, y)
 
 
+def of_a_copy(p: Parts) -> None:
+    for x, y in p.loader:
+        p.rt.backward(p.loss(x, y), of=x.clone())
+
+
+def one_micro_loop_in_another(p: Parts) -> None:
+    for batch in p.loader:
+        for x, y in p.rt.micro_batches(batch):
+            for u, v in p.rt.micro_batches(batch):
+                p.rt.backward(p.loss(x, y) + p.loss(u, v))
+
+
 def zeroed_in_the_micro_loop(p: Parts) -> None:
     for batch in p.loader:
         for x, y in p.rt.micro_batches(batch):
@@ -285,6 +297,14 @@ def epochs_twice(p: Parts) -> None:
             trains(p)
 
 
+def steps_twice(p: Parts) -> None:
+    for _ in range(2):
+        for batch in p.rt.batches(3):
+            p.optimizer.zero_grad()
+            p.backward(batch)
+            p.optimizer.step()
+
+
 def over_other_data(p: Parts) -> None:
     for _ in p.rt.epochs(2):
         for x, y in DataLoader(make_data(), batch_size=6):
@@ -322,6 +342,8 @@ ON_ONE_RANK: list[tuple[Loop, dict[str, Any], Mistake, dict[str, Any]]] = [
         for loop in (zeroed_in_the_micro_loop, zeroed_in_place_in_the_micro_loop, clipped_in_the_micro_loop)
         for options in (SPLIT, EXACT)
     ),
+    (of_a_copy, {}, mistakes.OF_UNKNOWN, {}),
+    (one_micro_loop_in_another, SPLIT, mistakes.MICRO_LOOPS_MIXED, {}),
     (a_hook_that_steps, {}, mistakes.STEP_IN_BACKWARD, {"kind": "SGD"}),
     (an_optimizer_of_its_own_that_steps_in_a_hook, SPLIT, mistakes.STEP_IN_BACKWARD, {"kind": "SGD"}),
     (step_in_the_micro_loop, SPLIT, mistakes.STEP_EARLY, {"kind": "SGD"}),
@@ -345,6 +367,7 @@ ON_ONE_RANK: list[tuple[Loop, dict[str, Any], Mistake, dict[str, Any]]] = [
     (adds_a_group, {}, mistakes.PARAMETERS_FOREIGN, {"count": 1, "kind": "SGD"}),
     (trains, {"leaves_out": "model"}, mistakes.PARAMETERS_FOREIGN, {"count": 4, "kind": "SGD"}),
     (epochs_twice, {}, mistakes.NO_EPOCH_LEFT, {"count": 2, "most": 2, "over": 2, "more": 4}),
+    (steps_twice, {}, mistakes.NO_STEP_LEFT, {"count": 3, "most": 3, "over": 3, "more": 6}),
     (over_other_data, {}, mistakes.LOADER_UNUSED, {}),
     (epochs_by_hand, {}, mistakes.EPOCH_OUTSIDE, {}),
     (two_loops_in_an_epoch, {}, mistakes.LOOP_TWICE, {"epoch": 1}),
@@ -583,6 +606,11 @@ ROWS_ON_TWO_RANKS: dict[str, tuple[Mistake, dict[str, Any]]] = {
     },
     "a_layer_replaced_after_prepare": (mistakes.LAYER_REPLACED, {"name": "2.weight", "kind": SEQUENTIAL}),
     "a_layer_replaced_where_some_may_be_unused": (mistakes.LAYER_REPLACED, {"name": "2.weight", "kind": SEQUENTIAL}),
+    "shares_that_are_not_in_proportion": (
+        mistakes.SHARES_DIFFER,
+        {"first": 3, "second": 4, "number": 2, "ranks": 2},
+    ),
+    "a_count_of_one_of_two_loaders": (mistakes.COUNTS_OF_TWO, {}),
     "a_backward_pass_without_exchange": (mistakes.NO_SYNC, {}),
     "a_forward_pass_without_exchange": (mistakes.NO_SYNC, {}),
     "a_layer_unfrozen_after_prepare": (mistakes.LAYER_UNFROZEN, {"name": "0.weight of Sequential"}),
