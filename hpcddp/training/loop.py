@@ -213,6 +213,7 @@ class TrainingLoop:
         self._batch, self.in_tail = batch, False
         self._nth_batch += 1
         self._backwards = self._nth_pass = 0
+        self._depth = 0  # an exception that the script caught may have left a step
         self._left_with = None
         self.stepped = self._is_partial = False
         if not batch.is_several:
@@ -324,9 +325,9 @@ class TrainingLoop:
         return sum(part.micro.samples for part in parts)
 
     @property
-    def current(self) -> MicroBatch | None:
-        """The micro batch that the loop is at."""
-        return None if self._part is None else self._part.micro
+    def smallest(self) -> int:
+        """Samples of this rank's smallest micro batch of the batch that the loop is at."""
+        return min(part.micro.samples for part in self.batch.parts)
 
     # ---- micro batches
 
@@ -370,6 +371,9 @@ class TrainingLoop:
         seed_generators("step", self._seed, self.steps, *self._gradients.key(micro), *again)
         self._open = ExitStack()
         self._open.enter_context(self._gradients.micro(micro))
+        if micro.nth == 0 and not self._gradients.adds_up_in_place:
+            for one in self.optimizers:
+                one.mark()
 
     def _check_backward(self) -> None:
         """A micro batch is over: all of a pass have a backward pass, or none."""
@@ -386,8 +390,13 @@ class TrainingLoop:
         if part is None or opened is None:
             return
         try:
-            if collects and not self._gradients.adds_up_in_place:
-                self._gradients.collect(part.micro)
+            if not self._gradients.adds_up_in_place:
+                for one in self.optimizers:
+                    one.unmark()
+                if collects and self._backwards_of_part and any(one.were_changed() for one in self.optimizers):
+                    raise mistakes.GRADIENTS_CHANGED.error()
+                if collects:
+                    self._gradients.collect(part.micro)
         finally:
             opened.close()
 
@@ -472,7 +481,7 @@ class TrainingLoop:
         for one in self.optimizers:
             if in_place and is_first:
                 one.expect_batch(self._nth_batch)
-            elif in_place and self._backwards_of_pass and one.were_changed():
+            elif one.unmark() or (in_place and self._backwards_of_pass and one.were_changed()):
                 raise mistakes.GRADIENTS_CHANGED.error()
             if is_first and not (self._backwards_of_part and self.batch.is_several):
                 one.expect_backward(alone=alone)
@@ -483,10 +492,8 @@ class TrainingLoop:
         self._backwards_of_part += 1
         self._is_partial = self.batch.is_several
         self._gradients.backward_ends(micro)
-        if not self._gradients.adds_up_in_place:
-            return
         for one in self.optimizers:
-            if micro.last:
+            if micro.last and self._gradients.adds_up_in_place:
                 one.note_backward(self._nth_batch)
             else:
                 one.look()
@@ -521,9 +528,12 @@ class TrainingLoop:
     def _step_starts(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Torch calls it before each step of each optimizer; of one that calls another's, or `super().step()`, for
         both. A gradient scaler that leaves a step out makes none."""
-        if self._depth == 0 and self._batch is not None:
+        if self._depth == 0:
             try:
-                self._check_step(optimizer, has_closure=any(map(callable, (*args[1:], *kwargs.values()))))
+                if self._batch is not None:
+                    self._check_step(optimizer, has_closure=any(map(callable, (*args[1:], *kwargs.values()))))
+                elif (one := self._by_id.get(id(optimizer))) is not None:
+                    one.check_step_behind()
             except HpcddpError as error:
                 self._refuse(error)
         if self._depth == 0:
@@ -543,7 +553,8 @@ class TrainingLoop:
             self.calls.check_averaged(is_early=self._had_backward < 2)
             if self._gradients.adds_up_in_place and not self.stepped:
                 self._gradients.collect(self.batch.parts[-1].micro)
-        one.check_step(has_closure=has_closure)
+        is_reached = any(some.has_of(self._nth_batch) for some in self.optimizers)
+        one.check_step(self._nth_batch, is_reached=is_reached, has_closure=has_closure)
 
     def _check_foreign(self, optimizer: Optimizer) -> None:
         if id(optimizer) in self._foreign or self._known is None:

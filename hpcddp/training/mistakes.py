@@ -43,7 +43,7 @@ BACKWARD_OUTSIDE = Mistake(
     name="backward-outside",
     condition="`rt.backward` is called outside the loop over the training loader",
     message="rt.backward(loss) came outside the loop over the training loader{when}",
-    remedy="for x, y in loader: …, with the loader that rt.prepare returned",
+    remedy="for x, y in loader: …, with the loader that rt.prepare returned for its first DataLoader",
     cost="one comparison per backward pass",
 )
 MICRO_LOOP_MISSING = Mistake(
@@ -80,8 +80,8 @@ BATCH_WITHOUT_BACKWARD = Mistake(
 )
 GRADIENTS_CHANGED = Mistake(
     name="gradients-changed",
-    condition="gradients are cleared, clipped or otherwise changed between two micro batches of a pass",
-    message="gradients were cleared or changed between two micro batches of one batch: they are not complete there",
+    condition="gradients are cleared, clipped or otherwise changed inside `rt.micro_batches(batch)`",
+    message="gradients were cleared or changed inside rt.micro_batches(batch): they are complete behind that loop",
     remedy="optimizer.zero_grad() before `for x, y in rt.micro_batches(batch)`; clip_grad_norm_ and optimizer.step()"
     " behind it",
     cost="one gradient per optimizer and micro batch is looked at, not read",

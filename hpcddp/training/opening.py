@@ -223,7 +223,7 @@ def explained(rt: Runtime, *, exact: bool) -> Iterator[None]:
 def _explain_single(rt: Runtime) -> RequestError | None:
     """What BatchNorm's refusal of a single sample comes from; None if it is not known."""
     try:
-        samples = rt.samples
+        samples = rt._loop.smallest  # the loop over the micro batches is left already
     except RequestError:  # outside of the loop over the training loader
         return RequestError(
             "BatchNorm got a single sample outside of the training loop, and the model is in training mode there",

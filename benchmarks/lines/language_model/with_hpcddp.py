@@ -1,4 +1,4 @@
-# A language model: gradients of four batches are accumulated and clipped, and the learning rate follows a schedule.
+# A language model: one batch is a step of four times as many samples, with clipped gradients and a schedule.
 import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
@@ -35,10 +35,9 @@ with hpcddp.runtime(global_batch=batch_size * accumulation) as rt:
             rt.backward(loss)
             total += loss.item() * len(batch)
             seen += len(batch)
-            if rt.is_last_micro_batch:
-                nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-                optimizer.step()
-                scheduler.step()
-                optimizer.zero_grad()
+            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            scheduler.step()
+            optimizer.zero_grad()
         rt.print(f"epoch {epoch}: loss {rt.sum(total) / rt.sum(seen):.4f}")
     rt.save_model("model.pt")

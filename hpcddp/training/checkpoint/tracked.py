@@ -179,11 +179,20 @@ class Tracked:
                     load_module_state(thing, tree[name])
 
     def restore_others(self, tree: dict[str, Any], source: str, hint: str) -> None:
-        """The same for every other object."""
+        """The same for every other object. Optimizers with one list of groups, as of SAM, have one afterwards, too."""
+        optimizers = [thing for thing in self.objects.values() if isinstance(thing, Optimizer)]
+        shared = [
+            (one, other)
+            for nth, one in enumerate(optimizers)
+            for other in optimizers[:nth]
+            if one.param_groups is other.param_groups
+        ]
         for name, thing in self.objects.items():
             if not isinstance(thing, nn.Module) and name in tree:
                 with _fitting(f"{source} does not fit {name} ({type(thing).__name__})", hint):
                     thing.load_state_dict(tree[name])
+        for one, other in shared:
+            one.param_groups = other.param_groups
 
 
 @contextmanager

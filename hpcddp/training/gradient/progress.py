@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from enum import Enum
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -52,8 +53,10 @@ class OptimizerGradients:
         self._frozen: list[Tensor] = []
         self._chosen: list[Tensor] = []  # parameters that are looked at, where there are several optimizers
         self._one: Tensor | None = None  # a parameter that the last backward pass has reached
-        self._left: Look = (None, 0)  # its gradient, as this or the step left it
-        self._before: list[Look] = []
+        self._left: Look = (None, 0)  # its gradient, as the last backward pass left it
+        self._marked: tuple[Tensor, Look] | None = None
+        self._before: list[Look] | None = None  # gradients before the pass; None: it reaches this optimizer
+        self._unsure = 0  # the last batch of which it is not known whether it reached one that is not looked at
         self.check_parameters()
 
     @property
@@ -75,35 +78,39 @@ class OptimizerGradients:
             self._held, self._frozen = held, [p for p in parameters if id(p) in self._known.frozen]
             stride = -(-held // _MOST_LOOKED_AT) or 1
             self._chosen = parameters[::stride]
+            self._smallest = min(parameters, key=Tensor.numel)
         for parameter in self._frozen:
             if parameter.requires_grad:
                 raise LAYER_UNFROZEN.error(name=self._known.frozen[id(parameter)])
 
     def expect_batch(self, batch: int) -> None:
-        """A backward pass over this batch comes: what is left of those over the batches before?"""
-        if self.state is State.SEVERAL or (self.state is State.WHOLE and self._batch != batch):
-            self.state = State.NONE if self._are_cleared() else State.SEVERAL
+        """A backward pass over this batch comes: what is left of those before?"""
+        if self.state in (State.WHOLE, State.SEVERAL):
+            if self._are_cleared():
+                self.state = State.NONE
+            elif self._batch != batch:
+                self.state = State.SEVERAL
 
     def _are_cleared(self) -> bool:
         if self._one is None or self._one.grad is None:
             return True
         if is_as_before(self._one, self._left):
             return False
-        return not bool(local_part(self._one.grad).any())  # zero_grad(set_to_none=False), or clipped and kept
+        return _is_zero(self._one.grad)  # zero_grad(set_to_none=False), or clipped and kept
 
     def expect_backward(self, *, alone: bool) -> None:
         """A backward pass comes. `alone`: it reaches this optimizer, for the run has no other."""
-        self._before = [] if alone else [look_at(parameter) for parameter in self._chosen]
+        self._before = None if alone else [look_at(parameter) for parameter in self._chosen]
 
     def note_backward(self, batch: int) -> None:
         """It is over, and the gradients are those of the whole batch."""
-        if self._before:
+        if self._before is not None:
             pairs = zip(self._chosen, self._before, strict=True)
             reached = next((parameter for parameter, look in pairs if not is_as_before(parameter, look)), None)
-            self._before = []
-            if reached is None and len(self._chosen) == self._held:
+            if reached is None:
+                self._unsure = batch if len(self._chosen) < self._held else 0
                 return
-            self._one = self._one if reached is None else reached
+            self._one = reached
         elif self._one is None or self._one.grad is None:
             self._one = next((parameter for parameter in self._chosen if parameter.grad is not None), None)
             if self._one is None:  # it reaches none of those that are looked at
@@ -125,22 +132,61 @@ class OptimizerGradients:
     def were_changed(self) -> bool:
         """Whether the gradient so far was cleared, or changed in place. Another tensor is no change: DDP puts one there
         when it lays its buckets out anew."""
-        before, version = self._left
-        if self._one is None or before is None:
-            return False
-        now, its_version = look_at(self._one)
-        return now is None or (now is before and its_version != version)
+        return self._one is not None and self._left[0] is not None and _is_changed(self._left, look_at(self._one))
 
-    def check_step(self, *, has_closure: bool) -> None:
-        """RequestError if the optimizer cannot step on them. With a closure they come inside of the step."""
+    def mark(self) -> None:
+        """The gradients from before a pass were set aside: until the first backward pass a zero takes the place of one,
+        and shows whether the loop clears it."""
+        one = self._smallest
+        if one.requires_grad and one.grad is None:
+            one.grad = torch.zeros_like(one)
+            self._marked = one, look_at(one)
+
+    def unmark(self) -> bool:
+        """Take the mark away. Returns whether it was cleared or changed."""
+        marked, self._marked = self._marked, None
+        if marked is None:
+            return False
+        one, before = marked
+        now, one.grad = look_at(one), None
+        return _is_changed(before, now)
+
+    def check_step(self, batch: int, *, is_reached: bool, has_closure: bool) -> None:
+        """RequestError if the optimizer cannot step on them. With a closure they come inside of the step. `is_reached`:
+        whether a backward pass over this batch has reached some optimizer of the run."""
         self.check_parameters()
         if has_closure:
             return
         row = STEP[self.state]
+        if row is STEP_AGAIN and (self._unsure == batch or (is_reached and self._have_none())):
+            return  # it may have no part in this batch: as in one process, a step on nothing
         if row is not None:
             raise row.error(kind=self.kind)
-        if self._one is not None and self._one.grad is None:
+        if self._one is not None and self._one.grad is None and self._have_none():
             raise STEP_ON_CLEARED.error(kind=self.kind)
 
+    def _have_none(self) -> bool:
+        """Whether no parameter has a gradient other than zero."""
+        return all(parameter.grad is None or _is_zero(parameter.grad) for parameter in self.parameters)
+
+    def has_of(self, batch: int) -> bool:
+        """Whether they, or those that it has stepped on, are of this batch."""
+        return self._batch == batch
+
+    def check_step_behind(self) -> None:
+        """RequestError if the optimizer cannot step outside of the loop over the batches."""
+        if self.state is State.SEVERAL:
+            raise STEP_ON_SEVERAL.error(kind=self.kind)
+
     def note_step(self) -> None:
-        self.state = State.USED
+        self.state, self._before = State.USED, None
+        self._left = (None, 0)  # `zero_grad` frees its memory now
+
+
+def _is_changed(before: Look, now: Look) -> bool:
+    return now[0] is None or (now[0] is before[0] and now[1] != before[1])
+
+
+def _is_zero(gradient: Tensor) -> bool:
+    part = local_part(gradient)
+    return not bool((part.coalesce().values() if part.is_sparse else part).any())

@@ -113,7 +113,9 @@ def learn_from_a_teacher(folder: str) -> None:
         optimizer = torch.optim.SGD(student.parameters(), lr=0.1)
         student, teacher, optimizer, loader = rt.prepare(student, teacher, optimizer, DataLoader(data, 4))
         for _ in rt.epochs(2):
-            for (x,) in loader:
-                rt.backward((student(x) - teacher(x).mean((2, 3))).square().mean())
-                rt.step(optimizer)
+            for batch in loader:
+                for (x,) in rt.micro_batches(batch):
+                    rt.backward((student(x) - teacher(x).mean((2, 3))).square().mean())
+                optimizer.step()
+                optimizer.zero_grad()
     Path(folder, f"{rt.group.world_size}.{rt.group.rank}.json").write_text(json.dumps(teacher[2].running_mean.tolist()))

@@ -51,9 +51,10 @@ def prepared(rt: Any) -> tuple[nn.Module, torch.optim.Optimizer, Any]:
 def train(rt: Any, model: Any, optimizer: Any, loader: Any, *, epochs: int = 1) -> None:
     """A right loop over what it is given."""
     for _ in rt.epochs(epochs):
-        for x, y in loader:
+        for batch in loader:
             optimizer.zero_grad()
-            rt.backward(cross_entropy(model(x), y))
+            for x, y in rt.micro_batches(batch):
+                rt.backward(cross_entropy(model(x), y))
             optimizer.step()
 
 
@@ -73,8 +74,9 @@ def weights_changed_on_one_rank_in_a_step(open_: Opened, rank: int) -> None:
         model, optimizer, loader = prepared(rt)
         for _ in rt.epochs(1):
             for x, y in loader:
+                optimizer.zero_grad()
                 rt.backward(cross_entropy(model(x), y))
-                rt.step(optimizer)
+                optimizer.step()
                 if rank == 1:
                     with torch.no_grad():
                         rt.unwrap(model)[2].bias.clamp_(max=-1.0)
@@ -91,8 +93,11 @@ def gradients_clipped_on_one_rank(open_: Opened, rank: int) -> None:
         model, optimizer, loader = prepared(rt)
         for _ in rt.epochs(1):
             for x, y in loader:
+                optimizer.zero_grad()
                 rt.backward(cross_entropy(model(x), y))
-                rt.step(optimizer, clip_norm=1e-3 if rank == 0 else None)
+                if rank == 0:
+                    nn.utils.clip_grad_norm_(model.parameters(), 1e-3)
+                optimizer.step()
 
 
 def weights_changed_on_one_rank_late(open_: Opened, rank: int) -> None:
@@ -171,11 +176,10 @@ def skip_on_one_rank(open_: Opened, rank: int, at: int) -> None:
         model, optimizer, loader = prepared(rt)
         for _ in rt.epochs(2):
             for x, y in loader:
+                optimizer.zero_grad()
                 rt.backward(cross_entropy(model(x), y))
-                if rank == 1 and rt.steps == at:
-                    rt.skip_step()
-                else:
-                    rt.step(optimizer)
+                if rank == 0 or rt.steps != at:
+                    optimizer.step()
 
 
 def accumulation_by_hand(open_: Opened, _rank: int) -> None:
@@ -371,9 +375,10 @@ def freeze_later(rt: Any, model: nn.Module, net: nn.Module, optimizer: Any, load
     for epoch in rt.epochs(3):
         model[0].requires_grad_(epoch < 1)
         frozen = model[0].weight.detach().clone()
-        for x, y in loader:
+        for batch in loader:
             optimizer.zero_grad()
-            rt.backward(cross_entropy(net(x), y))
+            for x, y in rt.micro_batches(batch):
+                rt.backward(cross_entropy(net(x), y))
             optimizer.step()
         assert torch.equal(frozen, model[0].weight) is (epoch > 0)
 
@@ -397,6 +402,26 @@ def a_layer_added_after_prepare(open_: Opened, _rank: int) -> None:
         rt.unwrap(model).append(nn.Linear(3, 3))
         optimizer.add_param_group({"params": list(rt.unwrap(model)[3].parameters())})
         train(rt, model, optimizer, loader)
+
+
+# ---- one loss over batches of two loaders
+
+
+def shares_that_are_not_in_proportion(open_: Opened, _rank: int, count: Any = None) -> None:
+    with open_() as rt:
+        model = make_model()
+        first, second = (DataLoader(make_data(), batch_size=size, shuffle=True) for size in (3, 4))
+        loader = rt.loader(first, count=count)
+        net, optimizer, more = rt.prepare(model, sgd(model), second)
+        for _ in rt.epochs(1):
+            for (x, y), (u, v) in zip(loader, more, strict=False):
+                optimizer.zero_grad()
+                rt.backward(cross_entropy(net(torch.cat([x, u])), torch.cat([y, v])))
+                optimizer.step()
+
+
+def a_count_of_one_of_two_loaders(open_: Opened, rank: int) -> None:
+    shares_that_are_not_in_proportion(open_, rank, count=lambda batch: len(batch[0]))
 
 
 # ---- data that every rank does not get alike
@@ -469,11 +494,12 @@ def right_loops(open_: Opened, rank: int) -> None:
             model = TwoHeads()
             net, optimizer, loader = rt.prepare(model, sgd(model), DataLoader(make_data(), batch_size=4))
             for _ in rt.epochs(2):
-                for x, y in loader:
+                for batch in loader:
                     optimizer.zero_grad(set_to_none=False)
-                    rt.backward(sum(cross_entropy(out, y) for out in (*net(x, both=True), *net(-x, both=True))))
-                    for out in net(x, both=True):
-                        rt.backward(cross_entropy(out, y))
+                    for x, y in rt.micro_batches(batch):
+                        rt.backward(sum(cross_entropy(out, y) for out in (*net(x, both=True), *net(-x, both=True))))
+                        for out in net(x, both=True):
+                            rt.backward(cross_entropy(out, y))
                     optimizer.step()
     for options in ({}, {"max_micro_batch": 1}, {"exact": True, "slices": 2}):
         with open_(**options) as rt:
@@ -494,8 +520,6 @@ def right_loops(open_: Opened, rank: int) -> None:
                 rt.backward(cross_entropy(model(x), y))
                 if nn.utils.clip_grad_norm_(model.parameters(), 1.0) < 1.0 and rt.steps:
                     optimizer.step()
-                else:
-                    rt.skip_step()
                 optimizer.zero_grad()
     train_with_average(
         open_, AveragedModel(make_model()), lambda rt, average, model: average.update_parameters(rt.unwrap(model))
@@ -511,8 +535,9 @@ def right_loops(open_: Opened, rank: int) -> None:
             if rt.is_main:
                 next(iter(test))
             for x, y in loader:
+                optimizer.zero_grad()
                 rt.backward(cross_entropy(model(x), y))
-                rt.step(optimizer)
+                optimizer.step()
             for n, _ in enumerate(test):
                 rt.save()
                 if n == 1 or rank == 1:
@@ -531,15 +556,15 @@ def right_loops(open_: Opened, rank: int) -> None:
             g, d, sgd(g), sgd(d), scaler, DataLoader(make_data(), batch_size=4)
         )
         for _ in rt.epochs(2):
-            for step in loader.steps():
-                for x, _ in step:
-                    of_d.zero_grad()
+            for batch in loader:
+                of_d.zero_grad()
+                for x, _ in rt.micro_batches(batch):
                     rt.backward((d(x) - d(g(x).detach())).square().mean(), scaler=scaler)
-                    scaler.step(of_d)
-                for x, _ in step:
-                    of_g.zero_grad()
+                scaler.step(of_d)
+                of_g.zero_grad()
+                for x, _ in rt.micro_batches(batch):
                     rt.backward(d(g(x)).square().mean(), scaler=scaler)
-                    scaler.step(of_g)
+                scaler.step(of_g)
                 scaler.update()
     with open_() as rt:
         g, d = nn.Linear(4, 4), nn.Linear(4, 1)
@@ -675,18 +700,6 @@ def a_queue_in_a_buffer(open_: Opened, _rank: int) -> None:
                 optimizer.step()
             for _ in test:
                 pass
-
-
-def gradients_with_other_memory(open_: Opened, rank: int) -> None:
-    with open_() as rt:
-        model, optimizer, loader = prepared(rt)
-        for _ in rt.epochs(1):
-            for x, y in loader:
-                optimizer.zero_grad()
-                rt.backward(cross_entropy(model(x), y))
-                for parameter in model.parameters():
-                    parameter.grad.data = parameter.grad.data.clamp(-0.1, 0.1)
-                optimizer.step()
 
 
 def request_of_one_rank(open_: Opened, rank: int) -> None:

@@ -26,7 +26,8 @@ def average_sharded(_argument: None) -> None:
                     for _ in rt.epochs(1):
                         for (x,) in loader:
                             rt.backward(model(x).mean())
-                            rt.step(optimizer)
+                            optimizer.step()
+                            optimizer.zero_grad()
                             average.update_parameters(model)
             except RequestError as error:
                 if wraps:

@@ -225,7 +225,8 @@ def test_a_best_checkpoint_between_two_loops_over_an_epoch_is_written_before_the
             for part in range(2):
                 for nth, (x, y) in enumerate(loader, start=1):
                     rt.backward(cross_entropy(model(x), y))
-                    rt.step(optimizer)
+                    optimizer.step()
+                    optimizer.zero_grad()
                     if nth == 2:
                         break
                 rt.save_best(1.0 - part)
@@ -294,7 +295,8 @@ def test_the_tail_of_a_loop_outside_of_rt_epochs_is_the_rest_of_the_body(tmp_pat
 
             def step(batch: list) -> None:
                 rt.backward(cross_entropy(model(batch[0]), batch[1]))
-                rt.step(optimizer)
+                optimizer.step()
+                optimizer.zero_grad()
                 if rt.steps + 1 == stop:
                     rt.stop("a test")
 
@@ -348,7 +350,8 @@ def test_a_run_whose_loop_was_left_is_finished_and_says_where(
             for _ in rt.epochs(3):
                 for x, y in loader:
                     rt.backward(cross_entropy(model(x), y))
-                    rt.step(optimizer)
+                    optimizer.step()
+                    optimizer.zero_grad()
                     if rt.steps == left_at:
                         return
 

@@ -20,9 +20,6 @@ COMPARABLE = {
     "torch.randn(len(real), 4, device=device)": "real.tanh() @ torch.ones(2, 4)",
     "dtype=torch.float16": "enabled=False",
 }
-WHOLE = {"language_model": {"hpcddp.runtime(": "hpcddp.runtime(max_micro_batch=32, "}}
-SPLIT = {"hpcddp.runtime(": "hpcddp.runtime(max_micro_batch=7, "}
-CLIPPING = {"            nn.utils.clip": "            if rt.is_last_micro_batch:\n                nn.utils.clip"}
 
 Weights = dict[str, torch.Tensor]
 Train = Callable[..., Weights]
@@ -81,27 +78,15 @@ def plain(train) -> Callable[[str], Weights]:
 
 
 def cases() -> list[object]:
-    """Every kind on 1, 2 and 3 ranks, with and without accumulation; two of them in short tests."""
-    short = {("classifier", 1, False), ("language_model", 2, True)}
-    every = [(kind, ranks, split) for kind in KINDS for ranks in (1, 2, 3) for split in (False, True)]
-    return [
-        pytest.param(
-            *case,
-            id=f"{case[0]}-{case[1]}{'-accumulated' if case[2] else ''}",
-            marks=[] if case in short else [pytest.mark.slow],
-        )
-        for case in every
-    ]
+    """Every kind on 1, 2 and 3 ranks; two of them in short tests."""
+    short = {("classifier", 1), ("language_model", 2)}
+    every = [(kind, ranks) for kind in KINDS for ranks in (1, 2, 3)]
+    return [pytest.param(*case, marks=[] if case in short else [pytest.mark.slow]) for case in every]
 
 
-@pytest.mark.parametrize(("kind", "ranks", "accumulated"), cases())
-def test_a_script_gives_the_weights_of_one_plain_process_without_a_warning(train, plain, kind, ranks, accumulated):
-    changes = COMPARABLE | (SPLIT if accumulated else WHOLE.get(kind, {}))
-    if accumulated and kind == "mixed_precision":
-        changes |= CLIPPING
-    version = "with_hpcddp_steps" if accumulated and kind == "gan" else "with_hpcddp"
-    expected = plain(kind)
-    assert difference(train(kind, version, ranks, changes), expected) < SAME
+@pytest.mark.parametrize(("kind", "ranks"), cases())
+def test_a_script_gives_the_weights_of_one_plain_process_without_a_warning(train, plain, kind, ranks):
+    assert difference(train(kind, "with_hpcddp", ranks, COMPARABLE), plain(kind)) < SAME
 
 
 @pytest.mark.slow

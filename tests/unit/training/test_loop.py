@@ -1,14 +1,15 @@
-"""The training loop: its own calls do what they did, once per global batch."""
+"""The training loop: one batch is one step, and torch's own calls mean what they say."""
 
 from __future__ import annotations
 
 import copy
+import weakref
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.functional import cross_entropy
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from torch.utils.data import DataLoader, default_collate
@@ -16,10 +17,12 @@ from torch.utils.data import DataLoader, default_collate
 import hpcddp
 from hpcddp.errors import RequestError
 
-from .toy_loop import FEATURES, deviation, make_data, make_model, weights_of
+from .toy_loop import SAMPLES, deviation, make_data, make_model, prepare_toy, weights_of
+
+MODES: list[dict[str, Any]] = [{}, {"max_micro_batch": 2}, {"exact": True, "slices": 4}]
 
 
-def reference(epochs: int = 2, batch: int = 6, clip: float | None = None) -> list[Tensor]:
+def reference(epochs: int = 2, batch: int = 6) -> list[Tensor]:
     """Plain torch, in order, each global batch in one piece."""
     model = make_model()
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.05)
@@ -28,123 +31,141 @@ def reference(epochs: int = 2, batch: int = 6, clip: float | None = None) -> lis
         for x, y in DataLoader(make_data(), batch_size=batch):
             optimizer.zero_grad()
             cross_entropy(model(x), y).backward()
-            if clip:
-                nn.utils.clip_grad_norm_(model.parameters(), clip)
             optimizer.step()
             scheduler.step()
     return weights_of(model)
 
 
-def own_calls_zeroing_first(rt: Any, model: Any, optimizer: Any, scheduler: Any, x: Tensor, y: Tensor) -> None:
+def zeroed_first(rt: Any, model: Any, optimizer: Any, batch: Any) -> None:
     optimizer.zero_grad()
-    rt.backward(cross_entropy(model(x), y))
+    for x, y in rt.micro_batches(batch):
+        rt.backward(cross_entropy(model(x), y))
     optimizer.step()
-    scheduler.step()
 
 
-def own_calls_zeroing_last(rt: Any, model: Any, optimizer: Any, scheduler: Any, x: Tensor, y: Tensor) -> None:
-    rt.backward(cross_entropy(model(x), y))
+def zeroed_last_by_the_model(rt: Any, model: Any, optimizer: Any, batch: Any) -> None:
+    for x, y in rt.micro_batches(batch):
+        rt.backward(cross_entropy(model(x), y))
     optimizer.step()
-    scheduler.step()
+    model.zero_grad()
+
+
+def two_losses(rt: Any, model: Any, optimizer: Any, batch: Any) -> None:
     optimizer.zero_grad()
-
-
-def the_models_zero_grad(rt: Any, model: Any, optimizer: Any, scheduler: Any, x: Tensor, y: Tensor) -> None:
-    rt.backward(cross_entropy(model(x), y))
-    if rt.is_last_micro_batch:
-        optimizer.step()
-        scheduler.step()
-        model.zero_grad()
-
-
-def one_call(rt: Any, model: Any, optimizer: Any, scheduler: Any, x: Tensor, y: Tensor) -> None:
-    rt.backward(cross_entropy(model(x), y))
-    rt.step(optimizer, scheduler=scheduler)
-
-
-def two_losses(rt: Any, model: Any, optimizer: Any, scheduler: Any, x: Tensor, y: Tensor) -> None:
-    optimizer.zero_grad()
-    rt.backward(0.25 * cross_entropy(model(x), y))
-    rt.backward(0.75 * cross_entropy(model(x), y))
+    for x, y in rt.micro_batches(batch):
+        rt.backward(0.25 * cross_entropy(model(x), y))
+        rt.backward(0.75 * cross_entropy(model(x), y))
     optimizer.step()
-    scheduler.step()
 
 
-Body = Callable[..., None]
+def train_step(rt: Any, model: Any, optimizer: Any, batch: Any) -> None:
+    optimizer.zero_grad()
+    losses = rt.train_step(batch, lambda micro: cross_entropy(model(micro[0]), micro[1]))
+    assert losses.ndim == 1
+    assert not losses.requires_grad
+    optimizer.step()
 
 
-BODIES: list[Body] = [own_calls_zeroing_first, own_calls_zeroing_last, the_models_zero_grad, one_call, two_losses]
-
-
-def train(body: Body, **options: Any) -> list[Tensor]:
+@pytest.mark.parametrize("options", MODES, ids=str)
+@pytest.mark.parametrize("body", [zeroed_first, zeroed_last_by_the_model, two_losses, train_step])
+def test_the_loops_own_calls_give_the_weights_of_plain_torch(body: Callable[..., None], options: Any) -> None:
     model = make_model()
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.05)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 3)
     with hpcddp.runtime(**options) as rt:
         prepared = rt.prepare(model, optimizer, scheduler, DataLoader(make_data(), batch_size=6))
+        assert len(prepared[3]) == 4
         for _ in rt.epochs(2):
-            for x, y in prepared[3]:
-                body(rt, *prepared[:3], x, y)
+            for batch in prepared[3]:
+                body(rt, prepared[0], optimizer, batch)
+                scheduler.step()
         assert rt.steps == 8
     assert prepared[1] is optimizer
     assert prepared[2] is scheduler
-    return weights_of(model)
+    assert deviation(weights_of(model), reference()) < 1e-12
 
 
-def cases() -> list[object]:
-    """Every body under all options; the short tests have all options for two of them, and none for the others."""
-    short = (own_calls_zeroing_first, one_call)
-    options: list[dict[str, Any]] = [{}, {"max_micro_batch": 2}, {"exact": "integer", "slices": 3}]
-    return [
-        pytest.param(
-            body, some, id=f"{body.__name__}-{some}", marks=[pytest.mark.slow] if some and body not in short else []
-        )
-        for body in BODIES
-        for some in options
-    ]
+def test_no_method_of_torchs_objects_is_replaced() -> None:
+    """Neither on an object nor on its class, and the hooks for steps go with the run."""
+    model = make_model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)
+    scaler, average = torch.amp.GradScaler("cpu", enabled=False), AveragedModel(model)
+    objects = (optimizer, scheduler, scaler, average)
+
+    def list_methods() -> list[Any]:
+        of = [(vars(type(thing)), vars(thing)) for thing in objects]
+        return [{name: value for name, value in some.items() if callable(value)} for both in of for some in both]
+
+    before = list_methods()
+    with hpcddp.runtime() as rt:
+        _, *prepared, loader = rt.prepare(model, *objects, DataLoader(make_data(), batch_size=6))
+        assert all(new is old for new, old in zip(prepared, objects, strict=True))
+        for batch in loader:
+            zeroed_first(rt, model, optimizer, batch)
+            assert list_methods() == before
+    optimizer.step()  # outside of the run: no check of it
 
 
-@pytest.mark.parametrize(("body", "options"), cases())
-def test_the_loops_own_calls_give_the_weights_of_plain_torch(body: Body, options: dict[str, Any]) -> None:
-    assert deviation(train(body, **options), reference()) < 1e-12
+def test_a_run_without_micro_batches_takes_the_line_for_them_too_and_train_step() -> None:
+    with hpcddp.runtime() as rt:
+        toy = prepare_toy(rt)
+        sizes = []
+        for batch in toy.loader:
+            for micro in rt.micro_batches(batch):
+                assert micro is batch
+                sizes.append((len(micro[0]), rt.samples))
+                rt.backward(cross_entropy(toy.model(micro[0]), micro[1]))
+            toy.optimizer.step()
+    assert sizes == [(6, 6), (6, 6), (6, 6), (2, 2)]
 
 
-def test_clipping_is_that_of_the_global_batch() -> None:
-    def clipped(rt: Any, model: Any, optimizer: Any, scheduler: Any, x: Tensor, y: Tensor) -> None:
-        rt.backward(cross_entropy(model(x), y))
-        rt.step(optimizer, scheduler=scheduler, clip_norm=0.1)
+@pytest.mark.parametrize(("options", "sizes"), [(MODES[1], [[2, 2, 2]] * 3 + [[2]]), (MODES[0], [[6]] * 3 + [[2]])])
+def test_a_rank_has_its_share_in_micro_batches_of_at_most_the_largest(options: Any, sizes: list[list[int]]) -> None:
+    with hpcddp.runtime(**options) as rt:
+        toy, seen, counted = prepare_toy(rt), [], []
+        for batch in toy.loader:
+            seen.append([])
+            for x, y in rt.micro_batches(batch):
+                seen[-1].append(rt.samples)
+                assert len(x) == rt.samples
+                rt.backward(cross_entropy(toy.model(x), y))
+            counted.append(rt.samples)
+            toy.optimizer.step()
+            toy.optimizer.zero_grad()
+    assert seen == sizes
+    assert counted == [sum(one) for one in sizes]
 
-    for options in ({}, {"max_micro_batch": 2}, {"exact": True, "slices": 4}):
-        assert deviation(train(clipped, **options), reference(clip=0.1)) < 1e-12
 
-
-def test_a_scaler_acts_once_per_global_batch_and_leaves_a_step_with_infinite_gradients_out() -> None:
-    def final(own: bool, overflow_at: int = -1) -> tuple[list[Tensor], float]:
+def test_a_scaler_leaves_a_step_with_infinite_gradients_out_and_the_batch_counts() -> None:
+    def final(overflow_at: int = -1) -> tuple[list[Tensor], float]:
         model = make_model()
         optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
         scaler = torch.amp.GradScaler("cpu", init_scale=4.0, growth_interval=2)
         with hpcddp.runtime(max_micro_batch=2) as rt:
-            model, optimizer, scaler, loader = rt.prepare(
-                model, optimizer, scaler, DataLoader(make_data(), batch_size=6)
-            )
-            for _ in rt.epochs(1):
-                for x, y in loader:
-                    loss = cross_entropy(model(x), y) * (float("inf") if rt.steps == overflow_at else 1.0)
+            net, optimizer, scaler, loader = rt.prepare(model, optimizer, scaler, DataLoader(make_data(), batch_size=6))
+            for batch in loader:
+                optimizer.zero_grad()
+                for x, y in rt.micro_batches(batch):
+                    loss = cross_entropy(net(x), y) * (float("inf") if rt.steps == overflow_at else 1.0)
                     rt.backward(loss, scaler=scaler)
-                    if own:
-                        scaler.unscale_(optimizer)
-                        scaler.step(optimizer)
-                        scaler.update()
-                        optimizer.zero_grad()
-                    else:
-                        rt.step(optimizer, scaler=scaler, clip_norm=1e9)
-            assert rt.steps == 4
+                scaler.unscale_(optimizer)
+                scaler.step(optimizer)
+                scaler.update()
+        assert rt.steps == 4
         return weights_of(model), scaler.get_scale()
 
-    (own, scale), (called, same_scale) = final(True), final(False)
-    assert deviation(own, called) < 1e-12
-    assert scale == same_scale == 16.0  # four steps: it has grown twice
-    assert final(True, overflow_at=3)[1] == 4.0 * 2 / 2
+    weights, scale = final()
+    assert scale == 16.0  # four steps: it has grown twice
+    model = make_model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    for x, y in DataLoader(make_data(), batch_size=6):
+        optimizer.zero_grad()
+        cross_entropy(model(x), y).backward()
+        optimizer.step()
+    assert deviation(weights, weights_of(model)) < 1e-12
+    assert final(overflow_at=3)[1] == 4.0 * 2 / 2
+    assert all(w.isfinite().all() for w in final(overflow_at=0)[0])
 
 
 def test_a_layer_may_be_unfrozen_on_one_rank_and_not_in_an_exact_run() -> None:
@@ -153,10 +174,11 @@ def test_a_layer_may_be_unfrozen_on_one_rank_and_not_in_an_exact_run() -> None:
         net, _, loader = rt.prepare(model, optimizer, loader) if rt else (model, optimizer, loader)
         for epoch in rt.epochs(2) if rt else range(2):
             model[0].requires_grad_(epoch > 0)
-            for x, y in loader:
+            for batch in loader:
                 optimizer.zero_grad()
-                loss = cross_entropy(net(x), y)
-                rt.backward(loss) if rt else loss.backward()
+                for x, y in rt.micro_batches(batch) if rt else [batch]:
+                    loss = cross_entropy(net(x), y)
+                    rt.backward(loss) if rt else loss.backward()
                 optimizer.step()
         return weights_of(model)
 
@@ -171,42 +193,19 @@ def test_a_layer_may_be_unfrozen_on_one_rank_and_not_in_an_exact_run() -> None:
         in_a_run(exact=True, slices=3)
 
 
-def test_train_step_takes_the_scaler_that_steps() -> None:
-    def final(**scaling: Any) -> list[Tensor]:
-        model = make_model()
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
-        with hpcddp.runtime(max_micro_batch=2) as rt:
-            net, optimizer, _, loader = rt.prepare(
-                model, optimizer, scaling.get("scaler", make_model()), DataLoader(make_data(), batch_size=6)
-            )
-            for _ in rt.epochs(1):
-                for step in loader.steps():
-                    rt.train_step(step, lambda batch: cross_entropy(net(batch[0]), batch[1]), **scaling)
-                    rt.step(optimizer, **scaling)
-            assert rt.steps == 4
-        return weights_of(model)
-
-    assert deviation(final(scaler=torch.amp.GradScaler("cpu", init_scale=4.0)), final()) < 1e-12
-
-
-@pytest.mark.parametrize("options", [{}, {"max_micro_batch": 2}, {"exact": True, "slices": 3}], ids=str)
-def test_a_prepared_average_of_the_weights_is_updated_once_per_global_batch(options: dict[str, Any]) -> None:
+def test_averaged_weights_follow_each_step_and_can_be_copied() -> None:
     def make() -> tuple[Any, Any, Any]:
         model = make_model()
         ema = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.9))
         return model, torch.optim.SGD(model.parameters(), lr=0.05), ema
 
     model, optimizer, ema = make()
-    with hpcddp.runtime(**options) as rt:
+    with hpcddp.runtime(max_micro_batch=2) as rt:
         net, _, averaged, loader = rt.prepare(model, optimizer, ema, DataLoader(make_data(), batch_size=6))
-        for _ in rt.epochs(1):
-            for x, y in loader:
-                optimizer.zero_grad()
-                rt.backward(cross_entropy(net(x), y))
-                optimizer.step()
-                ema.update_parameters(rt.unwrap(net))
+        for batch in loader:
+            zeroed_first(rt, net, optimizer, batch)
+            ema.update_parameters(rt.unwrap(net))
     assert averaged is ema
-    assert isinstance(ema, AveragedModel)
     assert int(ema.n_averaged) == 4
     plain, optimizer, expected = make()
     for x, y in DataLoader(make_data(), batch_size=6):
@@ -218,69 +217,44 @@ def test_a_prepared_average_of_the_weights_is_updated_once_per_global_batch(opti
     assert deviation(weights_of(copy.deepcopy(ema)), weights_of(expected)) < 1e-12
 
 
-class Gan:
-    """Two models whose losses use both."""
-
-    def __init__(self) -> None:
-        torch.manual_seed(5)
-        self.g, self.d = nn.Linear(FEATURES, FEATURES).double(), nn.Linear(FEATURES, 1).double()
-        self.optimizer_g = torch.optim.SGD(self.g.parameters(), lr=0.1)
-        self.optimizer_d = torch.optim.SGD(self.d.parameters(), lr=0.1)
-
-    def loss_of_d(self, x: Tensor) -> Tensor:
-        return (self.d(x) - self.d(self.g(x * 0.5).detach())).square().mean()
-
-    def loss_of_g(self, x: Tensor) -> Tensor:
-        return (1 - self.d(self.g(x * 0.5))).square().mean()
-
-    def weights(self) -> list[Tensor]:
-        return weights_of(self.g) + weights_of(self.d)
-
-
-def reference_gan() -> list[Tensor]:
-    gan = Gan()
-    for x, _ in DataLoader(make_data(), batch_size=6):
-        gan.optimizer_d.zero_grad()
-        gan.loss_of_d(x).backward()
-        gan.optimizer_d.step()
-        gan.optimizer_g.zero_grad()
-        gan.loss_of_g(x).backward()
-        gan.optimizer_g.step()
-    return gan.weights()
-
-
-def test_two_optimizers_take_turns_in_the_plain_loop_where_nothing_is_accumulated() -> None:
-    gan = Gan()
-    with hpcddp.runtime() as rt:
-        *_, loader = rt.prepare(gan.g, gan.d, gan.optimizer_g, gan.optimizer_d, DataLoader(make_data(), batch_size=6))
-        for _ in rt.epochs(1):
-            for x, _ in loader:
-                gan.optimizer_d.zero_grad()
-                rt.backward(gan.loss_of_d(x))
-                gan.optimizer_d.step()
-                gan.optimizer_g.zero_grad()
-                rt.backward(gan.loss_of_g(x))
-                gan.optimizer_g.step()
-    assert deviation(gan.weights(), reference_gan()) < 1e-12
-
-
-@pytest.mark.parametrize("options", [{}, {"max_micro_batch": 2}, {"exact": True, "slices": 4}], ids=str)
-def test_two_optimizers_take_turns_over_the_micro_batches_of_a_step(options: dict[str, Any]) -> None:
-    gan = Gan()
+@pytest.mark.parametrize("options", MODES, ids=str)
+def test_the_mean_over_the_global_batch_is_that_of_all_its_samples(options: Any) -> None:
     with hpcddp.runtime(**options) as rt:
-        *_, loader = rt.prepare(gan.g, gan.d, gan.optimizer_g, gan.optimizer_d, DataLoader(make_data(), batch_size=6))
-        for _ in rt.epochs(1):
-            for step in loader.steps():
-                gan.optimizer_d.zero_grad()
-                losses = rt.train_step(step, lambda batch: gan.loss_of_d(batch[0]))
-                gan.optimizer_d.step()
-                for x, _ in step:
-                    gan.optimizer_g.zero_grad()
-                    rt.backward(gan.loss_of_g(x))
-                    gan.optimizer_g.step()
-                assert len(losses) == len(step)
-        assert rt.steps == 4
-    assert deviation(gan.weights(), reference_gan()) < 1e-12
+        toy = prepare_toy(rt)
+        x, y = make_data().tensors
+        for nth, batch in enumerate(toy.loader):
+            whole = slice(6 * nth, min(6 * nth + 6, SAMPLES))
+            expected = float(cross_entropy(toy.model(x[whole]), y[whole]).detach())
+            losses = rt.train_step(batch, lambda micro: cross_entropy(toy.model(micro[0]), micro[1]))
+            assert rt.mean(losses) == pytest.approx(expected, abs=1e-12)
+            assert rt.mean(2.5) == pytest.approx(2.5, abs=1e-12)
+            toy.optimizer.step()
+            toy.optimizer.zero_grad()
+
+
+def test_a_mean_of_numbers_that_are_not_one_per_micro_batch_is_refused() -> None:
+    with hpcddp.runtime(max_micro_batch=2) as rt:
+        toy = prepare_toy(rt)
+        batch = next(iter(toy.loader))
+        with pytest.raises(RequestError, match=r"rt\.mean was given 2 numbers for 3 micro batches"):
+            rt.mean(torch.ones(2))
+        toy.step_in_parts(rt, batch)
+
+
+def test_gradients_that_are_cleared_before_the_forward_pass_are_freed_by_then() -> None:
+    model = make_model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    freed = []
+    with hpcddp.runtime() as rt:
+        wrapped, optimizer, loader = rt.prepare(model, optimizer, DataLoader(make_data(), batch_size=6))
+        before: list[weakref.ref[Tensor]] = []
+        for x, y in loader:
+            model.zero_grad()
+            freed.append([gradient() is None for gradient in before])
+            rt.backward(cross_entropy(wrapped(x), y))
+            optimizer.step()
+            before = [weakref.ref(p.grad) for p in model.parameters() if p.grad is not None]
+    assert freed == [[], *[[True] * 4] * 3]
 
 
 @pytest.mark.parametrize("own_collate", [True, False], ids=["a collate function that draws", "torch's"])

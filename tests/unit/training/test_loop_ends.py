@@ -16,18 +16,6 @@ from hpcddp.errors import RequestError
 from .toy_loop import deviation, make_data, make_model, prepare_toy, weights_of
 
 
-def test_a_loop_that_is_left_in_the_middle_of_a_global_batch_leaves_no_gradient_behind() -> None:
-    with hpcddp.runtime(max_micro_batch=2) as rt:
-        toy = prepare_toy(rt)
-        for epoch in rt.epochs(2):
-            assert all(parameter.grad is None for parameter in toy.model.parameters())
-            for n, (x, y) in enumerate(toy.loader):
-                toy.step(rt, x, y)
-                if epoch == 0 and n == 3:
-                    break
-        assert rt.steps == 1 + 4
-
-
 def test_a_loop_that_is_left_after_a_step_counts_it() -> None:
     with hpcddp.runtime() as rt:
         toy = prepare_toy(rt)

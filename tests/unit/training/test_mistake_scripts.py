@@ -41,10 +41,11 @@ loader = DataLoader(data, batch_size=8, shuffle=True)
 with hpcddp.runtime() as rt:
     net, optimizer, scheduler, scaler, batches = rt.prepare(model, optimizer, scheduler, scaler, loader)
     for epoch in rt.epochs(2):
-        for x, y in batches:
+        for batch in batches:
             optimizer.zero_grad()
-            loss = cross_entropy(net(x), y)
-            rt.backward(loss)
+            for x, y in rt.micro_batches(batch):
+                loss = cross_entropy(net(x), y)
+                rt.backward(loss)
             optimizer.step()
             scheduler.step()
 """
@@ -56,7 +57,7 @@ ZERO, STEP, NEXT = (
     "            optimizer.step()\n",
     "            scheduler.step()\n",
 )
-BACKWARD = "            rt.backward(loss)\n"
+BACKWARD = "                rt.backward(loss)\n"
 SPLIT = ("hpcddp.runtime()", "hpcddp.runtime(max_micro_batch=2)")
 Changes = list[tuple[str, str]]
 
@@ -66,57 +67,58 @@ MISTAKES: dict[str, tuple[Changes, str]] = {
     "the same with accumulation": ([("net(x)", "model(x)"), SPLIT], "not through the model that rt.prepare"),
     "a copy of the model is called": (
         [("net(x)", "copy.deepcopy(model)(x)")],
-        "brought no gradient to any optimizer",
+        "SGD.step() came without a new rt.backward(loss)",
     ),
     "loss.backward()": ([("rt.backward(loss)", "loss.backward()")], "without a new rt.backward(loss)"),
     "no backward": ([(BACKWARD, "")], "without a new rt.backward(loss)"),
-    "no backward and no step": ([(BACKWARD + STEP + NEXT, "")], "went by without rt.backward(loss)"),
-    "no step": ([(STEP + NEXT, "")], "went by without optimizer.step()"),
-    "no step, with accumulation": ([(STEP + NEXT, ""), SPLIT], "went by without optimizer.step()"),
+    "no backward and no step": ([(BACKWARD + STEP + NEXT, "")], "had no rt.backward(loss)"),
+    "no step": ([(STEP + NEXT, "")], "6 batches had rt.backward(loss), and no optimizer of the run has stepped"),
+    "no step, with accumulation": ([(STEP + NEXT, ""), SPLIT], "and no optimizer of the run has stepped"),
     "a step on rank 0 only": (
         [(STEP + NEXT, "            if rt.is_main:\n    " + STEP + "    " + NEXT)],
-        "without optimizer.step()",
+        "after step 1 the weights of rank 1 are not those of rank 0",
     ),
     "two steps": ([(STEP, STEP + STEP)], "without a new rt.backward(loss)"),
-    "the gradients are never cleared": ([(ZERO, "")], "the gradients of the step before"),
-    "the gradients of one layer are never cleared": (
-        [(ZERO, "            model[0].zero_grad()\n")],
-        "the gradients of the step before",
-    ),
-    "one layer clipped in each micro batch": (
-        [(BACKWARD, BACKWARD + "            nn.utils.clip_grad_norm_(model[2].parameters(), 0.1)\n"), SPLIT],
-        "changed between two micro batches",
-    ),
     "clipped in each micro batch": (
-        [(BACKWARD, BACKWARD + "            nn.utils.clip_grad_norm_(net.parameters(), 0.1)\n"), SPLIT],
-        "changed between two micro batches",
+        [(BACKWARD, BACKWARD + "                nn.utils.clip_grad_norm_(net.parameters(), 0.1)\n"), SPLIT],
+        "gradients were cleared or changed inside rt.micro_batches(batch)",
     ),
-    "both ways backward": (
-        [(BACKWARD, "            rt.backward(loss)\n            cross_entropy(net(x), y).backward()\n"), SPLIT],
-        "changed between two micro batches",
+    "cleared in each micro batch": (
+        [(ZERO, ""), (BACKWARD, "                optimizer.zero_grad()\n" + BACKWARD), SPLIT],
+        "gradients were cleared or changed inside rt.micro_batches(batch)",
+    ),
+    "a step in each micro batch": (
+        [(STEP, "    " + STEP), SPLIT],
+        "SGD.step() came inside rt.micro_batches(batch)",
     ),
     "a micro batch is passed over": (
         [
             (
                 BACKWARD,
-                "            if not batches.sampler.position and not rt.is_last_micro_batch:\n"
-                "                continue\n" + BACKWARD,
+                "                if not batches.sampler.position and len(seen) == 0:\n"
+                "                    seen.append(1)\n                    continue\n" + BACKWARD,
             ),
+            (ZERO, ZERO + "            seen = []\n"),
             SPLIT,
         ],
-        "1 of the 2 micro batches so far of this pass over the global batch had no rt.backward(loss)",
+        "1 of the 2 micro batches of this batch had rt.backward(loss)",
     ),
-    "a step is skipped before its backward pass": (
-        [(BACKWARD, "            rt.skip_step()\n            continue\n" + BACKWARD)],
-        "rt.skip_step() came without rt.backward(loss) in this global batch",
+    "the line for micro batches is missing": (
+        [
+            ("            for x, y in rt.micro_batches(batch):\n", "            x, y = batch\n"),
+            ("                loss", "            loss"),
+            (BACKWARD, BACKWARD[4:]),
+            SPLIT,
+        ],
+        "this batch is several micro batches",
     ),
-    "two turns in a micro batch": (
-        [(NEXT, ZERO + "            rt.backward(cross_entropy(net(x), y))\n" + STEP), SPLIT],
-        "after optimizer.step() in one micro batch",
+    "accumulated by hand": (
+        [(STEP, "            if rt.steps % 2:\n    " + STEP), (ZERO, "            if rt.steps % 2 == 0:\n    " + ZERO)],
+        "with the gradients of an earlier batch still in the sum",
     ),
     "the optimizer of another model": (
         [("SGD(model.parameters()", "SGD(copy.deepcopy(model).parameters()")],
-        "belong to no prepared model",
+        "belong to no model that rt.prepare was given",
     ),
     "the optimizer is not prepared": (
         [(PREPARE, "    net, batches = rt.prepare(model, loader)\n")],
@@ -148,7 +150,7 @@ MISTAKES: dict[str, tuple[Changes, str]] = {
             ("optimizer, scheduler, scaler, batches", "optimizer, scheduler, batches"),
             ("optimizer, scheduler, scaler, loader", "optimizer, scheduler, loader"),
             ("enabled=False", "enabled=True"),
-            ("rt.backward(loss)", "rt.backward(loss, scaler=scaler)"),
+            (BACKWARD, "                rt.backward(loss, scaler=scaler)\n"),
         ],
         "the gradient scaler was not prepared",
     ),
@@ -163,7 +165,7 @@ MISTAKES: dict[str, tuple[Changes, str]] = {
     ),
     "the loader from before prepare is looped over": (
         [("in batches", "in loader")],
-        "in no batch of the training loader",
+        "outside the loop over the training loader",
     ),
     "a sampler with weights": (
         [("shuffle=True)\nwith", "sampler=WeightedRandomSampler([1.0] * 24, 24))\nwith")],
@@ -222,10 +224,13 @@ MISTAKES: dict[str, tuple[Changes, str]] = {
     "a learning rate at which the loss is lost": ([("lr=0.1", "lr=1e38")], "the loss of the run is inf by step 6"),
     "a loss that is detached": ([("rt.backward(loss)", "rt.backward(loss.detach())")], "does not require grad"),
     "a forward pass without gradients": (
-        [("            loss = ", "            with torch.no_grad():\n                loss = ")],
+        [("                loss = ", "                with torch.no_grad():\n                    loss = ")],
         "does not require grad",
     ),
-    "the step behind the loop": ([(STEP + NEXT, "        optimizer.step()\n")], "went by without optimizer.step()"),
+    "the step behind the loop": (
+        [(STEP + NEXT, "        optimizer.step()\n"), (ZERO, "")],
+        "with the gradients of an earlier batch still in the sum",
+    ),
     "a loss that is no single number": (
         [("cross_entropy(net(x), y)", "cross_entropy(net(x), y, reduction='none')")],
         "hint: rt.backward(loss.mean())",

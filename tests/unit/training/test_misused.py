@@ -33,8 +33,8 @@ SAID: list[tuple[Callable[[Any], Any], str]] = [
     (lambda rt: rt.boadcast(3), "the runtime has no 'boadcast'\nhint: rt.broadcast"),
     (lambda rt: rt.wrap(MODEL).module, "this Sequential itself, which has no 'module'\nhint: rt.unwrap(model)"),
     (lambda rt: rt.unwrap(None), "rt.unwrap(None): None is no model\nhint: rt.unwrap(model)"),
-    (lambda rt: rt.step(None), "rt.step was given None, which is no optimizer\nhint: rt.step(optimizer)"),
-    (lambda rt: rt.step(MODEL), "rt.step was given a Sequential, which is no optimizer"),
+    (lambda rt: rt.step(None), "the runtime has no 'step'\nhint: optimizer.step(); scheduler.step()"),
+    (lambda rt: rt.is_last_micro_batch, "no 'is_last_micro_batch'\nhint: for x, y in rt.micro_batches(batch): …"),
 ]
 
 
@@ -76,7 +76,7 @@ def test_the_loader_and_the_runtime_say_what_a_script_asks_of_a_data_loader_and_
         assert (loader.batch_size, loader.num_workers, loader.collate_fn) == (6, 0, default_collate)
         assert (rt.rank, rt.world_size) == (0, 1)
     with hpcddp.runtime(6) as rt:
-        assert rt.loader(make_data()).batch_size is None
+        assert rt.loader(make_data()).batch_size == 6
 
 
 def test_a_loop_over_another_loader_than_the_first_says_that_the_first_is_the_training_data() -> None:
@@ -91,7 +91,7 @@ def test_a_loop_over_another_loader_than_the_first_says_that_the_first_is_the_tr
                 for x, _ in train:
                     rt.backward(model(x).sum())
 
-    with pytest.raises(RequestError, match="returned for the first DataLoader that it was given"):
+    with pytest.raises(RequestError, match=r"the loader that rt\.prepare returned for its first"):
         run(model, train)
 
 
@@ -163,8 +163,9 @@ def test_what_an_exact_run_cannot_compute_is_named_forward_and_backward(
         with hpcddp.runtime(exact=True, slices=2) as rt:
             toy = prepare_toy(rt)
             for _ in rt.epochs(1):
-                for x, _ in toy.loader:
-                    wrong(rt, toy.model(x))
+                for batch in toy.loader:
+                    for x, _ in rt.micro_batches(batch):
+                        wrong(rt, toy.model(x))
 
     with pytest.raises(RequestError, match=says) as told:
         train()

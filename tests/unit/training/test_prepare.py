@@ -63,8 +63,6 @@ def prepare_wrongly(what: str) -> None:
         elif what == "two models":
             rt.prepare(model, make_model())
             rt.save_model("model.pt")
-        elif what == "no step":
-            rt.train_step(3, lambda batch: batch)  # type: ignore[arg-type]  # as given
         elif what == "evaluation of a number":
             rt.evaluation_loader(3)  # type: ignore[arg-type]  # as given
         elif what == "outside":
@@ -84,7 +82,7 @@ def prepare_wrongly(what: str) -> None:
         ("number", "was given a int"),
         ("nothing", "was given nothing"),
         ("parallel", "in DataParallel already"),
-        ("foreign", "4 of the parameters of a SGD belong to no prepared model"),
+        ("foreign", "4 of the parameters of a SGD belong to no model that rt.prepare was given"),
         ("twice", r"(?s)tracks its objects already.*rt.prepare\(model, optimizer, loader\): all of them in one call"),
         (
             "one by one",
@@ -94,9 +92,8 @@ def prepare_wrongly(what: str) -> None:
         ("no batch", "no global batch was given"),
         ("workers twice", "num_workers came with a DataLoader"),
         ("two models", "which of 2 models"),
-        ("no step", "3 is no step of loader.steps"),
         ("evaluation of a number", "a int is no data set\nhint: rt.loader.dataset., rt.evaluation_loader"),
-        ("outside", "in no batch of the training loader"),
+        ("outside", "outside the loop over the training loader"),
     ],
 )
 def test_what_cannot_be_taken_over_is_refused_in_words(what: str, message: str) -> None:
@@ -104,8 +101,12 @@ def test_what_cannot_be_taken_over_is_refused_in_words(what: str, message: str) 
         prepare_wrongly(what)
 
 
-def test_the_dataloaders_batch_size_is_the_global_batch_and_the_largest_micro_batch() -> None:
-    for options, expected in (({}, "6 = 1 rank x 6 x 1"), ({"global_batch": 12}, "12 = 1 rank x 6 x 2")):
+def test_the_dataloaders_batch_size_is_the_global_batch_if_nothing_else_says_it() -> None:
+    for options, expected in (
+        ({}, "6 = 1 rank x 6 x 1"),
+        ({"global_batch": 12}, "12 = 1 rank x 12 x 1"),
+        ({"max_micro_batch": 4}, "6 = 1 rank x 3 x 2"),
+    ):
         with hpcddp.runtime(**options) as rt:
             rt.prepare(DataLoader(make_data(), batch_size=6))
             assert str(rt.plan) == expected
@@ -124,7 +125,8 @@ def test_a_dataloader_is_taken_over_with_its_order_its_collate_function_and_its_
             for batch in loader:
                 seen.append(batch)
                 rt.backward(model(batch["x"]).sum())
-                rt.step(optimizer)
+                optimizer.step()
+                optimizer.zero_grad()
     assert len(seen) == 6  # 20 = 3 * 6 + 2, twice
     assert torch.equal(torch.cat([batch["x"] for batch in seen[:3]]), make_data().tensors[0][:18])
     assert seen[0]["names"] == [f"{int(y)}" for y in make_data().tensors[1][:6]]
@@ -141,7 +143,8 @@ def test_a_shuffled_dataloader_without_its_last_batch_leaves_other_samples_out_e
             for (x,) in loader:
                 seen[-1] |= set(x.flatten().tolist())
                 rt.backward(model(x).sum())
-                rt.step(optimizer)
+                optimizer.step()
+                optimizer.zero_grad()
     assert {len(epoch) for epoch in seen} == {8}
     assert set.union(*seen) == set(range(10))
 

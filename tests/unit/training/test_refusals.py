@@ -69,8 +69,9 @@ def test_a_backward_pass_starts_from_one_number(
             model, optimizer, loader = rt.prepare(model, optimizer, DataLoader(DATA, 4))
             for _ in rt.epochs(1):
                 for x, y in loader:
+                    optimizer.zero_grad()
                     rt.backward(loss(cross_entropy(model(x), y, reduction="none")), **options)
-                    rt.step(optimizer)
+                    optimizer.step()
 
     if message is None:
         run()
@@ -142,9 +143,11 @@ def test_batch_norm_over_a_single_sample_is_explained(
         with hpcddp.runtime(4, **options) as rt:
             model, optimizer, loader = rt.prepare(model, optimizer, DataLoader(data, 4, drop_last=drop_last))
             for _ in rt.epochs(1):
-                for x, y in loader:
-                    rt.backward(cross_entropy(model(x), y))
-                    rt.step(optimizer)
+                for batch in loader:
+                    optimizer.zero_grad()
+                    for x, y in rt.micro_batches(batch):
+                        rt.backward(cross_entropy(model(x), y))
+                    optimizer.step()
                 if message is not None:
                     model(x[:1])
 

@@ -74,14 +74,15 @@ def test_a_body_that_ends_by_an_exception_leaves_nothing_frozen() -> None:
     def train() -> None:
         with hpcddp.runtime(exact=True, slices=3) as rt:
             prepared = rt.prepare(model, torch.optim.SGD(model.parameters(), lr=0.0), DataLoader(data, batch_size=3))
-            for x, _ in prepared[2]:
+            for batch in prepared[2]:
                 prepared[1].zero_grad()
-                rt.backward(model(x).mean())
+                for x, _ in rt.micro_batches(batch):
+                    rt.backward(model(x).mean())
+                    if rt.samples == 0:
+                        model.train()
+                        assert not model[0].training
+                        raise KeyError
                 prepared[1].step()
-                if rt.micro_batch_samples == 0:
-                    model.train()
-                    assert not model[0].training
-                    raise KeyError
 
     with pytest.raises(KeyError):
         train()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -34,9 +34,14 @@ class Toy(NamedTuple):
     loader: TrainingLoader
 
     def step(self, rt: Runtime, x: Tensor, y: Tensor) -> None:
+        """What a loop does with a batch that is one micro batch."""
+        self.step_in_parts(rt, (x, y))
+
+    def step_in_parts(self, rt: Runtime, batch: Any) -> None:
         """What a loop does with a batch."""
         self.optimizer.zero_grad()
-        rt.backward(cross_entropy(self.model(x), y))
+        for x, y in rt.micro_batches(batch):
+            rt.backward(cross_entropy(self.model(x), y))
         self.optimizer.step()
 
 

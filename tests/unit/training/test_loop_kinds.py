@@ -1,0 +1,56 @@
+"""Every kind of training loop gives the weights of one process with the whole batch, on any number of ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from .kind_bodies import KINDS, MODES, train_plainly
+
+RunRanks = Callable[..., Any]
+CLOSE = 1e-12
+
+
+@pytest.fixture(scope="module")
+def plain() -> dict[str, Tensor]:
+    """The weights of each kind, by hand."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        return {kind: train_plainly(kind) for kind in KINDS}
+    finally:
+        torch.set_num_threads(threads)
+
+
+def train(run_ranks: RunRanks, ranks: int, out: Path, modes: list[str]) -> dict[Any, Any]:
+    outcome = run_ranks("kind_bodies:train_kinds", ranks, {"out": str(out), "modes": modes}).check()
+    assert "warning" not in "".join(outcome.outputs).lower()
+    found: dict[Any, Any] = torch.load(out)
+    return found
+
+
+def test_every_kind_of_loop_trains_as_one_process_does_on_any_number_of_ranks_and_exactly_to_the_bit(
+    run_ranks: RunRanks, tmp_path: Path, plain: dict[str, Tensor]
+) -> None:
+    found = {
+        ranks: train(run_ranks, ranks, tmp_path / f"{ranks}.pt", [*MODES] if ranks < 3 else [*MODES][:2])
+        for ranks in (1, 2, 3)
+    }
+    for ranks, weights in found.items():
+        if ranks > 1:  # no way is known to sum them in one order
+            refused = weights.pop(("two_backwards", "exact"), "takes its gradients once")
+            assert "takes its gradients once" in refused
+        wrong = {
+            case: what if isinstance(what, str) else float((what - plain[case[0]]).abs().max())
+            for case, what in weights.items()
+            if isinstance(what, str) or not torch.allclose(what, plain[case[0]], rtol=0, atol=CLOSE)
+        }
+        assert wrong == {}, ranks
+    exact = [case for case in found[2] if case[1] == "exact"]
+    assert len(exact) >= 25
+    assert [case for case in exact if not torch.equal(found[1][case], found[2][case])] == []
