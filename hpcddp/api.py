@@ -171,8 +171,9 @@ def runtime(
     a forward pass, and asks for a loop over `rt.micro_batches(batch)`; None: a rank's whole share. `parallel` says how
     the ranks split the model: "ddp" (each has all of it), "zero1" (and a share of the optimizer's state), "fsdp"
     (shards over all ranks), "hsdp" (over those of a node), or ranks along each dimension, such as {"data": 2, "shard":
-    -1}, where -1 takes the rest; None: what the job file says, else "ddp". `run_dir` (else HPCDDP_RUN_DIR) is where checkpoints, metrics and state.json go; without either nothing is written. A run that is
-    there and not finished is resumed; one that is finished makes no step, unless more epochs are asked for. Settings
+    -1}, where -1 takes the rest; None: what the job file says, else "ddp". `run_dir` (else HPCDDP_RUN_DIR) is where
+    checkpoints, metrics and state.json go; without either nothing is written. A run that is there and not finished is
+    resumed; one that is finished makes no step, unless more epochs are asked for. Settings
     that differ from the recorded ones are an error: `accept`, such as ["lr"], takes the new values, `keep` the recorded
     ones. `save_every` is a number of steps, or a time such as "30m"; None saves at the end of each epoch, and between
     epochs every ten minutes. `keep_checkpoints` is the number of checkpoints that stay. `checkpoint`: "single" writes

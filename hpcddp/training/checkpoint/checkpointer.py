@@ -220,6 +220,7 @@ class Checkpointer:
         if folder is not None:
             checkpoints, fence = Path(folder.run.checkpoints), partial(check_not_taken, folder.run, folder.name)
             self._writer = Writer(group, checkpoints, options.checkpoint, options.keep_checkpoints, fence)
+        self.may_write_beside = folder is not None and options.checkpoint == "async"  # the training: then it is polled
         self._saved_at: int | None = None  # step of the newest checkpoint, begun or there
         self._saved: Saved | None = None  # the newest one of this attempt
         self._weights_sha256: str | None = None
