@@ -131,6 +131,7 @@ def check_amp(args: argparse.Namespace) -> Found:
                 optimizer.zero_grad()
                 with torch.autocast(args.device, half):
                     loss = loss_fn(model(x), y)
+                optimizer.zero_grad()
                 rt.backward(loss, scaler=scaler)
                 scaler.unscale_(optimizer)
                 torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)

@@ -17,7 +17,8 @@ _HEAD = """\
 
 <!-- made by docs/make_strategies.py from tests/jobs/rows.py -->
 
-This page lists the ways to train that have a job in `jobs/`: what each rank holds and sends, and what the tests found of each.
+This page lists the ways to train that have a job in `jobs/`: what each rank holds and sends, and what the tests found
+of each.
 
 ```console
 $ cd jobs/plain

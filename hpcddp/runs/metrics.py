@@ -36,13 +36,19 @@ class MetricsFile:
             check_metrics(path)
             _cut_half_line(path)
             self._file = open(path, "a", encoding="utf-8", buffering=1)  # noqa: SIM115  # __exit__ closes it
+        self.is_open = path is not None  # whether there is a file to write to
         self.write("start", schema=SCHEMA)
 
     def write(self, kind: str, **fields: Any) -> None:
         """`kind` says what the line is about (start, step, epoch); `time` is in seconds since 1970."""
-        if self._file is not None:
-            numbers = {name: _jsonable(value) for name, value in fields.items()}
-            self._file.write(json.dumps({"kind": kind, **numbers, "time": round(time.time(), 3)}) + "\n")
+        if self._file is None:
+            return
+        line = {"kind": kind, **fields, "time": round(time.time(), 3)}
+        try:
+            text = _ENCODER.encode(line)
+        except ValueError:  # JSON has no NaN and no infinity: null stands for them
+            text = _ENCODER.encode({name: _null_if_infinite(value) for name, value in line.items()})
+        self._file.write(text + "\n")
 
     def log(self, step: int, numbers: Mapping[str, float]) -> None:
         """A line of kind `log`: a user's own numbers, as `check_numbers` gives them, after `step` steps."""
@@ -106,8 +112,10 @@ def _cut_half_line(path: str) -> None:
             file.truncate(content.rfind(b"\n") + 1)
 
 
-def _jsonable(value: Any) -> Any:
-    """JSON has no NaN and no infinity: null stands for them."""
+_ENCODER = json.JSONEncoder(allow_nan=False)
+
+
+def _null_if_infinite(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 

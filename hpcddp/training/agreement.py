@@ -13,10 +13,10 @@ from typing import Any
 import torch.distributed as dist
 
 from hpcddp.errors import RequestError
-from hpcddp.training.gradient.step_sum import StepSum
 from hpcddp.training.rendezvous.group import Group
 from hpcddp.training.rendezvous.roll_call import wait_until
 from hpcddp.training.same_options import refuse_others
+from hpcddp.training.steps import StepSum
 from hpcddp.training.watchdog import name_ranks
 
 _TOGETHER_S = 20.0  # ranks that ask at one step arrive within it: the sums of the step before have just come together
@@ -33,31 +33,26 @@ class Agreement:
 
     def __init__(self, group: Group) -> None:
         self._group = group
-        self._requests: dict[str, str] = {}
+        self.requests: dict[str, str] = {}  # with their reasons; they go with a step's sums
         self._evaluations: list[dict[str, Any]] = []  # the options of the evaluation loaders since the last agreement
         self._is_new = False  # whether one came since the last step
         self._name = f"requests-{next(_runtimes)}"
 
     def ask(self, request: str, reason: str, *, alone: bool = False) -> None:
         """Ask all ranks for one of REQUESTS. The first reason stays. `alone`: no other rank asks at this step."""
-        self._requests.setdefault(request, reason)
+        self.requests.setdefault(request, reason)
         self._is_new |= not alone
 
     def note_evaluation(self, **options: Any) -> None:
         """This rank has made an evaluation loader, with options that have to be the same on every rank."""
         self._evaluations.append(options)
 
-    @property
-    def flags(self) -> tuple[str, ...]:
-        """What goes with a step's sums."""
-        return tuple(self._requests)
-
     def agree(self, point: str, mine: Any) -> tuple[dict[str, str], list[Any]]:
         """A collective: the requests of all ranks, and what each of them has as `mine`.
 
         RequestError, on every rank, if they call it at different points of the script.
         """
-        requests, self._requests, self._is_new = self._requests, {}, False
+        requests, self.requests, self._is_new = self.requests, {}, False
         evaluations, self._evaluations = self._evaluations, []
         everyones: list[Any] = [(point, requests, mine, evaluations)] * self._group.world_size
         if self._group.world_size > 1:
@@ -81,7 +76,7 @@ class Agreement:
             return True
         is_new, self._is_new = self._is_new, False
         if exchanged:
-            return bool(self._requests) and self._group.world_size in sums.peek().values()
+            return bool(self.requests) and self._group.world_size in sums.peek().values()
         return is_new and self._all_ask(step)
 
     def _all_ask(self, step: int) -> bool:

@@ -12,7 +12,7 @@ import inspect
 import math
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from types import TracebackType
 from typing import Any, NoReturn
 
@@ -29,7 +29,7 @@ from hpcddp.training.collectives import sum_over_data_ranks
 from hpcddp.training.data.loader import Batch, Part, SecondLoader, Taken, are_in_proportion, holds
 from hpcddp.training.data.randomness import seed_generators
 from hpcddp.training.data.sampler import MicroBatch
-from hpcddp.training.gradient.backward import run_backward
+from hpcddp.training.data.weighing import run_backward
 from hpcddp.training.gradient.gradients import Gradients
 from hpcddp.training.gradient.progress import KnownParameters, OptimizerGradients
 from hpcddp.training.pace import Pace
@@ -131,6 +131,7 @@ class TrainingLoop:
         self.has_stepped = False  # in this attempt
         self.skipped_step: int | None = None  # the last batch in which none has, counted from 1
         self._layout, self._device, self._seed = setup.layout, setup.group.device, setup.options.seed
+        self._data_rank = setup.layout.data_rank
         self._gradients = gradients
         self._pace = pace
         self._count_step = count_step
@@ -209,7 +210,7 @@ class TrainingLoop:
     def batch_starts(self, batch: Batch) -> None:
         """The loop gets this batch now. StopTraining where it is the epoch's last, and the run stops before that."""
         self.comes_to_step(batch.parts[0].micro.ends_epoch)
-        self.count_batch()
+        self._pace.batches += 1
         self._batch, self.in_tail = batch, False
         self._nth_batch += 1
         self._backwards = self._nth_pass = 0
@@ -237,7 +238,8 @@ class TrainingLoop:
         batch = self._batch
         if batch is None:
             raise RequestError("two loops over the training loader ran in turn", "one loop over it at a time")
-        self._check_pass_is_over()
+        if self._is_partial:
+            self._check_pass_is_over()
         if not self._backwards:
             beside = ", and an optimizer has stepped" if self.stepped else ""
             raise mistakes.BATCH_WITHOUT_BACKWARD.error(beside=beside)
@@ -366,11 +368,15 @@ class TrainingLoop:
         if micro.nth:
             self.count_batch()
         self._part, self._backwards_of_part = part, 0
-        self.calls.start()
+        if self.calls.are_watched:
+            self.calls.start()
+        place = (self._data_rank, micro.nth) if micro.slice is None else ("slice", micro.slice)
         again = (self._nth_pass - 1,) if self._nth_pass > 1 else ()
-        seed_generators("step", self._seed, self.steps, *self._gradients.key(micro), *again)
-        self._open = ExitStack()
-        self._open.enter_context(self._gradients.micro(micro))
+        seed_generators("step", self._seed, self.steps, *place, *again)
+        is_whole = micro.last and not micro.nth and micro.samples > 0
+        if not (is_whole and self._gradients.adds_up_in_place):
+            self._open = ExitStack()
+            self._open.enter_context(self._gradients.micro(micro))
         if micro.nth == 0 and not self._gradients.adds_up_in_place:
             for one in self.optimizers:
                 one.mark()
@@ -387,7 +393,7 @@ class TrainingLoop:
     def _end_part(self, *, collects: bool = True) -> None:
         part, self._part = self._part, None
         opened, self._open = self._open, None
-        if part is None or opened is None:
+        if part is None:
             return
         try:
             if not self._gradients.adds_up_in_place:
@@ -398,7 +404,8 @@ class TrainingLoop:
                 if collects:
                     self._gradients.collect(part.micro)
         finally:
-            opened.close()
+            if opened is not None:
+                opened.close()
 
     def _end_pass(self) -> None:
         """Behind the last micro batch of a pass: the gradients are those of the batch."""
@@ -461,11 +468,12 @@ class TrainingLoop:
             part = self._find_part(of)
             for second in self.seconds:
                 second.use()
-            self._check_scaler(scaler)
+            if scaler is not None or self.scalers:
+                self._check_scaler(scaler)
             self._expect_backward(part.micro)
             self._in_backward = True
             try:
-                with self.calls.checked():
+                with self.calls.checked() if self.calls.are_watched else nullcontext():
                     factor = run_backward(loss, part.micro, part.weight, self.models, summed=summed, scaler=scaler)
             finally:
                 self._in_backward = False
@@ -473,7 +481,7 @@ class TrainingLoop:
         except HpcddpError as error:
             self._refuse(error)
         if factor is not None:
-            self.record.add_loss(loss.detach(), factor, self._gradients.slot(part.micro))
+            self.record.sums.add_loss(loss.detach(), factor, part.micro.slice or 0)
 
     def _expect_backward(self, micro: MicroBatch) -> None:
         in_place, alone = self._gradients.adds_up_in_place, len(self.optimizers) == 1
@@ -490,8 +498,9 @@ class TrainingLoop:
         self._backwards += 1
         self._backwards_of_pass += 1
         self._backwards_of_part += 1
-        self._is_partial = self.batch.is_several
-        self._gradients.backward_ends(micro)
+        self._is_partial = self._batch is not None and self._batch.is_several
+        if not self._gradients.adds_up_in_place:
+            self._gradients.backward_ends(micro)
         for one in self.optimizers:
             if micro.last and self._gradients.adds_up_in_place:
                 one.note_backward(self._nth_batch)
@@ -519,7 +528,7 @@ class TrainingLoop:
         for part, number in zip(parts, numbers, strict=True):
             if part.weight.counted:
                 weight = float(part.weight.mean) / self._gradients.averaged_over
-                sums[self._gradients.slot(part.micro)] += weight * number
+                sums[part.micro.slice or 0] += weight * number
         total = sum_over_data_ranks(torch.tensor(sums, dtype=torch.float64), self._layout, self._device)
         return math.fsum(total.tolist()) if bool(total.isfinite().all()) else float(total.sum())
 
@@ -547,12 +556,15 @@ class TrainingLoop:
             return
         if self._in_backward:
             raise mistakes.STEP_IN_BACKWARD.error(kind=one.kind)
-        if self.batch.is_several and (self._part is not None or self._is_partial):
+        batch = self._batch
+        assert batch is not None
+        if batch.is_several and (self._part is not None or self._is_partial):
             raise mistakes.STEP_EARLY.error(kind=one.kind)
         if self._backwards:
-            self.calls.check_averaged(is_early=self._had_backward < 2)
-            if self._gradients.adds_up_in_place and not self.stepped:
-                self._gradients.collect(self.batch.parts[-1].micro)
+            if self.calls.are_watched:
+                self.calls.check_averaged(is_early=self._had_backward < 2)
+            if self._gradients.looks_before_steps and not self.stepped:
+                self._gradients.collect(batch.parts[-1].micro)
         is_reached = any(some.has_of(self._nth_batch) for some in self.optimizers)
         one.check_step(self._nth_batch, is_reached=is_reached, has_closure=has_closure)
 

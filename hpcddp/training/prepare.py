@@ -332,7 +332,7 @@ class Preparation:
         return unwrap(model)
 
     def _check_first_steps(self) -> None:
-        """After each step. A collective in the first ones of an attempt."""
+        """After each of the first steps of an attempt. A collective."""
         self._same.check_first(self._loop.steps)
 
     # ---- what comes before the loop

@@ -28,6 +28,7 @@ from hpcddp.training.data.sampler import MicroBatch
 from hpcddp.training.gradient.gradients import Gradients
 from hpcddp.training.loop import TrainingLoop, is_left_by_exception
 from hpcddp.training.pace import STEPS_UNTIL_AGREED
+from hpcddp.training.parallel.sameness import CHECKED_FIRST
 from hpcddp.training.prepare import Preparation
 from hpcddp.training.remarks import find_empty_ranks, print_warning
 from hpcddp.training.report import Report, Summary
@@ -90,7 +91,7 @@ class Runtime(Preparation):
 
     @property
     def _is_ending(self) -> bool:
-        return self.stopping or self._finish_reason is not None or self._is_finished
+        return self.stop_reason is not None or self._finish_reason is not None or self._is_finished
 
     # ---- the loop
 
@@ -251,36 +252,43 @@ class Runtime(Preparation):
 
         After an epoch's last step all of that waits for the end of the body.
         """
-        epoch, loader = self.epoch, self._need_loader()
-        ends = micro.ends_epoch if self._last_step is None else self.steps == self._last_step
+        assert self._loader is not None
+        loader, record, pace, step = self._loader, self._record, self._watch.pace, self._loop.steps
+        epoch = loader.sampler.epoch
+        ends = micro.ends_epoch if self._last_step is None else step == self._last_step
         is_last = ends or self._is_behind_batches or bool(self._loop.seconds and self._may_end_with_second)
         loader.sampler.advance(micro)
-        self._watch.pace.step_ended(in_tail=self._is_behind_batches)
-        stop = self._record.end_step(
+        pace.step_ended(in_tail=self._is_behind_batches)
+        stop = record.end_step(
             loader.weighing,
-            lambda: (() if is_last else self._watch.flags()) + self._agreement.flags,
+            lambda: (() if is_last else self._watch.flags()) + tuple(self._agreement.requests),
             samples=micro.total,
-            step=self.steps,
+            step=step,
             epoch=epoch,
-            lr=self._checkpointer.learning_rate(),
+            lr=self._checkpointer.learning_rate() if self.metrics.is_open else None,
         )
-        self._watch.pace.steps_shared = self._record.steps_shared
-        self._report.step(self.steps, micro.total, self._record.loss)
-        self._saves.note_stop(stop)
-        self._ask_if_due()
-        if not is_last and self._agreement.is_due(self.steps, self._record.sums, self._record.exchanged):
-            self._agree(f"ended step {self.steps}")
-        self._check_first_steps()
+        pace.steps_shared = record.sums.steps_shared
+        self._report.step(step, micro.total, record.loss)
+        if stop is not None:
+            self._saves.note_stop(stop)
+        if self._saves.timer is not None:
+            self._ask_if_due()
+        several = self.group.world_size > 1  # one rank alone has agreed when it asked
+        if several and not is_last and self._agreement.is_due(step, record.sums, record.exchanged):
+            self._agree(f"ended step {step}")
+        if pace.steps <= CHECKED_FIRST:
+            self._check_first_steps()
         every = self._options.save_every.steps
-        self._save_asked |= every is not None and self.steps % every == 0
-        is_finishing = self._finish_reason is not None and not self.stopping
-        self._loop.in_tail = is_last or is_finishing
+        self._save_asked |= every is not None and step % every == 0
+        self._loop.in_tail = is_last or (self._finish_reason is not None and self.stop_reason is None)
         if self._loop.in_tail:
             return
-        if self._save_asked or self.stopping:
+        if self._save_asked or self.stop_reason is not None:
             self._save_now()
-        self._checkpointer.poll(wait=self._is_ending)
-        self._leave_if_stopping()
+        if self._checkpointer.may_write_beside:
+            self._checkpointer.poll(wait=self._is_ending)
+        if self._saves.stop_reason is not None:
+            raise StopTraining
 
     def _leave_if_stopping(self) -> None:
         if self.stopping:

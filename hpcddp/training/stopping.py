@@ -130,7 +130,6 @@ class StopWatch:
             if taken is not None:
                 self._warn(taken)
         came = (self._signals.received.name,) if self._signals.received is not None else ()
-        return ((DEADLINE,) if self._is_late(steps, tail=tail) else ()) + came
-
-    def _is_late(self, steps: int, *, tail: bool) -> bool:
-        return self.deadline is not None and self._now() + self.pace.needed_s(steps, tail=tail) > self.deadline
+        ends = self.deadline
+        is_late = ends is not None and self._now() + self.pace.needed_s(steps, tail=tail) > ends
+        return ((DEADLINE,) if is_late else ()) + came

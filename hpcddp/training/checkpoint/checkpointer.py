@@ -217,6 +217,7 @@ class Checkpointer:
         if folder is not None:
             checkpoints, form = Path(folder.run.checkpoints), options.checkpoint
             self._writer = Writer(group, checkpoints, form, options.keep_checkpoints, saves.check_held)
+        self.may_write_beside = folder is not None and options.checkpoint == "async"  # the training: then it is polled
         self._saved_at: int | None = None  # step of the newest checkpoint, begun or there
         self._saved: Saved | None = None  # the newest one of this attempt
         self._weights_sha256: str | None = None

@@ -141,8 +141,10 @@ class Tracked:
 
     def learning_rate(self) -> float | None:
         """Of the first parameter group of the first optimizer."""
-        optimizers = (thing for thing in self.objects.values() if isinstance(thing, Optimizer))
-        return next((float(optimizer.param_groups[0]["lr"]) for optimizer in optimizers), None)
+        for thing in self.objects.values():
+            if isinstance(thing, Optimizer):
+                return float(thing.param_groups[0]["lr"])
+        return None
 
     def capture(self) -> dict[str, Any]:
         """Every object's state by name, with the run's own tensors in it, not copies."""

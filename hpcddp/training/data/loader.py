@@ -38,7 +38,7 @@ def move(thing: Any, device: torch.device) -> Any:
     if isinstance(thing, tuple) and hasattr(thing, "_fields"):
         return type(thing)(*(move(value, device) for value in thing))
     if isinstance(thing, list | tuple):
-        return type(thing)(move(value, device) for value in thing)
+        return type(thing)([move(value, device) for value in thing])
     if dataclasses.is_dataclass(thing) and not isinstance(thing, type):
         fields = [field for field in dataclasses.fields(thing) if field.init]
         return dataclasses.replace(thing, **{f.name: move(getattr(thing, f.name), device) for f in fields})

@@ -41,12 +41,16 @@ class States(NamedTuple):
 
 def read_states() -> States:
     """The states now. They are not copied where that takes long."""
-    return States(_read_python(), _kept_normal(), _read_numpy(), torch.default_generator.get_state(), _read_cuda())
+    address = _python_address()
+    python = random.getstate() if address is None else ctypes.string_at(address, _BYTES)
+    cuda = _read_cuda() if torch.cuda.is_initialized() else None  # type: ignore[no-untyped-call]  # torch does not annotate it
+    return States(python, _PYTHON.gauss_next, _read_numpy(), torch.default_generator.get_state(), cuda)
 
 
 def restore(states: States) -> None:
     """Put these states back."""
-    if _kept_normal() != states.kept_normal or _read_python() != states.python:
+    now = read_states()
+    if now.kept_normal != states.kept_normal or now.python != states.python:
         python = states.python
         if isinstance(python, bytes):
             index, *words = struct.unpack(f"{_WORDS + 1}I", python)
@@ -61,50 +65,31 @@ def restore(states: States) -> None:
         generator.set_offset(states.cuda[1])
 
 
-def is_drawn_from(before: States, torch_before: bytes) -> bool:
-    """Whether a generator changed. `before` are their states but for torch's CPU generator, which is given as bytes."""
+def is_drawn_from(before: States, torch_before: Tensor) -> bool:
+    """Whether a generator changed. `before` are their states but for torch's CPU generator, which is given beside."""
+    now = read_states()
     return (
-        _read_python() != before.python
-        or _kept_normal() != before.kept_normal
-        or read_torch() != torch_before
-        or not _is_numpy_at(before.numpy)
-        or _read_cuda() != before.cuda
+        now.python != before.python
+        or now.kept_normal != before.kept_normal
+        or not torch.equal(now.torch, torch_before)
+        or not (now.numpy == before.numpy if isinstance(now.numpy, bytes | None) else _is_numpy_at(before.numpy))
+        or now.cuda != before.cuda
     )
-
-
-def read_torch() -> bytes:
-    """The state of torch's CPU generator."""
-    state = torch.default_generator.get_state()
-    return ctypes.string_at(state.data_ptr(), state.numel())
-
-
-def seed_numpy(number: int) -> None:
-    """Seed numpy's generator, where numpy is imported, with the lower 32 bits, which is numpy's limit."""
-    if (np := sys.modules.get("numpy")) is not None:  # an import statement would take a microsecond
-        np.random.seed(number & 0xFFFFFFFF)
 
 
 # ---- Python's
 
 
-def _kept_normal() -> float | None:
-    kept: float | None = getattr(random, "_inst", random).gauss_next
-    return kept
-
-
-def _read_python() -> Any:
-    address = _python_address()
-    return random.getstate() if address is None else ctypes.string_at(address, _BYTES)
+_PYTHON: Any = getattr(random, "_inst", random)  # the generator that the module's functions draw from
 
 
 @cache
 def _python_address() -> int | None:
     """Where the index and the words of Python's generator lie; None if not as CPython's source has them."""
-    generator = getattr(random, "_inst", None)
     size = object.__basicsize__
-    if sys.implementation.name != "cpython" or generator is None or type(generator).__basicsize__ < size + _BYTES:
+    if sys.implementation.name != "cpython" or _PYTHON is random or type(_PYTHON).__basicsize__ < size + _BYTES:
         return None
-    address = id(generator) + size
+    address = id(_PYTHON) + size
     _, (*words, index), _ = random.getstate()
     return address if ctypes.string_at(address, _BYTES) == struct.pack(f"{_WORDS + 1}I", index, *words) else None
 
@@ -124,21 +109,27 @@ _NUMPY = _Numpy()
 
 
 def _read_numpy() -> Any:
-    if "numpy" not in sys.modules:
+    """Its words, the index, whether it keeps a normal number, and that, as bytes; else as numpy's own function says."""
+    np = sys.modules.get("numpy")
+    if np is None:
         return None
-    found = _read_numpy_bytes()
-    if found is not None:
-        return found
-    import numpy as np
-
-    return np.random.get_state()
+    find = getattr(np.random, "get_bit_generator", None)  # numpy 1.24
+    if find is None:
+        return np.random.get_state()
+    bit_generator = find()
+    if bit_generator is not _NUMPY.bit_generator:
+        _find_numpy(bit_generator)
+    if _NUMPY.words is None or _NUMPY.normal is None:
+        return np.random.get_state()
+    kept = ctypes.string_at(_NUMPY.normal - 8, 4) + ctypes.string_at(_NUMPY.normal, 8)
+    return ctypes.string_at(_NUMPY.words, _BYTES) + kept
 
 
 def _is_numpy_at(before: Any) -> bool:
     if before is None or "numpy" not in sys.modules:
         return before is None and "numpy" not in sys.modules
     if isinstance(before, bytes):
-        return _read_numpy_bytes() == before
+        return bool(_read_numpy() == before)
     import numpy as np
 
     now: Any = np.random.get_state()
@@ -159,20 +150,6 @@ def _restore_numpy(before: Any) -> None:
 _PLACE_AND_NORMAL = struct.Struct("=iid")
 
 
-def _read_numpy_bytes() -> bytes | None:
-    """Its words, the index, whether it keeps a normal number, and that; None where they cannot be read."""
-    find = getattr(sys.modules["numpy"].random, "get_bit_generator", None)  # numpy 1.24
-    if find is None:
-        return None
-    bit_generator = find()
-    if bit_generator is not _NUMPY.bit_generator:
-        _find_numpy(bit_generator)
-    if _NUMPY.words is None or _NUMPY.normal is None:
-        return None
-    kept = ctypes.string_at(_NUMPY.normal - 8, 4) + ctypes.string_at(_NUMPY.normal, 8)
-    return ctypes.string_at(_NUMPY.words, _BYTES) + kept
-
-
 def _find_numpy(bit_generator: Any) -> None:
     """Set the addresses. That of the normal number is found in a generator of the same type that keeps a known one."""
     import numpy as np
@@ -190,7 +167,7 @@ def _find_numpy(bit_generator: Any) -> None:
         return
     _NUMPY.words, _NUMPY.normal = int(bit_generator.ctypes.state_address), id(generator) + offset
     state = np.random.get_state()
-    if _read_numpy_bytes() != state[1].astype(np.uint32).tobytes() + _PLACE_AND_NORMAL.pack(*state[2:]):
+    if _read_numpy() != state[1].astype(np.uint32).tobytes() + _PLACE_AND_NORMAL.pack(*state[2:]):
         _NUMPY.words = _NUMPY.normal = None
 
 
@@ -202,9 +179,7 @@ def _cuda_generator() -> torch.Generator:
     return generator
 
 
-def _read_cuda() -> tuple[int, int] | None:
-    if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]  # torch does not annotate it
-        return None
+def _read_cuda() -> tuple[int, int]:
     generator = _cuda_generator()
     return generator.initial_seed(), generator.get_offset()
 
@@ -217,7 +192,8 @@ def seed_generators(*key: int | str) -> None:
     torch.default_generator.manual_seed(number)
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]  # torch does not annotate it
         torch.cuda.manual_seed(number)
-    seed_numpy(number)
+    if (np := sys.modules.get("numpy")) is not None:  # an import statement would take a microsecond
+        np.random.seed(number & 0xFFFFFFFF)  # numpy's limit
 
 
 @contextmanager
@@ -247,7 +223,7 @@ class SeededSamples(Dataset[object]):
         self._draws: bool | None = None  # None: no sample was read yet
         self._epoch: int | None = None
         self._epoch_key = 0
-        self._epoch_state = b""  # of torch's generator
+        self._epoch_state: Any = None  # of torch's generator, a tensor
 
     def __getitem__(self, draw: tuple[int, int]) -> object:
         return self.__getitems__([draw])[0]
@@ -268,13 +244,22 @@ class SeededSamples(Dataset[object]):
             samples = None if self._draws else self._read_unseeded(draws, before)
             return self._read_seeded(draws) if samples is None else samples
         finally:
-            restore(before)
+            if self._draws is False:  # only torch's generator was moved, here
+                torch.default_generator.set_state(before.torch)
+            else:
+                restore(before)
 
     def _read_unseeded(self, draws: list[tuple[int, int]], before: States) -> list[object] | None:
         """The samples of one epoch; None if something was drawn."""
-        self._seed_torch(draws[0][0])
+        epoch = draws[0][0]
+        if epoch != self._epoch:
+            self._epoch, self._epoch_key = epoch, derive_key("samples", self.seed, epoch)
+            torch.default_generator.manual_seed(self._epoch_key)
+            self._epoch_state = torch.default_generator.get_state()
+        else:  # a sample may read torch.initial_seed() without drawing: it gets the epoch's
+            torch.default_generator.manual_seed(self._epoch_key)
         try:
-            samples = self._fetch([index for _, index in draws])
+            samples = self._fetch(draws)
         except Exception:
             if not is_drawn_from(before, self._epoch_state):
                 raise
@@ -289,20 +274,11 @@ class SeededSamples(Dataset[object]):
             samples.append(self.dataset[index])
         return samples
 
-    def _seed_torch(self, epoch: int) -> None:
-        """A sample may read torch.initial_seed() without drawing: it gets the epoch's."""
-        if epoch != self._epoch:
-            self._epoch, self._epoch_key = epoch, derive_key("samples", self.seed, epoch)
-            torch.default_generator.manual_seed(self._epoch_key)
-            self._epoch_state = read_torch()
-        else:
-            torch.default_generator.manual_seed(self._epoch_key)
-
-    def _fetch(self, indices: list[int]) -> list[object]:
+    def _fetch(self, draws: list[tuple[int, int]]) -> list[object]:
         """As torch's loader: at once where the data set can."""
-        if getattr(self.dataset, "__getitems__", None):
-            return list(self.dataset.__getitems__(indices))  # type: ignore[attr-defined]  # not every data set has it
-        return [self.dataset[index] for index in indices]
+        if (fetch := getattr(self.dataset, "__getitems__", None)) is not None:
+            return list(fetch([index for _, index in draws]))
+        return [self.dataset[index] for _, index in draws]
 
 
 class WorkerStart:

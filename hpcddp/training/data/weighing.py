@@ -1,4 +1,4 @@
-"""How much each micro batch weighs in the mean over the global batch.
+"""How much each micro batch weighs in the mean over the global batch, and the backward pass with that weight.
 
 A micro batch weighs by its samples, or by what the caller counts in them: tokens that are not padding, pixels that have
 a label, the sum of class weights. Those counts are in the data, so the data ranks sum them once per step, before its
@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 
 from hpcddp.errors import RequestError
 from hpcddp.training.data.sampler import MicroBatch
@@ -70,6 +71,7 @@ class Weighing:
         self._device = device
         self._counted = 0.0  # on this rank, in the step that the loop is at
         self._warned = False
+        self._weights: dict[tuple[int, int], Weight] = {}  # by samples of the micro batch and of its batch: few differ
 
     def steps(self, loaded: Iterator[Loaded]) -> Iterator[list[tuple[Loaded, Weight]]]:
         """All micro batches of one global batch at a time, with their weights. With `count` a collective, once per
@@ -92,8 +94,11 @@ class Weighing:
             step = []
 
     def _weigh_samples(self, micro: MicroBatch) -> Weight:
-        whole, each = (weigh(n, micro.total, self._averaged_over) for n in (micro.samples, 1))
-        return Weight(micro.samples, whole, each)
+        key = micro.samples, micro.total
+        if key not in self._weights:
+            whole, each = (weigh(n, micro.total, self._averaged_over) for n in (micro.samples, 1))
+            self._weights[key] = Weight(micro.samples, whole, each)
+        return self._weights[key]
 
     def take(self) -> dict[str, float]:
         """The numbers of this step to be summed over the data ranks."""
@@ -143,3 +148,76 @@ def _count_parts(count: Count, loaded: Loaded) -> float:
             " weights, of which none is negative",
         )
     return parts
+
+
+# The backward pass of one micro batch, weighted by its part of the global batch.
+
+
+def run_backward(
+    loss: Tensor,
+    micro: MicroBatch,
+    weight: Weight,
+    models: Sequence[nn.Module],
+    *,
+    summed: bool,
+    scaler: torch.amp.GradScaler | None = None,
+) -> float | Tensor | None:
+    """Backward from the mean loss over what counts in the micro batch (`summed`: the sum).
+
+    Returns the loss's weight, None if nothing counts. `models` have all their parameters on this rank. Without any (a
+    sharded model) a mean over nothing is refused, because its NaN would reach the gradients.
+    """
+    if not isinstance(loss, Tensor) or loss.numel() != 1:
+        raise _no_loss(loss, summed=summed)
+    counts = weight.counted > 0
+    if not counts and micro.samples and not models and not summed:
+        raise RequestError(
+            f"none of this micro batch's {micro.samples} samples has a part that counts, so its mean loss is NaN",
+            "take the sum of the loss and rt.backward(loss, summed=True)",
+        )
+    factor = weight.each if summed and counts else weight.mean
+    whole = isinstance(factor, float) and factor == 1.0  # a tensor is not looked at: the host would wait for it
+    there = factor.to(loss.device) if isinstance(factor, Tensor) else factor  # a model may end on another device
+    weighted = loss if whole else loss * there
+    with nullcontext() if counts else zeroed_gradients(models):
+        try:
+            (scaler.scale(weighted) if scaler is not None else weighted).backward()  # type: ignore[no-untyped-call]  # torch does not annotate it
+        except RuntimeError as error:
+            if not hasattr(loss, "device_mesh") or "mixed torch.Tensor and DTensor" not in str(error):
+                raise
+            raise RequestError(
+                "the loss adds a number of the parameters, which the ranks have in parts (a DTensor), to one of the"
+                " model's output, which is a plain tensor",
+                "make it whole first: penalty = sum(p.square().sum().full_tensor() for p in model.parameters()); or the"
+                " optimizer's weight_decay",
+            ) from error
+    return factor if counts else None
+
+
+def _no_loss(loss: object, *, summed: bool) -> RequestError:
+    """For what no backward pass can start from."""
+    if not isinstance(loss, Tensor):
+        return RequestError(f"rt.backward was given a {type(loss).__name__}", "rt.backward(loss_fn(model(x), y))")
+    return RequestError(
+        f"the loss has shape {tuple(loss.shape)}, and a backward pass starts from one number",
+        "rt.backward(loss.sum(), summed=True)" if summed else "rt.backward(loss.mean())",
+    )
+
+
+def _zeros(gradient: Tensor | None) -> Tensor | None:
+    """DDP passes None for a parameter that was not used (find_unused_parameters)."""
+    return None if gradient is None else torch.zeros_like(gradient)
+
+
+@contextmanager
+def zeroed_gradients(models: Sequence[nn.Module]) -> Iterator[None]:
+    """Backward passes in the body give zero gradients for the models' parameters.
+
+    A mean over nothing is 0/0, and NaN * 0 is NaN. The backward pass itself has to run: other ranks wait for its
+    collectives.
+    """
+    with ExitStack() as stack:
+        for parameter in {p for model in models for p in model.parameters() if p.requires_grad}:
+            hook = parameter.register_hook(_zeros)  # type: ignore[no-untyped-call]  # torch does not annotate it
+            stack.callback(hook.remove)
+        yield

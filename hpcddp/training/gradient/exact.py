@@ -253,6 +253,7 @@ class ExactGradients:
     buffers_differ = False
     adds_up_in_place = False
     forward_is_collective = False
+    looks_before_steps = False
     averaged_over = 1  # the slices' gradients are summed, and a slice's loss is weighted by n / N
 
     def __init__(self, group: Group, layout: Layout, slices: int, method: str) -> None:
@@ -307,16 +308,6 @@ class ExactGradients:
 
     def check(self, objects: dict[str, Any]) -> None:
         """Any object will do: wrapping replaces no parameter."""
-
-    def key(self, micro: MicroBatch) -> tuple[int | str, ...]:
-        """What random numbers depend on besides seed and step."""
-        return "slice", self.slot(micro)
-
-    def slot(self, micro: MicroBatch) -> int:
-        """Which of the `slots` the micro batch's loss goes into."""
-        if micro.slice is None:
-            raise RequestError("this micro batch is no slice", "take the batches of rt.loader(…)")
-        return micro.slice
 
     @contextmanager
     def micro(self, micro: MicroBatch) -> Iterator[None]:

@@ -48,25 +48,24 @@ class Gradients(Protocol):
     def check(self, objects: dict[str, Any]) -> None:
         """RequestError for tracked objects that do not belong to the wrapped models."""
 
-    def key(self, micro: MicroBatch) -> tuple[int | str, ...]:
-        """What random numbers depend on besides seed and step."""
-
-    def slot(self, micro: MicroBatch) -> int:
-        """Which of the `slots` the loss of this micro batch is added to."""
-
     @property
     def adds_up_in_place(self) -> bool:
         """Whether the parameters' gradients hold the sum so far between two micro batches of a step."""
 
+    @property
+    def looks_before_steps(self) -> bool:
+        """Whether `collect` is called before the first step on gradients that add up in place."""
+
     def micro(self, micro: MicroBatch) -> AbstractContextManager[None]:
-        """The context of all forward and backward passes over one micro batch."""
+        """The context of all forward and backward passes over one micro batch. Where gradients add up in place, not
+        opened for a batch that is one micro batch with samples."""
 
     def backward_ends(self, micro: MicroBatch) -> None:
-        """A backward pass over the micro batch is over; the script may look at gradients now."""
+        """A backward pass over the micro batch is over; the script may look at gradients now. Only where they do not
+        add up in place."""
 
     def collect(self, micro: MicroBatch) -> None:
-        """All gradients of the micro batch are there: of the last one, make those of the global batch. Where they add
-        up in place, it is called before the first step on them."""
+        """All gradients of the micro batch are there: of the last one, make those of the global batch."""
 
     def pass_ends(self) -> None:
         """Those of a pass over a batch are complete: what the parameters had before it is added to them. Only where

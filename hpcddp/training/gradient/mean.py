@@ -33,13 +33,11 @@ class MeanGradients:
         self._group = group
         self._split = split
         self._layout = layout
+        self.averaged_over = layout.data_size
+        self.looks_before_steps = split.is_sharded
         self._models: list[ParallelModel] = []
         self._untrained: list[nn.Module] = []
         self._used_alike = UsedAlike(layout, group.device)
-
-    @property
-    def averaged_over(self) -> int:
-        return self._layout.data_size
 
     @property
     def forward_is_collective(self) -> bool:
@@ -74,12 +72,6 @@ class MeanGradients:
         if self._models and self._split.is_sharded:
             check_steps(objects, self._split)
 
-    def key(self, micro: MicroBatch) -> tuple[int | str, ...]:
-        return self._layout.data_rank, micro.nth
-
-    def slot(self, _micro: MicroBatch) -> int:
-        return 0
-
     @contextmanager
     def micro(self, micro: MicroBatch) -> Iterator[None]:
         with ExitStack() as stack:
@@ -95,7 +87,7 @@ class MeanGradients:
 
     def collect(self, micro: MicroBatch) -> None:
         """Before a step: whether the ranks have gradients of the same parameters."""
-        if micro.last and self._split.is_sharded:
+        if micro.last:
             self._used_alike.check(model.module for model in self._models)
 
     def pass_ends(self) -> None:

@@ -69,7 +69,9 @@ class OptimizerGradients:
 
     def check_parameters(self) -> None:
         """RequestError for parameters that came, or were unfrozen, after `rt.prepare`."""
-        held = sum([len(group["params"]) for group in self.optimizer.param_groups])
+        held = 0
+        for group in self.optimizer.param_groups:
+            held += len(group["params"])
         if held != self._held:
             parameters = self.parameters
             foreign = sum(id(parameter) not in self._known.all for parameter in parameters)

@@ -28,6 +28,7 @@ class ForwardCalls:
     """Notes which DDP models were called in a micro batch."""
 
     def __init__(self) -> None:
+        self.are_watched = False  # whether there is a DDP model, so that the methods have something to do
         self._called: set[int] = set()
         self._watched: list[DistributedDataParallel] = []
         self._trained: list[list[tuple[str, nn.Parameter]]] = []  # the parameters of each that DDP waits for
@@ -49,6 +50,7 @@ class ForwardCalls:
                 (silent.discard if module.require_backward_grad_sync else silent.add)(id(module))
 
         model.register_forward_pre_hook(note)
+        self.are_watched = True
         self._watched.append(model)
         self._held.append({id(parameter) for parameter in model.module.parameters()})
         self._trained.append([(name, p) for name, p in model.module.named_parameters() if p.requires_grad])

@@ -18,7 +18,7 @@ from hpcddp.training.parallel.layout import Layout
 from hpcddp.units import format_count
 
 _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-_CHECKED_FIRST = 2  # steps of an attempt; a model that the ranks train each on its own differs after one
+CHECKED_FIRST = 2  # steps of an attempt; a model that the ranks train each on its own differs after one
 # Other hardware or another number of threads may round each step otherwise: by so many units in the last place of the
 # largest weight, in each step. A mistake moves the weights by more.
 _ROUNDINGS = 4
@@ -39,15 +39,12 @@ class SameWeights:
         self._others = others
         self._layout = layout
         self._device = device
-        self._first = 0
         self._checked_at: int | None = None
         self.evaluations = EvaluationLoops()
 
     def check_first(self, step: int) -> None:
-        """After each step: compares in the first ones only. See `check_same_weights`."""
-        if self._first < _CHECKED_FIRST:
-            self._first += 1
-            self._compare(step)
+        """After each of the CHECKED_FIRST steps. See `check_same_weights`."""
+        self._compare(step)
 
     def check(self, step: int, *, at_end: bool = False) -> None:
         """See `check_numbers`, `check_same_weights` and `EvaluationLoops`. Nothing if that was done at this step; at

@@ -50,10 +50,15 @@ class ShardedModel:
     @contextmanager
     def passes(self, *, exchange: bool) -> Iterator[None]:
         """See `ParallelModel`."""
-        if self._is_sharded:
-            sharded: Any = self.module  # `fully_shard` has given it this method
-            sharded.set_requires_gradient_sync(exchange)
-        yield
+        if exchange or not self._is_sharded:
+            yield
+            return
+        sharded: Any = self.module  # `fully_shard` has given it this method
+        sharded.set_requires_gradient_sync(False)
+        try:
+            yield
+        finally:
+            sharded.set_requires_gradient_sync(True)
 
 
 def divide_and_shard(model: nn.Module, group: Group, layout: Layout, split: Split, wanted: Wanted) -> None:

@@ -15,8 +15,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import hpcddp
 from hpcddp.errors import RequestError
-from hpcddp.training.gradient.step_sum import StepSum
 from hpcddp.training.parallel.layout import plan_layout
+from hpcddp.training.steps import StepSum
 
 
 def meet_in_numbers(folder: str) -> None:

@@ -176,7 +176,7 @@ def test_states_can_be_put_back_also_where_they_cannot_be_read_from_memory(first
         with pytest.MonkeyPatch.context() as patch:
             if not readable:
                 patch.setattr(randomness, "_python_address", lambda: None)
-                patch.setattr(randomness, "_read_numpy_bytes", lambda: None)
+                patch.setattr(randomness, "_read_numpy", np.random.get_state)
             for name in first:
                 DRAWS[name]()
             expected = _states()
@@ -205,7 +205,7 @@ def test_a_state_that_keeps_a_normal_number_is_none_that_keeps_none() -> None:
 def test_without_memory_access_a_sample_draws_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     data = Programs([[], ["numpy's normal"], ["python"], []])
     monkeypatch.setattr(randomness, "_python_address", lambda: None)
-    monkeypatch.setattr(randomness, "_read_numpy_bytes", lambda: None)
+    monkeypatch.setattr(randomness, "_read_numpy", np.random.get_state)
     for batches in ([[0], [3, 2], [1]], [[3, 0, 1, 2]]):
         samples = SeededSamples(data, SEED)
         for batch in batches:

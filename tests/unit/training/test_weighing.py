@@ -15,8 +15,7 @@ from torch import nn
 
 from hpcddp.errors import RequestError
 from hpcddp.training.data.sampler import MicroBatch
-from hpcddp.training.data.weighing import Loaded, Weighing, Weight
-from hpcddp.training.gradient.backward import run_backward, zeroed_gradients
+from hpcddp.training.data.weighing import Loaded, Weighing, Weight, run_backward, zeroed_gradients
 from hpcddp.training.parallel.layout import plan_layout
 
 RunRanks = Callable[..., Any]

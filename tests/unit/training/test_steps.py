@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
-from hpcddp.training.gradient.step_sum import StepSum
 from hpcddp.training.parallel.layout import Layout
+from hpcddp.training.steps import StepSum
 
 RunRanks = Callable[..., Any]
 
