@@ -18,14 +18,13 @@ from hpcddp.runs.folder import AttemptFolder, RunFolder, find_holder
 from hpcddp.runs.lock import Ended, read_end
 from hpcddp.runs.state import State, read_state, replace_state
 from hpcddp.schedulers.registry import CurrentJob
-from hpcddp.supervisor.end import note_lost
 from hpcddp.supervisor.events import ERROR, GONE, KILLED, SILENT, STUCK, UNHEARD, UNKNOWN, Event
 from hpcddp.supervisor.follow import End
 from hpcddp.supervisor.line import Line
 from hpcddp.supervisor.order import Order
 from hpcddp.supervisor.rank import NOWHERE
 from hpcddp.supervisor.recovery import Recovery
-from hpcddp.supervisor.supervise import _is_over
+from hpcddp.supervisor.supervise import _is_over, note_lost
 
 # Starts a command on a host of a pretended cluster: one that is in `silent` hangs, one in `blind` sees no run folder.
 # As pbs_tmrsh it has no shell; `ssh` gives one all the words.
