@@ -141,7 +141,8 @@ def _fold(base: Path | None, *, ends: str = "", epochs: int = 1) -> tuple[str, i
             for (x,) in loader:
                 made += 1
                 rt.backward(model(x).sum())
-                rt.step(optimizer)
+                optimizer.step()
+                optimizer.zero_grad()
                 if ends == "lost" and made == 2:
                     raise KeyboardInterrupt
                 if ends == "early" and made == 2:
@@ -338,7 +339,8 @@ def _lose_the_run(run: RunFolder, error: Exception | None) -> None:
         for _ in rt.epochs(1):
             for (x,) in loader:
                 rt.backward(model(x).sum())
-                rt.step(optimizer)
+                optimizer.step()
+                optimizer.zero_grad()
                 if rt.steps == 1:
                     mine = rt.folder.name
                     take_run(run, describe_process("other", os.getpid(), {}, ()), lambda *_: None, before=mine)
@@ -417,7 +419,8 @@ for fold in range(3):
         for epoch in rt.epochs(1):
             for number, (x,) in enumerate(loader):
                 rt.backward(model(x).mean())
-                rt.step(optimizer)
+                optimizer.step()
+                optimizer.zero_grad()
                 if number == 2:
                     signal.raise_signal(signal.SIGTERM)
     print("fold", fold, rt.steps)
@@ -466,7 +469,8 @@ for lr in (0.1, 0.02):
             for epoch in rt.epochs(2):
                 for x, y in loader:
                     rt.backward(((model(x) - y) ** 2).mean())
-                    rt.step(optimizer)
+                    optimizer.step()
+                    optimizer.zero_grad()
                     if name == kill and rt.steps == 5:
                         os.kill(os.getpid(), signal.SIGKILL)
         scores.append(float(model(torch.ones(1, 2))))
