@@ -69,13 +69,14 @@ def attempt(
             rt.track(model=model, optimizer=optimizer, scheduler=scheduler)
             loader = rt.loader(loader)
         for _ in rt.epochs(epochs):
-            for x, y in loader:
+            for batch in loader:
                 seen.append(optimizer.param_groups[0]["lr"])
                 seen.loader_first.append(loader.sampler.position)
                 if dies:
                     raise RuntimeError("killed")
                 optimizer.zero_grad()
-                rt.backward(mse_loss(model(x), y))
+                for x, y in rt.micro_batches(batch) if options.get("exact") else [batch]:
+                    rt.backward(mse_loss(model(x), y))
                 optimizer.step()
                 if scheduler is not None:
                     scheduler.step()
