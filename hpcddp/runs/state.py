@@ -199,7 +199,7 @@ def step_back(run: RunFolder, state: State, reason: str) -> State:
     return State("unfinished", step, epoch, reason, state.attempt, digest, state.exact)
 
 
-def name_signal(attempt: AttemptFolder, signal: str) -> bool:
+def correct_signal(attempt: AttemptFolder, signal: str) -> bool:
     """Whether the attempt stopped by a signal, as it wrote. Then `signal` is the reason: what was sent to the script,
     which the launcher may have handed on as another one."""
     state = read_state(attempt.run)

@@ -17,7 +17,7 @@ from hpcddp.runs.folder import AttemptFolder, RunFolder, cannot_write, job_of, s
 from hpcddp.runs.jsonfile import write_object
 from hpcddp.runs.lock import HeldError, release_run, start_time
 from hpcddp.runs.start import Request, start
-from hpcddp.runs.state import State, correct_killed, name_signal, read_state, replace_state, step_back
+from hpcddp.runs.state import State, correct_killed, correct_signal, read_state, replace_state, step_back
 from hpcddp.supervisor.order import job_record
 
 if TYPE_CHECKING:
@@ -198,7 +198,7 @@ def _read_end(attempt: AttemptFolder) -> State | None:
 def _name_signal(attempt: AttemptFolder, name: str, tell: Callable[[str], None]) -> None:
     """The launcher may have handed on another signal: the state names the one that was sent, or nobody caught it."""
     opened = list_opened(attempt)
-    named = [name_signal(run.attempt(attempt.name), name) for run in (attempt.run, *opened)]
+    named = [correct_signal(run.attempt(attempt.name), name) for run in (attempt.run, *opened)]
     if any(named) or opened or os.path.exists(attempt.metrics):
         return
     state = read_state(attempt.run)  # the loops of other frameworks write no metrics
