@@ -24,7 +24,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from hpcddp.errors import HpcddpError, RequestError
-from hpcddp.training import mistakes
+from hpcddp.training import mistakes, trial
 from hpcddp.training.collectives import sum_over_data_ranks
 from hpcddp.training.data.loader import Batch, Part, SecondLoader, Taken, are_in_proportion, holds
 from hpcddp.training.data.randomness import seed_generators
@@ -131,6 +131,7 @@ class TrainingLoop:
         self.has_stepped = False  # in this attempt
         self.skipped_step: int | None = None  # the last batch in which none has, counted from 1
         self._layout, self._device, self._seed = setup.layout, setup.group.device, setup.options.seed
+        self._trial = trial.current
         self._gradients = gradients
         self._pace = pace
         self._count_step = count_step
@@ -250,6 +251,8 @@ class TrainingLoop:
             self.skipped_step = self.steps + 1
         self.steps += 1
         self._count_step(batch.parts[-1].micro)
+        if self._trial is not None:
+            self._trial.step_ends()
 
     def seed_between(self) -> None:
         """What draws random numbers before the next batch starts, draws by the number of steps."""
@@ -364,9 +367,13 @@ class TrainingLoop:
         self._part, self._backwards_of_part = part, 0
         self.calls.start()
         again = (self._nth_pass - 1,) if self._nth_pass > 1 else ()
-        seed_generators("step", self._seed, self.steps, *self._gradients.key(micro), *again)
+        key = self._gradients.key(micro)
+        key = key if self._trial is None else self._trial.key(key, micro)
+        seed_generators("step", self._seed, self.steps, *key, *again)
         self._open = ExitStack()
         self._open.enter_context(self._gradients.micro(micro))
+        if self._trial is not None:
+            self._trial.part_starts(micro)
 
     def _check_backward(self) -> None:
         """A micro batch is over: all of a pass have a backward pass, or none."""
@@ -462,6 +469,8 @@ class TrainingLoop:
             self._refuse(error)
         if factor is not None:
             self.record.add_loss(loss.detach(), factor, self._gradients.slot(part.micro))
+        if self._trial is not None:
+            self._trial.backward(loss.detach(), float(factor or 0.0) / self._gradients.averaged_over)
 
     def _expect_backward(self, micro: MicroBatch) -> None:
         in_place, alone = self._gradients.adds_up_in_place, len(self.optimizers) == 1
