@@ -8,8 +8,9 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
-_LOSS = 1e-5  # tolerances: what rounding alone never reached
+_LOSS = 1e-5  # tolerances: what rounding alone never reached in the first steps
 _GRADIENT = 1e-4
+_FIRST_STEPS, _LATER = 3, 10.0  # then rounding has grown: the tolerances are so many times as large
 _SMALL_LOSS = 1e-2  # below it, a loss is compared absolutely
 _PEERS = "PeerFailedError"
 _NUMBER = re.compile(r"-?\d+\.?\d*(?:[eE][-+]?\d+)?")
@@ -117,7 +118,7 @@ def compare_whole(one: Trial, many: Trial) -> Difference | None:
     steps = [many.steps(rank) for rank in range(many.ranks)]
     found = _compare_steps(one.steps(), steps, _compare_step)
     if found is None:
-        far = next((far for event in many.of_kind("untrained") if (far := _farthest(event, _GRADIENT))), None)
+        far = next((far for event in many.of_kind("untrained") if (far := _farthest(event, _GRADIENT * _LATER))), None)
         if far is not None:
             found = Difference("untrained", (), None, far[1], (far[3], far[2]), far[0])
     return found and found._replace(runs=(one.title, many.title), ranks=many.ranks)
@@ -127,7 +128,7 @@ def compare_bits(one: Trial, other: Trial, *, same_ranks: bool) -> Difference | 
     """Two runs that are to be equal to the bit: the gradients that reach the optimizers; with `same_ranks` also each
     rank's losses and weights."""
 
-    def compare(mine: list[Event], others: list[list[Event]]) -> Difference | None:
+    def compare(mine: list[Event], others: list[list[Event]], _times: float) -> Difference | None:
         return _compare_step_bits(mine, others[0], all_of_it=same_ranks)
 
     found = None
@@ -140,7 +141,7 @@ def compare_bits(one: Trial, other: Trial, *, same_ranks: bool) -> Difference | 
     return found and found._replace(runs=(one.title, other.title), ranks=other.ranks)
 
 
-_Compare = Callable[[list[Event], list[list[Event]]], Difference | None]
+_Compare = Callable[[list[Event], list[list[Event]], float], Difference | None]
 
 
 def _compare_steps(
@@ -151,14 +152,15 @@ def _compare_steps(
         lacking = next((rank for rank, steps in enumerate(many) if place not in steps), None)
         if place not in one or lacking is not None:
             return Difference("steps", (), place, values=(len(one), len(many[lacking or 0])), rank=lacking)
-        found = compare(one[place], [steps[place] for steps in many])
+        found = compare(one[place], [steps[place] for steps in many], 1.0 if place[1] < _FIRST_STEPS else _LATER)
         if found is not None:
             return found._replace(place=place)
     return None
 
 
-def _compare_step(one: list[Event], many: list[list[Event]]) -> Difference | None:
-    """What each rank's backward passes and optimizers have of one step."""
+def _compare_step(one: list[Event], many: list[list[Event]], times: float) -> Difference | None:
+    """What each rank's backward passes and optimizers have of one step. `times`: the tolerances are so many times as
+    large."""
     count = len(_of_kind(one, "batch"))
     for rank, events in enumerate(many):
         totals = [[(e["total"], e["epoch"]) for e in _of_kind(part, "batch")[:1]] for part in (one, events)]
@@ -172,7 +174,7 @@ def _compare_step(one: list[Event], many: list[list[Event]]) -> Difference | Non
             return Difference("passes", (), values=(len(losses), len(found)), rank=rank)
     for nth, event in enumerate(losses):
         mine, whole = event["share"], math.fsum(found[nth]["share"] for found in theirs)
-        if (off := _relative(mine, whole)) > _LOSS:
+        if (off := _relative(mine, whole)) > _LOSS * times:
             return Difference("loss", (), values=(mine, whole), off=off, factor=whole / mine if mine else math.nan)
     steps = _of_kind(one, "gradients")
     for rank, events in enumerate(many):
@@ -182,7 +184,7 @@ def _compare_step(one: list[Event], many: list[list[Event]]) -> Difference | Non
         for mine, its in zip(steps, calls, strict=True):
             if (setting := _compare_settings(mine, its)) is not None:
                 return Difference("settings", (), None, setting[0], setting[1:], rank=rank)
-            if (far := _farthest(its, _GRADIENT)) is not None:
+            if (far := _farthest(its, _GRADIENT * times)) is not None:
                 return Difference("gradients", (), None, far[1], (far[3], far[2]), far[0], its["factor"], rank)
     return None
 

@@ -40,6 +40,7 @@ from torch.utils.data import Dataset, IterableDataset
 from hpcddp.training import trial
 from hpcddp.training.data.sampler import MicroBatch
 from hpcddp.training.options import RuntimeOptions
+from hpcddp.training.stopping import StopTraining
 
 
 class Task(NamedTuple):
@@ -140,9 +141,10 @@ def replace_functions() -> None:
     torch.dropout = torch.feature_dropout = same
     attention, norm, begin = functional.scaled_dot_product_attention, functional.batch_norm, torch.autocast.__init__
 
-    def attend(query: Any, key: Any, value: Any, attn_mask: Any = None, dropout_p: float = 0.0, **other: Any) -> Tensor:
-        del dropout_p
-        return attention(query, key, value, attn_mask, 0.0, **other)
+    def attend(*args: Any, **named: Any) -> Tensor:
+        if len(args) > 4:
+            return attention(*args[:4], 0.0, *args[5:], **named)
+        return attention(*args, **named | {"dropout_p": 0.0})
 
     def normalise(  # as torch's
         input: Tensor,
@@ -239,7 +241,7 @@ class Recorder:
     def closed(self) -> None:
         if self._draws is not None:
             self._draws.__exit__(None, None, None)  # type: ignore[no-untyped-call]
-        if self._task.run and sys.exc_info()[0] is None:  # a stopped script may go on with its next run
+        if self._task.run and sys.exc_info()[0] in {None, StopTraining}:  # a stopped script may go on with its next run
             self.end("stopped" if self._stopped else "done")
 
     def shorten(self, dataset: Dataset[Any], batch: int, *, drop_last: bool = False) -> Dataset[Any]:
@@ -290,7 +292,7 @@ class Recorder:
         register_optimizer_step_pre_hook(self._before_step)
         register_optimizer_step_post_hook(self._after_step)
 
-    def _before_step(self, optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
+    def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         self._active.append(id(optimizer))
         if len(self._active) > 1:  # a subclass that calls super().step(), or one that makes another step
             return
@@ -301,6 +303,8 @@ class Recorder:
             for n, group in enumerate(optimizer.param_groups)
             for m, parameter in enumerate(group["params"])
         }
+        if any(map(callable, (*args[1:], *kwargs.values()))):  # a closure: they are those of the step before
+            gradients = {}
         step = self._taken if self._rt is None else int(self._rt.steps)
         self.write(
             "gradients",
