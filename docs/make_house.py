@@ -20,6 +20,7 @@ PICTURES = {"hpcddp": "house.svg", "hpcddp.training": "house-training.svg"}
 CAPTIONS = {
     "cli": "one file per verb: options, output, exit status",
     "api": "hpcddp.env(), init(), runtime() for training scripts",
+    "verify": "short runs of a script, on 1 to 3 ranks, compared",
     "trainer": "the reference trainer: a script like any other",
     "integrations": "loops of other frameworks stop in time and resume",
     "training": "process group, data, gradients, checkpoints",
@@ -60,6 +61,7 @@ CAPTIONS = {
     "training.data": "which samples a rank sees, and their weights",
     "training.options": "the arguments of hpcddp.runtime, checked",
     "training.parallel": "world → data rank and mesh; how a model is split",
+    "training.trial": "what hpcddp verify hears of a training",
     "training.activity": "what a rank is at: files, or waiting",
     "training.pulse": "a rank's sign of life, for the supervisor",
     "training.watchdog": "where the ranks stand once none gets on",

@@ -38,6 +38,7 @@ VERBS = {
     "diagnose": "say why a job ended: the first cause, its rank and line, what to type",
     "watch": "a live screen of one run: loss curve, speed, checkpoint, deadline, log",
     "train": "the reference trainer: DDP on handwritten digits",
+    "verify": "say whether a training script trains the same on any number of ranks",
     "compare": "say whether two runs are the same to the last bit, and what differed",
     "completion": "print the completion of verbs and options for bash, zsh, fish or tcsh",
     "help": "show the verbs, or the options of one verb",

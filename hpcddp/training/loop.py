@@ -24,7 +24,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from hpcddp.errors import HpcddpError, RequestError
-from hpcddp.training import mistakes
+from hpcddp.training import mistakes, trial
 from hpcddp.training.collectives import sum_over_data_ranks
 from hpcddp.training.data.loader import Batch, Part, SecondLoader, Taken, are_in_proportion, holds
 from hpcddp.training.data.randomness import seed_generators
@@ -131,7 +131,7 @@ class TrainingLoop:
         self.has_stepped = False  # in this attempt
         self.skipped_step: int | None = None  # the last batch in which none has, counted from 1
         self._layout, self._device, self._seed = setup.layout, setup.group.device, setup.options.seed
-        self._data_rank = setup.layout.data_rank
+        self._data_rank, self._trial = setup.layout.data_rank, trial.current
         self._gradients = gradients
         self._pace = pace
         self._count_step = count_step
@@ -256,6 +256,8 @@ class TrainingLoop:
             self.skipped_step = self.steps + 1
         self.steps += 1
         self._count_step(batch.parts[-1].micro)
+        if self._trial is not None:
+            self._trial.step_ends()
 
     def seed_between(self) -> None:
         """What draws random numbers before the next batch starts, draws by the number of steps."""
@@ -372,6 +374,8 @@ class TrainingLoop:
             self.calls.start()
         place = (self._data_rank, micro.nth) if micro.slice is None else ("slice", micro.slice)
         again = (self._nth_pass - 1,) if self._nth_pass > 1 else ()
+        if self._trial is not None:
+            place = self._trial.key(place, micro)
         seed_generators("step", self._seed, self.steps, *place, *again)
         is_whole = micro.last and not micro.nth and micro.samples > 0
         if not (is_whole and self._gradients.adds_up_in_place):
@@ -380,6 +384,8 @@ class TrainingLoop:
         if micro.nth == 0 and not self._gradients.adds_up_in_place:
             for one in self.optimizers:
                 one.mark()
+        if self._trial is not None:
+            self._trial.part_starts(micro)
 
     def _check_backward(self) -> None:
         """A micro batch is over: all of a pass have a backward pass, or none."""
@@ -482,6 +488,8 @@ class TrainingLoop:
             self._refuse(error)
         if factor is not None:
             self.record.sums.add_loss(loss.detach(), factor, part.micro.slice or 0)
+        if self._trial is not None:
+            self._trial.backward(loss.detach(), float(factor or 0.0) / self._gradients.averaged_over)
 
     def _expect_backward(self, micro: MicroBatch) -> None:
         in_place, alone = self._gradients.adds_up_in_place, len(self.optimizers) == 1

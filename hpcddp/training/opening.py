@@ -40,6 +40,7 @@ from hpcddp.runs.start import (
 )
 from hpcddp.runs.state import open_attempt, read_planned_batch, write_failure
 from hpcddp.schedulers.registry import find_current_job
+from hpcddp.training import trial
 from hpcddp.training.arguments import read_seconds_or_off
 from hpcddp.training.checkpoint.settings import OnFirst, RunSettings
 from hpcddp.training.data.randomness import seed_generators
@@ -360,6 +361,8 @@ _NO_TURN = (
 @contextmanager
 def open_runtime(env: MutableMapping[str, str], options: RuntimeOptions) -> Iterator[Runtime]:
     """See `hpcddp.runtime`, which calls this with the process's environment."""
+    verifying = trial.current
+    options = options if verifying is None else verifying.options(options)
     folder = choose_attempt(env, options.run_dir)
     batch = options.global_batch
     if batch is None and folder is not None:
@@ -370,6 +373,8 @@ def open_runtime(env: MutableMapping[str, str], options: RuntimeOptions) -> Iter
     stall_s, end_s = read_limits(env)
     signals = SignalFlag()
     with ExitStack() as stack:
+        if verifying is not None:
+            stack.callback(verifying.closed)
         stack.enter_context(signals.installed())
         pulse = stack.enter_context(beating(env))
         group = options.group
@@ -411,6 +416,8 @@ def open_runtime(env: MutableMapping[str, str], options: RuntimeOptions) -> Iter
             stack.enter_context(watchdog.watching())
         try:
             with suppress(StopTraining), explained(rt, exact=options.exactness is not None):
+                if verifying is not None:
+                    verifying.opened(rt)
                 yield rt
             rt.finish()
             if rt._is_finished and group.is_first and sys.stderr.isatty():

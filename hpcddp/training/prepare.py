@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 from hpcddp.batchplan import BatchPlan, plan_batch
 from hpcddp.errors import RequestError
 from hpcddp.parallelism import Split
-from hpcddp.training import collectives
+from hpcddp.training import collectives, trial
 from hpcddp.training.agreement import Agreement
 from hpcddp.training.arguments import check_kind, read_optional, read_whole
 from hpcddp.training.checkpoint.checkpointer import Checkpointer
@@ -421,6 +421,9 @@ class Preparation:
             plan = self._make_plan(how.batch_size, items) if self._plan is None else self._plan
             seed = self.seed
             self._loop.is_several, self._loop.first_count = several, count
+        if trial.current is not None and how.batch_sampler is None:
+            data = trial.current.shorten(how.dataset, plan.global_batch, drop_last=how.drop_last)
+            how = replace(how, dataset=data)
         sampler = make_sampler(how, plan, self.layout.data_rank, seed)
         note = self._setup.settings.note
         note(name_setting("samples", number), getattr(sampler, "samples", sampler.length))
@@ -508,6 +511,8 @@ class Preparation:
         if size is None:
             raise RequestError("rt.evaluation_loader got no batch_size", "rt.evaluation_loader(dataset, 256)")
         size = read_whole(size, "rt.evaluation_loader(dataset, {})")
+        if trial.current is not None:
+            how = replace(how, dataset=trial.current.shorten(how.dataset, size))
         self._agreement.note_evaluation(**outline_evaluation(how.dataset, size))
         return EvaluationLoader(
             how.dataset,

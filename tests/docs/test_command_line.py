@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
+import sys
 
 import pytest
 
@@ -28,6 +29,7 @@ COMPLETE = {
     "hpcddp status --json": "run",
     "hpcddp diagnose --json": "run",
     "hpcddp compare --json": "run run",
+    "hpcddp verify --json": f"--steps 1 -- {sys.executable} train.py",
 }
 WORDS = {"SITE": "tsubame4", "NAME": "abci3"}
 # Keys that a row mentions as "the same keys" of another row.
@@ -69,6 +71,7 @@ def there(tmp_path, monkeypatch):
     """A folder with a job script that has a mistake, and a run."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "train.py").write_text("pass\n")
     (tmp_path / "job.sh").write_text("#!/bin/bash\n#SBATCH --nodes=2\nsrun python a.py\n#SBATCH --time=1:00:00\n")
     attempt = tmp_path / "run/attempts/1"
     attempt.mkdir(parents=True)

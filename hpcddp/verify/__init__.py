@@ -1,0 +1,1 @@
+"""`hpcddp verify`: a training script run a few times in short, on several numbers of ranks, and what differed."""
