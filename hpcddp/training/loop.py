@@ -439,7 +439,7 @@ class TrainingLoop:
         part = self._part
         if part is None:
             raise (mistakes.MICRO_LOOP_MISSING.error() if self.batch.is_several else _outside())
-        if self.batch.is_several or not (self.seconds or of is not None):
+        if not (self.seconds or of is not None) or self.batch.is_several:
             return part  # the loop over its micro batches says it
         if of is None:
             for second in self.seconds:

@@ -91,7 +91,7 @@ class Runtime(Preparation):
 
     @property
     def _is_ending(self) -> bool:
-        return self.stop_reason is not None or self._finish_reason is not None or self._is_finished
+        return self._saves.stop_reason is not None or self._finish_reason is not None or self._is_finished
 
     # ---- the loop
 
@@ -222,7 +222,7 @@ class Runtime(Preparation):
     def _may_end_with_second(self) -> bool:
         """Whether a loop over a second loader is used up: a zip of the two ends with it, so that the last step was the
         epoch's last one. If it was not, another step follows."""
-        return any(second.is_used_up for second in self._loop.seconds)
+        return bool(self._loop.seconds) and any(second.is_used_up for second in self._loop.seconds)
 
     def _come_to_last_step(self) -> None:
         """Before an epoch's last step: stop here if there is no time for that and for what follows it, such as an
@@ -254,7 +254,7 @@ class Runtime(Preparation):
         """
         assert self._loader is not None
         loader, record, pace, step = self._loader, self._record, self._watch.pace, self._loop.steps
-        epoch = loader.sampler.epoch
+        epoch, saves = loader.sampler.epoch, self._saves
         ends = micro.ends_epoch if self._last_step is None else step == self._last_step
         is_last = ends or self._is_behind_batches or bool(self._loop.seconds and self._may_end_with_second)
         loader.sampler.advance(micro)
@@ -270,9 +270,9 @@ class Runtime(Preparation):
         pace.steps_shared = record.sums.steps_shared
         self._report.step(step, micro.total, record.loss)
         if stop is not None:
-            self._saves.note_stop(stop)
-        if self._saves.timer is not None:
-            self._ask_if_due()
+            saves.note_stop(stop)
+        if saves.timer is not None and saves.timer.is_due:
+            self._ask_to_save()
         several = self.group.world_size > 1  # one rank alone has agreed when it asked
         if several and not is_last and self._agreement.is_due(step, record.sums, record.exchanged):
             self._agree(f"ended step {step}")
@@ -280,14 +280,14 @@ class Runtime(Preparation):
             self._check_first_steps()
         every = self._options.save_every.steps
         self._save_asked |= every is not None and step % every == 0
-        self._loop.in_tail = is_last or (self._finish_reason is not None and self.stop_reason is None)
+        self._loop.in_tail = is_last or (self._finish_reason is not None and saves.stop_reason is None)
         if self._loop.in_tail:
             return
-        if self._save_asked or self.stop_reason is not None:
+        if self._save_asked or saves.stop_reason is not None:
             self._save_now()
         if self._checkpointer.may_write_beside:
             self._checkpointer.poll(wait=self._is_ending)
-        if self._saves.stop_reason is not None:
+        if saves.stop_reason is not None:
             raise StopTraining
 
     def _leave_if_stopping(self) -> None:
@@ -444,12 +444,11 @@ class Runtime(Preparation):
         if self.group.world_size == 1:
             self._agree("asked")
 
-    def _ask_if_due(self) -> None:
-        """Rank 0 asks for a save when its time has come."""
-        if self._saves.is_time:
-            self._agreement.ask(SAVE, "save_every", alone=self.group.world_size > 1)
-            if self.group.world_size == 1:
-                self._agree("asked")
+    def _ask_to_save(self) -> None:
+        """Rank 0 asks for a save, for its time has come."""
+        self._agreement.ask(SAVE, "save_every", alone=self.group.world_size > 1)
+        if self.group.world_size == 1:
+            self._agree("asked")
 
     def _agree(self, point: str, mine: Any = None) -> list[Any]:
         """A collective, which grants what any rank has asked for; returns what each rank has as `mine`.

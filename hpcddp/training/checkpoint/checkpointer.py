@@ -276,8 +276,11 @@ class Checkpointer:
         return self._tracked.models() if self._tracked is not None else []
 
     def learning_rate(self) -> float | None:
-        """Of the first tracked optimizer; None without one."""
-        return self._tracked.learning_rate() if self._tracked is not None else None
+        """Of the first parameter group of the first tracked optimizer; None without one."""
+        for thing in self._tracked.objects.values() if self._tracked is not None else ():
+            if isinstance(thing, Optimizer):
+                return float(thing.param_groups[0]["lr"])
+        return None
 
     def is_due(self, step: int) -> bool:
         """Whether a checkpoint of this step can be written and does not exist yet."""

@@ -139,13 +139,6 @@ class Tracked:
             return None
         return hash_states({name: thing for name, thing in self.objects.items() if isinstance(thing, nn.Module)})
 
-    def learning_rate(self) -> float | None:
-        """Of the first parameter group of the first optimizer."""
-        for thing in self.objects.values():
-            if isinstance(thing, Optimizer):
-                return float(thing.param_groups[0]["lr"])
-        return None
-
     def capture(self) -> dict[str, Any]:
         """Every object's state by name, with the run's own tensors in it, not copies."""
         return {
