@@ -372,7 +372,7 @@ class TrainingLoop:
         self._part, self._backwards_of_part = part, 0
         if self.calls.are_watched:
             self.calls.start()
-        place = (self._data_rank, micro.nth) if micro.slice is None else ("slice", micro.slice)
+        place: tuple[int | str, ...] = (self._data_rank, micro.nth) if micro.slice is None else ("slice", micro.slice)
         again = (self._nth_pass - 1,) if self._nth_pass > 1 else ()
         if self._trial is not None:
             place = self._trial.key(place, micro)

@@ -139,9 +139,10 @@ def replace_functions() -> None:
     for name in _DROPOUTS:
         setattr(functional, name, same)
     torch.dropout = torch.feature_dropout = same
-    attention, norm, begin = functional.scaled_dot_product_attention, functional.batch_norm, torch.autocast.__init__
+    attention: Any = functional.scaled_dot_product_attention
+    norm, begin = functional.batch_norm, torch.autocast.__init__
 
-    def attend(*args: Any, **named: Any) -> Tensor:
+    def attend(*args: Any, **named: Any) -> Any:
         if len(args) > 4:
             return attention(*args[:4], 0.0, *args[5:], **named)
         return attention(*args, **named | {"dropout_p": 0.0})
@@ -162,7 +163,7 @@ def replace_functions() -> None:
         begin(self, *args, **kwargs)
         self._enabled = False
 
-    functional.scaled_dot_product_attention, functional.batch_norm = attend, normalise  # type: ignore[assignment]
+    functional.scaled_dot_product_attention, functional.batch_norm = attend, normalise
     torch.autocast.__init__ = disabled  # type: ignore[method-assign]
 
 
