@@ -243,7 +243,7 @@ class TrainingLoop:
         if not self._backwards:
             beside = ", and an optimizer has stepped" if self.stepped else ""
             raise mistakes.BATCH_WITHOUT_BACKWARD.error(beside=beside)
-        if self.is_in_step:
+        if self._depth:
             raise mistakes.STEP_LEFT.error(kind=self._stepping)
         self._end_part()
         self._batch = None
@@ -573,8 +573,11 @@ class TrainingLoop:
                 self.calls.check_averaged(is_early=self._had_backward < 2)
             if self._gradients.looks_before_steps and not self.stepped:
                 self._gradients.collect(batch.parts[-1].micro)
-        is_reached = any(some.has_of(self._nth_batch) for some in self.optimizers)
-        one.check_step(self._nth_batch, is_reached=is_reached, has_closure=has_closure)
+        one.check_step(self._nth_batch, self._reaches_any, has_closure=has_closure)
+
+    def _reaches_any(self) -> bool:
+        """Whether a backward pass over this batch has reached some optimizer of the run."""
+        return any(one.has_of(self._nth_batch) for one in self.optimizers)
 
     def _check_foreign(self, optimizer: Optimizer) -> None:
         if id(optimizer) in self._foreign or self._known is None:

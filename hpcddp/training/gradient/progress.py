@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from enum import Enum
 from typing import Any
 
@@ -153,14 +153,14 @@ class OptimizerGradients:
         now, one.grad = look_at(one), None
         return _is_changed(before, now)
 
-    def check_step(self, batch: int, *, is_reached: bool, has_closure: bool) -> None:
+    def check_step(self, batch: int, is_reached: Callable[[], bool], *, has_closure: bool) -> None:
         """RequestError if the optimizer cannot step on them. With a closure they come inside of the step. `is_reached`:
         whether a backward pass over this batch has reached some optimizer of the run."""
         self.check_parameters()
         if has_closure:
             return
         row = STEP[self.state]
-        if row is STEP_AGAIN and (self._unsure == batch or (is_reached and self._have_none())):
+        if row is STEP_AGAIN and (self._unsure == batch or (is_reached() and self._have_none())):
             return  # it may have no part in this batch: as in one process, a step on nothing
         if row is not None:
             raise row.error(kind=self.kind)
