@@ -113,7 +113,10 @@ MISTAKES: dict[str, tuple[Changes, str]] = {
         "this batch is several micro batches",
     ),
     "accumulated by hand": (
-        [(STEP, "            if rt.steps % 2:\n    " + STEP), (ZERO, "            if rt.steps % 2 == 0:\n    " + ZERO)],
+        [
+            (STEP + NEXT, "            if rt.steps % 2:\n    " + STEP + "    " + NEXT),
+            (ZERO, "            if rt.steps % 2 == 0:\n    " + ZERO),
+        ],
         "with the gradients of an earlier batch still in the sum",
     ),
     "the optimizer of another model": (
