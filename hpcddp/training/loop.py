@@ -214,7 +214,6 @@ class TrainingLoop:
         self._batch, self.in_tail = batch, False
         self._nth_batch += 1
         self._backwards = self._nth_pass = 0
-        self._depth = 0  # an exception that the script caught may have left a step
         self._left_with = None
         self.stepped = self._is_partial = False
         if not batch.is_several:

@@ -435,12 +435,6 @@ class Numbers(IterableDataset):
         return ((torch.full((4,), float(n)), n % 3) for n in self._numbers)
 
 
-def a_stream_that_splits_itself_by_rank(open_: Opened, rank: int) -> None:
-    with open_() as rt:
-        model = make_model()
-        train(rt, *rt.prepare(model, sgd(model), DataLoader(Numbers(rank, 2), batch_size=4)))
-
-
 def a_data_set_that_is_cut_by_rank(open_: Opened, rank: int) -> None:
     with open_() as rt:
         model = make_model()
