@@ -51,6 +51,7 @@ _TIMEOUT_STATUS = 124  # of timeout(1)
 _SAYS_WHY = re.compile(
     r"(?i)error|cannot|can't|could not|fail|invalid|missing|not found|refus|abort|no such|unable|must"
 )
+_OF_LAUNCHER = re.compile(r"ChildFailedError|CalledProcessError|SignalException")
 _LABELLED = re.compile(r"\b[Rr]ank[ =:]?(\d+)\b|^\[\d+\] ")
 _IN_USE = re.compile(r"EADDRINUSE|[Aa]ddress already in use")
 _ENQUEUED = re.compile(rb"Rank (\d+)\].*last enqueued (?:NCCL )?work: (\d+)")
@@ -144,7 +145,7 @@ class _Judge:
             (mark for mark in self._of(END) if not self._is_doubled(mark)), key=lambda one: (one.log, one.number)
         )
         #: A launcher ends the ranks that are left by SIGTERM: they were well.
-        swept = [mark for mark in ends if mark.signal == _SIGTERM and mark.cause != "killed"]
+        swept = {mark for mark in ends if mark.signal == _SIGTERM and mark.cause != "killed"}
         is_swept = any(mark not in swept and mark.cause != "killed" for mark in ends)
         self._ends = [mark for mark in ends if not (is_swept and mark in swept)]
         self._swept = {rank for mark in swept for rank in mark.ranks or (mark.rank,) if is_swept and rank is not None}
@@ -156,8 +157,12 @@ class _Judge:
             else set(range(size))
         )
         self._exit_status = next((log.exit_status for log in logs if log.exit_status is not None), None)
+        ended = any(mark.is_raised and not mark.is_logged and not mark.went_on for mark in self._marks)
+        #: Nothing says that the job has failed.
+        self._seems_well = not has_failed if has_failed is not None else not (self._ends or self._exit_status or ended)
         lost = [mark for mark in self._of(LOST, LATE) if mark.is_raised or mark.rank is not None]
-        self._lost = [mark for mark in lost if not (mark.is_logged and self._seems_well)]
+        of_ranks = [mark for mark in lost if not _OF_LAUNCHER.search(mark.body)]
+        self._lost = [mark for mark in of_ranks if not (mark.is_logged and self._seems_well)]
 
     def _of(self, *levels: str) -> list[Mark]:
         return [mark for mark in self._marks if mark.level in levels and not mark.went_on]
@@ -216,13 +221,6 @@ class _Judge:
         rank = self._find_rank(first, found)
         own = [mark for mark in found if _alike(mark) == _alike(first) and self._logs[mark.log].source.rank == rank]
         return self._cause(own[0] if own and rank is not None else first, rank)
-
-    @property
-    def _seems_well(self) -> bool:
-        """Whether nothing says that the job has failed."""
-        if self._has_failed is not None:
-            return not self._has_failed
-        return not self._ends and not self._exit_status
 
     def _choose_of_chains(self, marks: Sequence[Mark]) -> list[Mark]:
         """One of exceptions that led to one another: of the first class that a row names the last, else the last."""
@@ -301,7 +299,7 @@ class _Judge:
         taken = [mark for mark in ends if mark.cause in {"killed", "interrupted"}]
         others = [mark for mark in signals if _signal(mark) not in {_SIGTERM}]
         named = [mark for mark in ends if mark.cause == "interrupted"]
-        if named:
+        if named and self._exit_status != _TIMEOUT_STATUS:
             return self._cause(named[0], None)
         if taken and (not others or taken[0].number < others[0].number):
             return self._of_signal(taken[0], None)
@@ -310,7 +308,8 @@ class _Judge:
                 (mark for mark in others if "first observed" not in mark.body and mark.rank is not None), others[0]
             )
             rank = self._rank_of_end(others)
-            return self._of_signal(best, rank)
+            said = self._find_said(others[0], rank)
+            return self._of_signal(best, rank) if said is None else self._cause(said, rank)
         marks = self._of(MARK)
         if marks:
             return self._cause(marks[0], self._guess_rank(marks[0]))
@@ -320,6 +319,14 @@ class _Judge:
         if signals and not late:
             return self._of_signal(signals[0], signals[0].rank if signals[0].rank is not None else self._find_missing())
         return self._find_own_end(ends)
+
+    def _find_said(self, end: Mark, rank: int | None) -> Mark | None:
+        """What a rank that crashed has printed of a lack of something, right before."""
+        if _OF_SIGNAL.get(_signal(end)) != "crash":
+            return None
+        lacks = {"limits", "host-memory", "shm", "disk-full", "library"}
+        near = [mark for mark in self._of(RAISED) if mark.log == end.log and 0 < end.number - mark.number <= 40]
+        return next((mark for mark in near if mark.cause in lacks and mark.rank in {None, rank}), None)
 
     def _rank_of_end(self, ends: Sequence[Mark]) -> int | None:
         roots = [mark for mark in ends if "first observed" in mark.body]
@@ -332,7 +339,7 @@ class _Judge:
         said = next((one for one in self._of(RAISED) if one.cause == "walltime"), None)
         if said is not None and mark.cause == "killed":
             return self._cause(said, None)._replace(also=("killed",))
-        if number == _SIGTERM and self._exit_status == _TIMEOUT_STATUS:
+        if number in {0, _SIGTERM, _SIGINT} and self._exit_status == _TIMEOUT_STATUS:
             remedy = "timeout(1) in the job script ended it: a longer one, or checkpoints and chain: N in the job file"
             return self._cause(mark, None)._replace(class_="walltime", remedy=remedy, also=("killed",))
         class_ = _OF_SIGNAL.get(number, "killed")
@@ -550,7 +557,7 @@ def _judge_life(log: Log) -> list[Mark]:
     if unsigned and not is_over:
         world = log.find_alive({*range(log.world_size)} | log.ranks, max(mark.number for mark in unsigned))
         if all(len(numbers) > 1 for numbers in world.values()):
-            return [mark for mark in log.marks if mark not in unsigned]
+            return [mark for mark in log.marks if not (mark.is_raised and mark.rank is None)]
     doubted = [mark for mark in log.marks if mark.level in {RAISED, LOST, LATE} and mark.rank is not None]
     if not doubted:
         return log.marks

@@ -92,6 +92,7 @@ ROWS = (
     Row("walltime", CAUSE, REQUEST, "CANCELLED … DUE TO TIME LIMIT", "TIME LIMIT", r"DUE TO TIME LIMIT", _TIME),
     Row("walltime", CAUSE, REQUEST, "PBS: job killed: walltime … exceeded limit", "walltime", r"job killed: walltime", _TIME),
     Row("walltime", RAISED, REQUEST, "time limit reached (a script's own)", "ime limit|ime-limit|alltime", r"(?i)\b(time.?limit|wall.?time)\b.*\b(reached|exceeded|expired|over)\b", _TIME),
+    Row("walltime", CAUSE, REQUEST, "timeout: sending signal TERM to command", "sending signal", r"^timeout: sending signal", _TIME),
     Row("walltime", CAUSE, REQUEST, "TERM_RUNLIMIT (LSF)", "TERM_RUNLIMIT", r"TERM_RUNLIMIT", _TIME),
     Row("killed", CAUSE, CLUSTER, "CANCELLED … DUE TO PREEMPTION", "PREEMPTION", r"DUE TO PREEMPTION", "submit it again: a run resumes from its newest checkpoint; --requeue, or a queue that is not preempted"),
     Row("killed", CAUSE, CLUSTER, "Node failure on node4, DUE TO NODE FAILURE", "FAIL|ode failure", r"DUE TO NODE FAILURE|Node failure on (?P<host>[\w.-]+)", "submit it again; max_restarts: N and spares: 1 in the job file go on without the node"),

@@ -54,11 +54,9 @@ def test_a_run_is_diagnosed_by_its_name_folder_and_job(word, run, tmp_path, monk
     assert cause["file"].endswith("rank-0001.node2.log")
 
 
-def test_what_a_report_quotes_of_a_rank_whose_log_is_there_counts_once_and_its_end_does(
-    run, tmp_path, monkeypatch, capsys
-):
+def test_what_a_report_quotes_of_a_rank_with_a_log_counts_once(run, tmp_path, monkeypatch, capsys):
     logs = Path("runs/train/attempts/7.1/logs")
-    report = "hpcddp: rank 1 on node2 was killed by SIGSEGV. The end of its output:\n    [rank 1] INFO step 3\n  all of it: x\n"
+    report = "hpcddp: rank 1 on node2 was killed by SIGSEGV. The end of its output:\n    [rank 1] INFO step 3\n"
     (logs / "rank-0001.node2.log").write_text("[rank 1] INFO step 3\n")
     (logs / "job.log").write_text(f"{RESET}{report}")
     scheduler(tmp_path, monkeypatch, squeue="")

@@ -110,6 +110,33 @@ def test_a_hang_is_the_rank_that_did_not_time_out(told):
     assert told(of + raised(0, LATE) + raised(2, LATE) + raised(1, LATE)).rank is None
 
 
+def test_a_crash_after_words_of_a_lack_is_that_lack(told):
+    said = "OpenBLAS blas_thread_init: pthread_create failed for thread 3 of 8: Resource temporarily unavailable\n"
+    end = "mpirun noticed that process rank 1 with PID 7 on node node1 exited on signal 11 (Segmentation fault).\n"
+    assert (told(said + end).class_, told(said + end).rank) == ("limits", 1)
+    assert told(said + "step 1\n").class_ == "none"
+
+
+def test_the_status_of_timeout_says_whose_signal_it_was(told):
+    end = "W1125 x.py:753] Received 15 death signal, shutting down workers\n"
+    assert told(f"{end}job finished, exit status 124\n").class_ == "walltime"
+    assert told(f"{end}job finished, exit status 143\n").class_ == "killed"
+
+
+def test_a_rank_that_logs_its_error_and_ends_has_failed_where_others_lost_it(told):
+    logged = "2026-11-25 19:09:02,494 [rank 1] ERROR train: failed\n"
+    cause = told(logged + raised(None, "KeyError: 'label'") + raised(0, RESET))
+    assert (cause.class_, cause.rank) == ("exception", 1)
+
+
+def test_a_rank_that_ended_itself_is_known_by_its_last_words_whatever_the_launcher_raised_then(told):
+    words = "validation loss is nan, stopping\n"
+    end = "E1126 x.py:1002] failed (exitcode: 3) local_rank: 1 (pid: 7) of binary: python\n"
+    end += raised(None, "torch.distributed.elastic.multiprocessing.errors.ChildFailedError: ")
+    cause = told("step 1\nstep 2\n" + words + raised(0, RESET) + raised(2, RESET) + end)
+    assert (cause.class_, cause.rank, cause.line, cause.text) == ("exit-status", 1, 3, words.strip())
+
+
 def test_a_rank_that_never_came_to_the_rendezvous_is_named_by_the_key_that_was_waited_for(told):
     error = "torch.distributed.DistStoreError: wait timeout after 10000ms, keys: /default_pg/0//cpu//0/1"
     cause = told(raised(None, error) + "E1126 x.py:1] failed (exitcode: 1) local_rank: 0 (pid: 7) of binary: python\n")

@@ -13,6 +13,7 @@ LINES = {
     "walltime": [
         "slurmstepd: error: *** JOB 3 ON node1 CANCELLED AT 2026-11-26T06:44:49 DUE TO TIME LIMIT ***",
         "=>> PBS: job killed: walltime 26 exceeded limit 10",
+        "timeout: sending signal TERM to command 'mpirun'",
         "TERM_RUNLIMIT: job killed after reaching LSF run time limit.",
         "time limit of 25 s reached",
         "hpcddp: unfinished: step 900 (deadline)",
