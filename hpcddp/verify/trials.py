@@ -54,6 +54,11 @@ class Verification(NamedTuple):
     numbers: tuple[str, str] | None = None  # a printed line of one and of two ranks
     definition: tuple[str, ...] = ()  # what in the loss depends on the batch as a whole
 
+    @property
+    def in_parts(self) -> bool:
+        """Whether no rank has all of a model."""
+        return any(event["in_parts"] for trial in self.trials for event in trial.of_kind("weights"))
+
 
 def verify(plan: Plan, python: Sequence[str], env: Mapping[str, str], say: Callable[[str], None]) -> Verification:
     """Run the script and compare. LaunchError where its Python has no torch, or no hpcddp."""
