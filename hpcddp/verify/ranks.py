@@ -142,10 +142,10 @@ def replace_functions() -> None:
     attention: Any = functional.scaled_dot_product_attention
     norm, begin = functional.batch_norm, torch.autocast.__init__
 
-    def attend(*args: Any, **named: Any) -> Tensor:
-        given = (*args[:4], 0.0, *args[5:]) if len(args) > 4 else args
-        result: Tensor = attention(*given, **named | ({} if len(args) > 4 else {"dropout_p": 0.0}))
-        return result
+    def attend(*args: Any, **named: Any) -> Any:
+        if len(args) > 4:
+            return attention(*args[:4], 0.0, *args[5:], **named)
+        return attention(*args, **named | {"dropout_p": 0.0})
 
     def normalise(  # as torch's
         input: Tensor,
