@@ -164,7 +164,7 @@ def describe(one: Difference) -> str:
         return f"{runs[0]} the script failed on rank {one.rank}: {error}"
     if one.kind == "hang":
         over, stuck = one.values or ([], [])
-        where = f", at {name}" if name else ""
+        where = f": {name}" if name else ""
         ended = f"{_ranks(over)} ended, " if over else ""
         return f"{runs[0]}: {ended}{_ranks(stuck)} did not{where}" if over else f"{runs[0]} no rank gets on{where}"
     texts = {

@@ -116,6 +116,8 @@ def compare(plan: Plan, folder: str, host: subprocess.Popen[str], say: Callable[
         found.append(_first(compare_ranks(many), compare_whole(one, many), find_failure(many)))
         if found[-1] is not None:
             break
+    if found[-1] is not None and found[-1].kind == "hang":  # which would cost as long again
+        return _conclude(runs, one, found, whole=True)
     batch = one.of_kind("batch")[0]["total"] if one.of_kind("batch") else 0
     if opened[0]["exact"] or opened[0]["micro"]:
         micro = None if opened[0]["exact"] else -(-batch // 2)
