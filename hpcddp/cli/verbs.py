@@ -28,7 +28,7 @@ _MEANT = {
     **dict.fromkeys(("list", "ls", "site", "clusters"), "hpcddp sites"),
     **dict.fromkeys(("run", "start"), "hpcddp launch -- python train.py"),
     **dict.fromkeys(("generate", "template", "script"), "hpcddp render --nodes 4 -- python train.py > job.sh"),
-    **dict.fromkeys(("check", "validate", "verify"), "hpcddp lint job.sh"),
+    **dict.fromkeys(("check", "validate"), "hpcddp lint job.sh"),
     **dict.fromkeys(("progress", "jobs", "queue"), "hpcddp status"),
     **dict.fromkeys(("kill", "stop", "delete"), "hpcddp cancel RUN"),
     **dict.fromkeys(("tail", "log", "output"), "hpcddp logs RUN -f"),

@@ -86,7 +86,8 @@ def find_failure(trial: Trial) -> Difference | None:
         last = trial.events[trial.stuck[0]][-1:]
         place = (last[0]["opening"], last[0]["step"]) if last else None
         over = [rank for rank in range(trial.ranks) if rank not in trial.stuck]
-        where = trial.stacks[0] if trial.stacks else ""
+        stands = zip(trial.stuck, trial.stacks, strict=False)
+        where = ", ".join(f"rank {rank} at {line}" for rank, line in stands if line)
         return Difference("hang", (trial.title,), place, where, (over, list(trial.stuck)), ranks=trial.ranks)
     return None
 

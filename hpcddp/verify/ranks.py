@@ -540,7 +540,9 @@ def _become_rank(task: Task, rank: int, port: int, tell: int, command: list[str]
         error = f"SystemExit: {left.code}" if left.code not in (None, 0) else ""
     except BaseException as left:
         traceback.print_exc()
-        error = f"{type(left).__name__}: {left}"
+        lines = [f for f in traceback.extract_tb(left.__traceback__) if f.filename.startswith(os.getcwd())]
+        where = f"{os.path.relpath(lines[-1].filename)}:{lines[-1].lineno}: " if lines else ""
+        error = f"{where}{type(left).__name__}: {left}"
     recorder.end("failed" if error else "done", error)
 
 
@@ -554,7 +556,7 @@ def _run_script(command: list[str]) -> None:
         return
     sys.argv = command[1:]
     sys.path.insert(0, os.path.dirname(os.path.realpath(command[1])))
-    runpy.run_path(command[1], run_name="__main__")
+    runpy.run_path(os.path.realpath(command[1]), run_name="__main__")
 
 
 def _run_trial(task: Task, command: list[str], patience_s: float, limit_s: float) -> dict[str, Any]:

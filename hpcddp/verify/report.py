@@ -122,7 +122,11 @@ CAUSES = (
         "an average of weights or a teacher that follows what one rank sees",
         "the same update on every rank, once per step",
     ),
-    Cause(_is_of("hang"), "a branch, a break or an rt.sum(…) on one rank alone, which the others wait for", _SAME_WAY),
+    Cause(
+        lambda one: one.kind == "hang" and one.ranks > 1,
+        "a branch, a break or an rt.sum(…) on one rank alone, which the others wait for",
+        _SAME_WAY,
+    ),
     Cause(
         _is_of("untrained", resumed=True),
         "an average of weights or a teacher that no checkpoint has",
@@ -160,7 +164,7 @@ def describe(one: Difference) -> str:
         return f"{runs[0]} the script failed on rank {one.rank}: {error}"
     if one.kind == "hang":
         over, stuck = one.values or ([], [])
-        where = f", at {name}" if name else ""
+        where = f": {name}" if name else ""
         ended = f"{_ranks(over)} ended, " if over else ""
         return f"{runs[0]}: {ended}{_ranks(stuck)} did not{where}" if over else f"{runs[0]} no rank gets on{where}"
     texts = {
@@ -209,11 +213,16 @@ def format_verification(script: str, result: Verification) -> str:
         counted = ", ".join(map(str, counts[:-1]))
         lines.append(f"{script}: the same training on {counted} and {counts[-1]} ranks{stops} ({steps})")
     elif not result.differences:
+        same = (
+            "gradients and weights are the same on both" if not result.in_parts else "each rank has a part of the model"
+        )
         lines += [
-            f"{script}: on 2 ranks, gradients and weights are the same on both ({steps})",
+            f"{script}: on 2 ranks, {same} ({steps})",
             "  It does not use hpcddp.runtime: whether this is the training of one process cannot be said, since only"
             " the script knows what its batches are.",
         ]
+    elif len(result.trials) == 1:
+        lines.append(f"{script}: nothing could be compared, since it does not run in one process")
     else:
         lines.append(f"{script}: not the same training on any number of ranks, or after a stop")
     told: set[str] = set()

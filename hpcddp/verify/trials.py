@@ -54,6 +54,11 @@ class Verification(NamedTuple):
     numbers: tuple[str, str] | None = None  # a printed line of one and of two ranks
     definition: tuple[str, ...] = ()  # what in the loss depends on the batch as a whole
 
+    @property
+    def in_parts(self) -> bool:
+        """Whether no rank has all of a model."""
+        return any(event["in_parts"] for trial in self.trials for event in trial.of_kind("weights"))
+
 
 def verify(plan: Plan, python: Sequence[str], env: Mapping[str, str], say: Callable[[str], None]) -> Verification:
     """Run the script and compare. LaunchError where its Python has no torch, or no hpcddp."""
@@ -111,6 +116,8 @@ def compare(plan: Plan, folder: str, host: subprocess.Popen[str], say: Callable[
         found.append(_first(compare_ranks(many), compare_whole(one, many), find_failure(many)))
         if found[-1] is not None:
             break
+    if found[-1] is not None and found[-1].kind == "hang":  # which would cost as long again
+        return _conclude(runs, one, found, whole=True)
     batch = one.of_kind("batch")[0]["total"] if one.of_kind("batch") else 0
     if opened[0]["exact"] or opened[0]["micro"]:
         micro = None if opened[0]["exact"] else -(-batch // 2)

@@ -637,3 +637,16 @@ def test_no_variable_that_hpcddp_gave_a_rank_goes_into_a_new_job(
 def test_a_sweep_over_folders_is_refused(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert submit("--name", "a", "--set", "sweep.workdir=x,y", *TRAIN) == 2
     assert "workdir" in capsys.readouterr().err
+
+
+def test_a_training_script_that_was_never_verified_is_mentioned_once(
+    here: Path, program: Program, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program("sbatch", SBATCH)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(here / "cache"))
+    Path("train.py").write_text("import hpcddp\nwith hpcddp.runtime() as rt: pass\n")
+    Path("other.py").write_text("print('no runtime')\n")
+    said = "train.py was never verified: hpcddp verify -- python train.py --lr 1\n"
+    for name, script, is_told in (("a", "train.py", True), ("b", "train.py", False), ("c", "other.py", False)):
+        assert submit("--name", name, "--", "python", script, *(["--lr", "1"] if script == "train.py" else [])) == 0
+        assert (said in capsys.readouterr().err) == is_told
