@@ -22,7 +22,8 @@ def words_of(text: str) -> list[str]:
 
 def prose_of(page: Path) -> list[str]:
     """The paragraphs, list items and cells of tables of a page; code and addresses count as one word each."""
-    text = re.sub(r"^( *)```.*?^\1```|<!--.*?-->", "\n", page.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
+    text = page.read_text(encoding="utf-8")
+    text = re.sub(r"^( *)```.*?^\1```|<!--.*?-->", "\n", text, flags=re.DOTALL | re.MULTILINE)
     text = re.sub(r"(`+).+?\1", "code", text)
     text = re.sub(r"!?\[([^\]]*)\]\([^)]*\)", r"\1", text)
     text = re.sub(r"^#+ .*$", "\n", text, flags=re.MULTILINE)
