@@ -43,42 +43,26 @@ _FORMULAS = """
 |---|---|---|---|---|
 """
 _LETTERS = """
-The last column is for 32 ranks on 4 nodes. The formulas are for rings, in which each rank sends as much as it receives;
-NCCL may use trees, which send about as much. A test trains on four ranks, and compares what they hold and the sizes of
-all their calls with pictures and table, but for `two-devices`. FSDP gathers again in each micro batch.
-Without blocks (`rt.wrap(model, blocks=…)`) it keeps the whole model from the forward to the backward pass, and sends
-`2 P (S - 1) / S`.
+The last column is for 32 ranks on 4 nodes. The formulas are for rings, in which each rank sends as much as it receives.
+Tests compare what four training ranks hold and send with pictures and table, but for `two-devices`. FSDP without blocks
+(`rt.wrap(model, blocks=…)`) keeps the whole model from the forward to the backward pass, and sends `2 P (S - 1) / S`.
 
 | letter | meaning |
 |---|---|
 """
-_BEHIND = """
-DeepSpeed's formulas are those of the ZeRO paper (arXiv 1910.02054, section 7). They and that of context parallel were
-not counted here.
-"""
-_WHEN = """
-## When to choose which
-
-| way to train | choose it when | a rank sends in a step, in bytes |
-|---|---|---|
-"""
 _TABLE = """
-## What the tests found
+## Which to choose, and what the tests found
 
-| way to train | job | renders for | runs here on | equals one process | resumes elsewhere | stops in time |
+| way to train | job | choose it when | sends as | ranks here | equals one process | resumes elsewhere, stops in time |
 |---|---|---|---|---|---|---|
 """
 EXAMPLE = {"P": 1.0, "W": 32, "S": 8, "C": 4, "T": 8}
 _COLUMNS = """
-Each row is a test, which fails where the table says what is not so (`tests/jobs/`, `tests/frameworks/`):
-
-| column | what the test does |
-|---|---|
-| renders for | `hpcddp render` makes a script for ABCI 3.0 and one for Slurm; `hpcddp lint` finds nothing in either |
-| runs here on | `hpcddp render --site local \\| bash` on two CPUs without a GPU, by Open MPI and gloo |
-| equals one process | the largest difference of any weight from a training on one rank with the same global batch |
-| resumes elsewhere | stopped on the most ranks and resumed on one, it ends with the same weights |
-| stops in time | it saves at the end of the walltime, and the job's status is 85: unfinished |
+Each row is a test (`tests/jobs/`, `tests/frameworks/`). `hpcddp render` makes scripts for ABCI 3.0 and for Slurm, in
+which `hpcddp lint` finds nothing, for any number of nodes unless the row says otherwise. They run on CPUs by Open MPI
+and gloo. The weights differ from those of one rank with the same global batch by no more than the row says. What resumes
+elsewhere was stopped on the most ranks and resumed on one, with the same weights. What stops in time saves at the end of
+the walltime, with status 85. DeepSpeed's bytes are those of its paper (arXiv 1910.02054), and were not counted here.
 """
 _MISSING = """
 ## Ways that have no job
@@ -93,9 +77,8 @@ def page() -> str:
     table = "".join(_line(row, reasons) for row in ROWS)
     notes = "".join(f"{number}. {reason}\n" for number, reason in enumerate(reasons, 1))
     missing = "".join(f"| {way} | {why} |\n" for way, why in MISSING)
-    choices = "".join(f"| {row.name} | {when(row.name)} | {sends(row.name)} |\n" for row in ROWS)
     found = f"{_TABLE}{table}\n{notes}{_COLUMNS}{_MISSING}{missing}"
-    return f"{_HEAD}{_pictures()}{_formulas()}{_WHEN}{choices}{_BEHIND}{found}"
+    return f"{_HEAD}{_pictures()}{_formulas()}{found}"
 
 
 def _pictures() -> str:
@@ -134,8 +117,10 @@ def _line(row: Row, reasons: list[str]) -> str:
     else:
         equal = f"- {note(row.equal_to)}"
     jobs = ", ".join(f"`jobs/{job}`" for job in (row.job, *row.also))
-    ranks = ", ".join(map(str, row.ranks)) + (" rank" if row.ranks == (1,) else " ranks")
-    return f"| {' | '.join([row.name, jobs, row.renders, ranks, equal, answer(row.resumes), answer(row.stops)])} |\n"
+    only = "" if row.renders == Row._field_defaults["renders"] else f" ({row.renders})"
+    later = " / ".join(dict.fromkeys((answer(row.resumes), answer(row.stops))))
+    cells = [row.name, jobs + only, when(row.name), sends(row.name), ", ".join(map(str, row.ranks)), equal, later]
+    return f"| {' | '.join(cells)} |\n"
 
 
 if __name__ == "__main__":

@@ -1,20 +1,9 @@
-"""When to choose each row of rows.py, and what it sends: a kind of splits.py, or exchanges of its own."""
+"""When to choose each row of rows.py, and what it sends: as a kind of splits.py, or in words."""
 
 from __future__ import annotations
 
-from tests.jobs.splits import KINDS, Exchange, format_sum
-
-_REDUCE, _GATHER = Exchange("reduce-scatter", "P", "W"), Exchange("all-gather", "P", "W")
-_SENDS: dict[str, str] = {kind.name: f"`{kind.formula}`" for kind in KINDS} | {
-    "context": f"`{format_sum((Exchange('all-reduce', 'P', 'W'), Exchange('all-gather', 'L A', 'W', 4)))}`",
-    "two passes": f"`{format_sum((_REDUCE, _GATHER))}`",
-    "three passes": f"`{format_sum((_GATHER, _GATHER, _REDUCE))}`",
-    "GPU 0": "GPU 0 sends P to each other GPU, and receives P from it",
-    "placements": "what the placements of its tensors ask for",
-    "nothing": "it trains nothing",
-}
 _OLD = "a script is written like this already"
-#: name of the row -> when to choose it, a key of _SENDS
+#: name of the row -> when to choose it, and the split whose bytes it sends
 _CHOICES = {
     "the article's job on 1 and 4 nodes of ABCI 3.0": ("images in folders, on ABCI", "ddp"),
     "DDP by `hpcddp.runtime`": ("a new script, and the model fits on one GPU with gradients and optimizer", "ddp"),
@@ -38,7 +27,7 @@ _CHOICES = {
     ),
     "`torch.distributed.launch`": (f"{_OLD}. It is deprecated: torchrun", "ddp"),
     "`mp.spawn` in a script for one node, unchanged": (f"{_OLD}, and one node is enough", "ddp"),
-    "`nn.DataParallel`": ("never: DDP is faster, also on one node", "GPU 0"),
+    "`nn.DataParallel`": ("never: DDP is faster, also on one node", "all through GPU 0"),
     "ZeRO-1 by hand": ("the optimizer's state is too large, in a script of plain torch", "zero1"),
     "FSDP2 by hand": ("weights or gradients are too large, in a script of plain torch", "fsdp"),
     "HSDP by hand": ("FSDP2 by hand waits for the network between nodes", "hsdp"),
@@ -48,24 +37,30 @@ _CHOICES = {
     ),
     "FSDP1 with size-based wrapping": (f"{_OLD}. New ones: FSDP2", "fsdp"),
     "sequence parallel by torch's styles": ("tensor parallel, and activations are too large", "tensor"),
-    "context parallel by hand: keys and values gathered": ("one sequence is too long for one GPU", "context"),
+    "context parallel by hand: keys and values gathered": (
+        "one sequence is too long for one GPU",
+        "ddp, and keys and values",
+    ),
     "pipeline by hand, 1F1B": ("the network is slow, and the layers are many and alike", "pipeline"),
     "pipeline by hand, GPipe": ("you want the simplest schedule; 1F1B keeps fewer activations", "pipeline"),
-    "DeviceMesh and DTensor by hand": ("you divide a computation that is no layer of torch", "placements"),
-    "init by environment, TCP, file": ("you want to know how ranks meet", "nothing"),
+    "DeviceMesh and DTensor by hand": (
+        "you divide a computation that is no layer of torch",
+        "as its tensors are placed",
+    ),
+    "init by environment, TCP, file": ("you want to know how ranks meet", "-"),
     "backends nccl, gloo, mpi, ucc (here: gloo; the others are refused with what they need)": (
         "you want to know what a torch has",
-        "nothing",
+        "-",
     ),
-    "all collectives, among all ranks and per pair": ("a network is new, or slow", "nothing"),
+    "all collectives, among all ranks and per pair": ("a network is new, or slow", "-"),
     "Accelerate": (_OLD, "ddp"),
     "`notebook_launcher`, unchanged": ("a notebook is written like this already", "ddp"),
     "HF Trainer": (_OLD, "ddp"),
     "Lightning Trainer": (_OLD, "ddp"),
     "Lightning Fabric": (_OLD, "ddp"),
-    "DeepSpeed ZeRO-1": (f"{_OLD}, or state is to go to CPUs or disks", "two passes"),
-    "DeepSpeed ZeRO-2": ("the same, and gradients are too large", "two passes"),
-    "DeepSpeed ZeRO-3": ("the same, and weights are too large", "three passes"),
+    "DeepSpeed ZeRO-1": (f"{_OLD}, or state is to go to CPUs or disks", "ddp"),
+    "DeepSpeed ZeRO-2": ("the same, and gradients are too large", "ddp"),
+    "DeepSpeed ZeRO-3": ("the same, and weights are too large", "fsdp"),
 }
 NAMES = frozenset(_CHOICES)
 
@@ -75,4 +70,4 @@ def when(name: str) -> str:
 
 
 def sends(name: str) -> str:
-    return _SENDS[_CHOICES[name][1]]
+    return _CHOICES[name][1]

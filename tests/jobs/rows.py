@@ -195,7 +195,7 @@ ROWS = (
 MISSING = (
     (
         "a pipeline by `hpcddp.runtime`, or on one mesh with FSDP2 and tensor parallel",
-        "[articles/pipeline.md](articles/pipeline.md) says why",
+        "a prototype needed private names of torch, and took no uneven micro batches",
     ),
     (
         "torch's own `context_parallel`",
