@@ -60,9 +60,9 @@ EXAMPLE = {"P": 1.0, "W": 32, "S": 8, "C": 4, "T": 8}
 _COLUMNS = """
 Each row is a test (`tests/jobs/`, `tests/frameworks/`). `hpcddp render` makes scripts for ABCI 3.0 and for Slurm, in
 which `hpcddp lint` finds nothing, for any number of nodes unless the row says otherwise. They run on CPUs by Open MPI
-and gloo. The weights differ from those of one rank with the same global batch by no more than the row says. What resumes
-elsewhere was stopped on the most ranks and resumed on one, with the same weights. What stops in time saves at the end of
-the walltime, with status 85. DeepSpeed's bytes are those of its paper (arXiv 1910.02054), and were not counted here.
+and gloo. The weights differ from those of one rank with the same global batch by no more than the row says. What
+resumes elsewhere was stopped on the most ranks and resumed on one, with the same weights. What stops in time saves at
+the end of the walltime, with status 85. DeepSpeed's bytes are those of its paper (arXiv 1910.02054), and were not counted here.
 """
 _MISSING = """
 ## Ways that have no job
