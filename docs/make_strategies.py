@@ -62,7 +62,8 @@ Each row is a test (`tests/jobs/`, `tests/frameworks/`). `hpcddp render` makes s
 which `hpcddp lint` finds nothing, for any number of nodes unless the row says otherwise. They run on CPUs by Open MPI
 and gloo. The weights differ from those of one rank with the same global batch by no more than the row says. What
 resumes elsewhere was stopped on the most ranks and resumed on one, with the same weights. What stops in time saves at
-the end of the walltime, with status 85. DeepSpeed's bytes are those of its paper (arXiv 1910.02054), and were not counted here.
+the end of the walltime, with status 85. DeepSpeed's bytes are those of its paper (arXiv 1910.02054), and were not
+counted here.
 """
 _MISSING = """
 ## Ways that have no job
