@@ -81,7 +81,7 @@ _KEYS = "compare list(torch.load(path)['model']) with list(model.state_dict()): 
 _DRIVER = "nvidia-smi; python -m torch.utils.collect_env: torch's CUDA must not be newer than the driver's"
 _GPU = "CUDA_LAUNCH_BLOCKING=1 in the job's environment shows the line; then compute-sanitizer"
 _GPU_MEMORY = "a smaller batch on each GPU: max_micro_batch, activation checkpointing, or hpcddp advise"
-_WHO_CAME_LATE = "TORCH_DISTRIBUTED_DEBUG=DETAIL in the job names the collective; look for an if on the rank around one"
+_WHO_CAME_LATE = "hpcddp verify -- COMMAND; TORCH_DISTRIBUTED_DEBUG=DETAIL in the job names the collective"
 _TIME = "a longer walltime, or checkpoints and chain: N in the job file"
 _OFFLINE = "download on the login node first, then HF_HUB_OFFLINE=1 in the job; or set the site's proxy"
 _ARGUMENTS = "the command with --help on the login node; hpcddp lint job.sh"
@@ -139,7 +139,7 @@ ROWS = (
     Row("arguments", CAUSE, SCRIPT, "error: unrecognized arguments, the following arguments are required", "error: ", r"^\S+(?: \S+)?: error: (unrecognized arguments|argument |the following arguments|one of the arguments|invalid choice|ambiguous option|expected |too few)", _ARGUMENTS),
     Row("arguments", CAUSE, SCRIPT, "an unknown option of the launcher", "nrecogni|nknown option|nvalid option|llegal option|such option|Missing option", r"[Uu]nrecogni[sz]ed (option|argument)|[Uu]nknown option|[Ii](nvalid|llegal) option|No such option|Missing option", _ARGUMENTS),
     Row("arguments", RAISED, SCRIPT, "arguments that the program does not know", "ArgumentParser|ArgumentError|UsageError|ConfigAttributeError|OverrideParse", r"not used by the HfArgumentParser|argparse\.ArgumentError|UsageError|Could not override|OverrideParse", _ARGUMENTS),
-    Row("collective-mismatch", CAUSE, PROGRAM, "Detected mismatch between collectives on ranks", "mismatch|op.preamble|inconsistent|expects same model|appears not to match", r"[Dd]etected mismatch between collectives|op\.preamble\.length <= op\.nbytes|[Cc]ollective\w* mismatch|expects same model across all ranks, but [Rr]ank (?P<rank>\d+)|params\[\d+\] in this process.*not to match|Mismatched? .*collective", "TORCH_DISTRIBUTED_DEBUG=DETAIL in the job names both collectives; look for an if on the rank around one"),
+    Row("collective-mismatch", CAUSE, PROGRAM, "Detected mismatch between collectives on ranks", "mismatch|op.preamble|inconsistent|expects same model|appears not to match", r"[Dd]etected mismatch between collectives|op\.preamble\.length <= op\.nbytes|[Cc]ollective\w* mismatch|expects same model across all ranks, but [Rr]ank (?P<rank>\d+)|params\[\d+\] in this process.*not to match|Mismatched? .*collective", "hpcddp verify -- COMMAND; TORCH_DISTRIBUTED_DEBUG=DETAIL in the job names both collectives"),
     # GPUs and NCCL
     Row("exception", RAISED, PROGRAM, "CUDA out of memory", "out of memory|OUT_OF_MEMORY|ALLOC_FAILED", r"(CUDA|HIP|XPU|MPS\w*|Cuda failure.*)\W.*out of memory|OutOfMemoryError|CUBLAS_STATUS_ALLOC_FAILED|CUDNN_STATUS_ALLOC_FAILED|CUDA_ERROR_OUT_OF_MEMORY", _GPU_MEMORY),
     Row("library", RAISED, ENVIRONMENT, "no kernel image is available", "no kernel image|too old|insufficient|NVIDIA driver|with CUDA enabled|PTX was compiled|forward compatibility", r"no kernel image is available|driver .*(is )?too old|driver version is insufficient|Found no NVIDIA driver|not compiled with CUDA enabled|unsupported PTX|PTX was compiled with an unsupported|forward compatibility was attempted", _DRIVER),
