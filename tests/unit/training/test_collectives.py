@@ -36,7 +36,7 @@ def test_numbers_rows_and_objects_of_all_ranks(run_ranks: RunRanks, loop_bodies:
             "nothing": [0, 2],
             "told": "rank 0",
             "evaluated": list(range(7)),
-            "batches": 3,
+            "batches": 2,
             "refused": ["rt.sum", "rt.gather", "rt.broadcast", "rt.save_model", "a loop over evaluation data"],
         }
 
