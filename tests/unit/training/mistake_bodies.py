@@ -428,11 +428,8 @@ def a_count_of_one_of_two_loaders(open_: Opened, rank: int) -> None:
 
 
 class Numbers(IterableDataset):
-    def __init__(self, first: int = 0, step: int = 1) -> None:
-        self._numbers = range(first, 24, step)
-
     def __iter__(self) -> Iterator[tuple[Tensor, int]]:
-        return ((torch.full((4,), float(n)), n % 3) for n in self._numbers)
+        return ((torch.full((4,), float(n)), n % 3) for n in range(24))
 
 
 def a_data_set_that_is_cut_by_rank(open_: Opened, rank: int) -> None:

@@ -7,6 +7,7 @@ import contextlib
 import importlib.util
 import json
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -219,6 +220,17 @@ def plain_backward(p: Parts) -> None:
         p.optimizer.step()
 
 
+def goes_on_after_a_failed_step(p: Parts) -> None:
+    def fail(*_: Any) -> None:
+        raise ValueError("in the middle of a step")
+
+    p.optimizer.register_step_post_hook(fail)
+    for batch in p.loader:
+        p.backward(batch)
+        with suppress(ValueError):
+            p.optimizer.step()
+
+
 def zeroed_before_the_step(p: Parts) -> None:
     for batch in p.loader:
         p.backward(batch)
@@ -362,6 +374,7 @@ ON_ONE_RANK: list[tuple[Loop, dict[str, Any], Mistake, dict[str, Any]]] = [
     (step_in_the_micro_loop, {"max_micro_batch": 6}, mistakes.STEP_EARLY, {"kind": "SGD"}),
     *((two_steps, options, mistakes.STEP_AGAIN, {"kind": "SGD"}) for options in ({}, SPLIT, EXACT)),
     *((plain_backward, options, mistakes.STEP_AGAIN, {"kind": "SGD"}) for options in ({}, SPLIT, EXACT)),
+    *((goes_on_after_a_failed_step, options, mistakes.STEP_LEFT, {"kind": "SGD"}) for options in ({}, SPLIT, EXACT)),
     *((zeroed_before_the_step, options, mistakes.STEP_ON_CLEARED, {"kind": "SGD"}) for options in ({}, SPLIT, EXACT)),
     (goes_on_behind_a_step_that_broke, {}, mistakes.STEP_LEFT, {"kind": "SGD"}),
     *((accumulates_by_hand, options, mistakes.STEP_ON_SEVERAL, {"kind": "SGD"}) for options in ({}, SPLIT, EXACT)),
