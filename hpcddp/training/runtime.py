@@ -378,7 +378,8 @@ class Runtime(Preparation):
         mean over the global batch.
 
         The loss is the mean over what counts in this rank's batch or micro batch: samples, or the result of the
-        loader's `count`. With `summed` it is the sum over those. A `scaler` scales the backward pass, not the loss that
+        loader's `count`. With `summed` it is a sum over its samples, and the gradients are those of the sum over the
+        global batch, as plain torch gives it. A `scaler` scales the backward pass, not the loss that
         is recorded. `of`: where there are two training loaders, the batch that the loss comes from, or a tensor of it;
         None: all that the loop has taken, whose shares on the ranks have to be in proportion.
         """

@@ -37,7 +37,7 @@ class Weight(NamedTuple):
 
     counted: float  # samples, or what the caller counts; 0 in a micro batch that only keeps the ranks in step
     mean: float | Tensor  # of a loss that is a mean over the counted ones
-    each: float | Tensor  # of a loss that is a sum over them
+    each: float  # of a loss that is a sum, whatever counts in it
 
 
 def weigh(count: float, total: float | Tensor, averaged_over: int) -> Any:
@@ -88,7 +88,7 @@ class Weighing:
                 self._counted = math.fsum(counts)
                 total = self._add_up([part.micro.slice or 0 for part in step], counts)
                 yield [
-                    (part, Weight(n, *(weigh(k, total, self._averaged_over) for k in (n, 1))))
+                    (part, Weight(n, weigh(n, total, self._averaged_over), float(self._averaged_over)))
                     for part, n in zip(step, counts, strict=True)
                 ]
             step = []
@@ -96,8 +96,8 @@ class Weighing:
     def _weigh_samples(self, micro: MicroBatch) -> Weight:
         key = micro.samples, micro.total
         if key not in self._weights:
-            whole, each = (weigh(n, micro.total, self._averaged_over) for n in (micro.samples, 1))
-            self._weights[key] = Weight(micro.samples, whole, each)
+            whole = weigh(micro.samples, micro.total, self._averaged_over)
+            self._weights[key] = Weight(micro.samples, whole, float(self._averaged_over))
         return self._weights[key]
 
     def take(self) -> dict[str, float]:
@@ -162,18 +162,19 @@ def run_backward(
     summed: bool,
     scaler: torch.amp.GradScaler | None = None,
 ) -> float | Tensor | None:
-    """Backward from the mean loss over what counts in the micro batch (`summed`: the sum).
+    """Backward from the mean loss over what counts in the micro batch; `summed`: from the sum over its samples, which
+    gives the sum over the global batch.
 
     Returns the loss's weight, None if nothing counts. `models` have all their parameters on this rank. Without any (a
-    sharded model) a mean over nothing is refused, because its NaN would reach the gradients.
+    sharded model) a mean over nothing is refused where it is NaN, which would reach the gradients.
     """
     if not isinstance(loss, Tensor) or loss.numel() != 1:
         raise _no_loss(loss, summed=summed)
-    counts = weight.counted > 0
-    if not counts and micro.samples and not models and not summed:
+    counts = (micro.samples if summed else weight.counted) > 0
+    if not counts and micro.samples and not models and not bool(loss.isfinite()):
         raise RequestError(
-            f"none of this micro batch's {micro.samples} samples has a part that counts, so its mean loss is NaN",
-            "take the sum of the loss and rt.backward(loss, summed=True)",
+            f"none of this micro batch's {micro.samples} samples has a part that counts, and its mean loss is NaN",
+            "a mean that is 0 there: loss = losses.sum() / max(parts, 1)",
         )
     factor = weight.each if summed and counts else weight.mean
     whole = isinstance(factor, float) and factor == 1.0  # a tensor is not looked at: the host would wait for it

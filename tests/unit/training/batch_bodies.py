@@ -77,7 +77,7 @@ def train_tokens(arguments: list[dict[str, Any]]) -> None:
             torch.save(trajectory, argument["out"])
 
 
-def reference_tokens(global_batch: int) -> tuple[list[list[Tensor]], list[float]]:
+def reference_tokens(global_batch: int, loss_of: Any = masked_mean) -> tuple[list[list[Tensor]], list[float]]:
     """Weights after each step, and losses, of plain torch on whole global batches."""
     model = token_model()
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.05)
@@ -87,7 +87,7 @@ def reference_tokens(global_batch: int) -> tuple[list[list[Tensor]], list[float]
         order = permute(torch.arange(SENTENCES), SENTENCES, 5, epoch)
         for chosen in torch.split(order, global_batch):
             optimizer.zero_grad()
-            loss = masked_mean(model(x[chosen]), y[chosen])
+            loss = loss_of(model(x[chosen]), y[chosen])
             loss.backward()
             optimizer.step()
             trajectory.append([p.detach().clone() for p in model.parameters()])

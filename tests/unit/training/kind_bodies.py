@@ -47,7 +47,6 @@ class Plain:
         yield batch
 
     def backward(self, loss: Tensor, *, summed: bool = False, scaler: Any = None) -> None:
-        loss = loss / self.samples if summed else loss
         (loss if scaler is None else scaler.scale(loss)).backward()
 
     def train_step(self, batch: Any, loss_of: Callable[[Any], Tensor]) -> Tensor:

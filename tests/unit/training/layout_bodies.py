@@ -42,8 +42,8 @@ def train(argument: dict[str, Any]) -> None:
                 for x, y, numbers in rt.micro_batches(batch):
                     seen += [(epoch, int(number)) for number in numbers[: rt.samples]]
                     random_numbers.append(float(torch.rand(())))
-                    summed = argument.get("count", False)  # a sum over samples, divided by all that counts
-                    rt.backward(cross_entropy(model(x), y, reduction="sum" if summed else "mean"), summed=summed)
+                    loss = cross_entropy(model(x), y, reduction="sum")
+                    rt.backward(loss / (_count((x, y, numbers)) if argument.get("count") else len(y)))
                 gradients.append([_whole(parameter.grad) for parameter in model.parameters()])
                 optimizer.step()
                 optimizer.zero_grad()
