@@ -59,9 +59,10 @@ def check_same_data(dataset: Dataset[Any], layout: Layout, options: Mapping[str,
             raise RequestError(f"rank {rank} gets other samples of this {kind} than rank 0", _HINT)
 
 
-def outline_evaluation(dataset: Dataset[Any], batch_size: int) -> dict[str, Any]:
+def outline_evaluation(dataset: Dataset[Any], batch_size: int, *, drop_last: bool) -> dict[str, Any]:
     """What of evaluation data has to be the same on every rank."""
-    return {"batch_size": batch_size, "samples": _count_samples(dataset), "subset": hash_choice(dataset)[:12]}
+    options = {"batch_size": batch_size, "drop_last": drop_last}
+    return options | {"samples": _count_samples(dataset), "subset": hash_choice(dataset)[:12]}
 
 
 def hash_choice(dataset: Dataset[Any]) -> str:

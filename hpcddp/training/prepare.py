@@ -27,9 +27,9 @@ from hpcddp.training.checkpoint.position import find_place, move_to
 from hpcddp.training.checkpoint.settings import name_setting
 from hpcddp.training.checkpoint.tracked import OwnedStates, unwrap
 from hpcddp.training.data.evaluation import EvaluationLoader
-from hpcddp.training.data.items import ItemSampler, SingleItem, check_items
+from hpcddp.training.data.items import ItemSampler, SingleItem, check_first, check_items, check_second
 from hpcddp.training.data.loader import InputWait, SecondLoader, TrainingLoader, make_sampler
-from hpcddp.training.data.reading import Reading, Source, choose_workers, is_shuffled, read_how
+from hpcddp.training.data.reading import Reading, choose_workers, is_shuffled, read_how
 from hpcddp.training.data.sampler import derive_key
 from hpcddp.training.data.weighing import Count, Weighing
 from hpcddp.training.data_checks import check_data, outline_evaluation
@@ -410,17 +410,17 @@ class Preparation:
         )
         number = 1 if self._loader is None else 2 + len(self._loop.seconds)
         items = read_optional(items_per_step, "rt.loader(loader, items_per_step={})")
-        self._check_items(how, items, counts=count is not None, is_second=number > 1)
+        check_items(how, items, self.layout.data_size, self._options, counts=count is not None)
         check_data(how, self._setup)
-        several = self._options.uses_micro_batches or (items or 0) > 1
-        if number > 1:
-            plan = self._plan_second(how.batch_size, items)
-            several = self._loop.is_several
-            seed = derive_key("loader", self.seed, number)
-        else:
+        if number == 1:
+            check_first(how, items, self._options, self._batch)
             plan = self._make_plan(how.batch_size, items) if self._plan is None else self._plan
-            seed = self.seed
+            several, seed = self._options.uses_micro_batches or (items or 0) > 1, self.seed
             self._loop.is_several, self._loop.first_count = several, count
+        else:
+            several, seed = self._loop.is_several, derive_key("loader", self.seed, number)
+            check_second(items, are_several=several)
+            plan = self._plan_for(items or how.batch_size, items)
         if trial.current is not None and how.batch_sampler is None:
             data = trial.current.shorten(how.dataset, plan.global_batch, drop_last=how.drop_last)
             how = replace(how, dataset=data)
@@ -446,41 +446,6 @@ class Preparation:
             self._checkpointer.settle_settings(self._position)
             self._move(self._position, loader)
         return loader
-
-    def _check_items(self, how: Source, items: int | None, *, counts: bool, is_second: bool) -> None:
-        """RequestError for batches of the script's own that do not fit into this run."""
-        batch = None if is_second else self._batch
-        check_items(how, items, self.layout.data_size, counts=counts, global_batch=batch)
-        if not how.has_items:
-            return
-        exactness = self._options.exactness
-        if exactness is not None and exactness.slices != items:
-            raise RequestError(
-                f"in exact mode each of the step's {items} batches is a slice, and slices={exactness.slices}",
-                f"hpcddp.runtime(exact=…, slices={items})",
-            )
-        if self._options.max_micro_batch is not None:
-            raise RequestError(
-                f"max_micro_batch={self._options.max_micro_batch} came with batches that the DataLoader makes itself:"
-                " one is one micro batch",
-                "leave out max_micro_batch, and make smaller batches",
-            )
-        if is_second and (items or 0) > 1 and not self._loop.is_several:
-            raise RequestError(
-                "a second loader with items_per_step gives batches in micro batches, and the first one does not",
-                "hpcddp.runtime(max_micro_batch=…): for x, y in rt.micro_batches(batch), of both loaders",
-            )
-
-    def _plan_second(self, batch_size: int | None, items: int | None) -> BatchPlan:
-        size = items or batch_size
-        if size is None:
-            raise RequestError(
-                "nothing says how large the global batch of the second training loader is",
-                "rt.loader(DataLoader(dataset, batch_size=256, shuffle=True))",
-            )
-        exactness = self._options.exactness
-        largest = 1 if items else self._options.max_micro_batch
-        return plan_batch(size, self.layout.data_size, largest, exactness.slices if exactness else None)
 
     def _move(self, position: dict[str, int], loader: TrainingLoader) -> None:
         """Let the loader continue at the checkpoint's position."""
@@ -513,7 +478,7 @@ class Preparation:
         size = read_whole(size, "rt.evaluation_loader(dataset, {})")
         if trial.current is not None:
             how = replace(how, dataset=trial.current.shorten(how.dataset, size))
-        self._agreement.note_evaluation(**outline_evaluation(how.dataset, size))
+        self._agreement.note_evaluation(**outline_evaluation(how.dataset, size, drop_last=how.drop_last))
         return EvaluationLoader(
             how.dataset,
             size,
@@ -578,18 +543,21 @@ class Preparation:
 
     def _make_plan(self, batch_size: int | None, items: int | None = None) -> BatchPlan:
         """The plan for the global batch that was given, else for a DataLoader's `batch_size`; or for `items` a step."""
-        options, exactness = self._options, self._options.exactness
         batch = items or (self._batch if self._batch is not None else batch_size)
+        plan = self._plan_for(batch, items)
+        self._plan = plan
+        self._planned(plan)
+        return plan
+
+    def _plan_for(self, batch: int | None, items: int | None) -> BatchPlan:
         if batch is None:
             raise RequestError(
                 "no global batch was given",
                 "hpcddp.runtime(global_batch=256), or a DataLoader with batch_size=256, or render --global-batch 256",
             )
-        slices = exactness.slices if exactness else None
-        plan = plan_batch(batch, self.layout.data_size, 1 if items else options.max_micro_batch, slices)
-        self._plan = plan
-        self._planned(plan)
-        return plan
+        exactness = self._options.exactness
+        largest = 1 if items else self._options.max_micro_batch
+        return plan_batch(batch, self.layout.data_size, largest, exactness.slices if exactness else None)
 
     def _choose_workers(self, dataset: Dataset[Any]) -> int:
         return choose_workers(dataset, self.group.cpus, self.device)

@@ -16,6 +16,7 @@ from hpcddp.errors import RequestError
 from hpcddp.training.data.randomness import kept_generators, seed_generators
 from hpcddp.training.data.reading import Source
 from hpcddp.training.data.sampler import EpochPosition, MicroBatch
+from hpcddp.training.options import RuntimeOptions
 from hpcddp.units import format_count
 
 _COMPARED = 64  # items of a pass: the first alone may be the same by chance
@@ -125,7 +126,7 @@ def describe_items(batch_sampler: Iterable[Any], seed: int) -> str:
     return f"{first[:2]} … {hashlib.sha256(repr(first).encode()).hexdigest()[:8]}"
 
 
-def check_items(how: Source, items_per_step: int | None, ranks: int, *, counts: bool, global_batch: int | None) -> None:
+def check_items(how: Source, items_per_step: int | None, ranks: int, options: RuntimeOptions, *, counts: bool) -> None:
     """RequestError unless it is known how many batches of this loader make a step, and how much each weighs."""
     call = "loader = rt.loader(loader, items_per_step={})"
     if not how.has_items:
@@ -152,8 +153,31 @@ def check_items(how: Source, items_per_step: int | None, ranks: int, *, counts: 
             "the DataLoader has batch_size=None, and nothing says how many samples a batch of its data set has",
             f"rt.loader(loader, items_per_step={items_per_step}, count=lambda batch: len(batch[0]))",
         )
-    if global_batch is not None:
+    exactness = options.exactness
+    if exactness is not None and exactness.slices != items_per_step:
         raise RequestError(
-            f"a global batch of {global_batch} samples was given, and the DataLoader has {kind}",
-            f"leave out global_batch: items_per_step={items_per_step} says how large a step is",
+            f"in exact mode each of the step's {items_per_step} batches is a slice, and slices={exactness.slices}",
+            f"hpcddp.runtime(exact=…, slices={items_per_step})",
+        )
+
+
+def check_first(how: Source, items_per_step: int | None, options: RuntimeOptions, global_batch: int | None) -> None:
+    """RequestError for sizes that were given beside batches of the script's own, of the first loader."""
+    given = {"global_batch": global_batch, "max_micro_batch": options.max_micro_batch}
+    for name, value in given.items():
+        if how.has_items and value is not None:
+            raise RequestError(
+                f"{name}={value} was given, and the DataLoader makes its batches itself",
+                f"leave out {name}: each is one micro batch, and items_per_step={items_per_step} says how many a step"
+                " has",
+            )
+
+
+def check_second(items_per_step: int | None, *, are_several: bool) -> None:
+    """RequestError for a second loader in micro batches, where those of the first are whole. `are_several`: they are
+    not."""
+    if (items_per_step or 0) > 1 and not are_several:
+        raise RequestError(
+            "a second loader with items_per_step gives batches in micro batches, and the first one does not",
+            "hpcddp.runtime(max_micro_batch=…): for x, y in rt.micro_batches(batch), of both loaders",
         )

@@ -126,10 +126,10 @@ def test_all_are_as_one_process_on_any_ranks_with_stops_between(run_ranks: RunRa
 def test_a_loss_over_two_loaders_is_refused_where_their_shares_are_not_in_proportion(
     run_ranks: RunRanks, tmp_path: Path
 ) -> None:
-    outcome = run_ranks("loaders_bodies:train_pair", 3, {"how": "zip", "sizes": [10, 22], "out": str(tmp_path / "out")})
+    outcome = run_ranks("loaders_bodies:train_pair", 2, {"how": "zip", "sizes": [10, 21], "out": str(tmp_path / "out")})
     assert 0 not in outcome.statuses
     text = "".join(outcome.outputs)
-    assert "one loss for 10 samples and the 22 of training loader 2, and their shares on 3 ranks are not in" in text
+    assert "one loss for 10 samples and the 21 of training loader 2, and their shares on 2 ranks are not in" in text
     assert "hint: rt.backward(a, of=x), then rt.backward(b, of=u)" in text
 
 
@@ -163,7 +163,9 @@ def test_a_finished_loop_over_steps_goes_on_only_if_more_are_asked_for(tmp_path:
 
 
 def _items(loader: DataLoader, **options: Any) -> None:
-    with hpcddp.runtime(**{name: value for name, value in options.items() if name in ("exact", "slices")}) as rt:
+    with hpcddp.runtime(
+        **{name: value for name, value in options.items() if name in ("exact", "slices", "max_micro_batch")}
+    ) as rt:
         rt.loader(loader, **{name: options[name] for name in ("items_per_step", "count") if name in options})
 
 
@@ -223,6 +225,10 @@ REFUSED: dict[str, tuple[Callable[[], None], str]] = {
     "other slices": (
         lambda: _items(_buckets(DATA), items_per_step=2, exact=True),
         r"2 batches is a slice, and slices=8.*slices=2\)",
+    ),
+    "sizes beside buckets": (
+        lambda: _items(_buckets(DATA), items_per_step=2, max_micro_batch=4),
+        r"max_micro_batch=4 was given, .*hint: leave out max_micro_batch",
     ),
     "buckets for evaluation": (
         lambda: _evaluate(_buckets(DATA)),
