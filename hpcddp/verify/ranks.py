@@ -86,6 +86,10 @@ class SampleDraws(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch 
         first = micro.position % global_batch
         self._rows = range(first, first + micro.size)
 
+    def leave(self) -> None:
+        """The loop is between two batches: what is drawn is the same on all ranks."""
+        self._rows = range(0)
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs, count = kwargs or {}, len(self._rows)
         if torch.Tag.nondeterministic_seeded not in func.tags or not count:
@@ -284,6 +288,8 @@ class Recorder:
     def step_ends(self) -> None:
         self._calls = 0
         self._taken += 1
+        if self._draws is not None:
+            self._draws.leave()
         if (int(self._rt.steps) if self._task.run else self._taken) >= self._task.steps:
             self.end("steps")
 
