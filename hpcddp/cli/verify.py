@@ -13,6 +13,7 @@ from hpcddp.cli.parser import VerbParser
 from hpcddp.cli.streams import tell
 from hpcddp.errors import RequestError
 from hpcddp.login.planning import on_path
+from hpcddp.login.submit import clean_environment
 from hpcddp.runs.command import identify_command
 from hpcddp.runs.verified import note_verified
 from hpcddp.units import parse_count, parse_walltime
@@ -50,7 +51,7 @@ def run(args: argparse.Namespace, env: Mapping[str, str]) -> int:
     batch = None if args.global_batch is None else parse_count(args.global_batch, "--global-batch")
     steps = parse_count(args.steps, "--steps")
     plan = Plan(os.getcwd(), command, steps, parse_walltime(args.limit, "--limit"), batch)
-    result = verify(plan, python, env, tell)
+    result = verify(plan, python, clean_environment(env), tell)
     script = command[2] if command[1] == "-m" else command[1]
     note_verified(script, env)
     if args.json:

@@ -5,6 +5,7 @@ Requests and answers of that process are lines of JSON on its standard input and
 
 from __future__ import annotations
 
+import ctypes
 import faulthandler
 import gc
 import hashlib
@@ -84,6 +85,10 @@ class SampleDraws(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch 
         """The loop is at these rows of the global batch."""
         first = micro.position % global_batch
         self._rows = range(first, first + micro.size)
+
+    def leave(self) -> None:
+        """The loop is between two batches: what is drawn is the same on all ranks."""
+        self._rows = range(0)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs, count = kwargs or {}, len(self._rows)
@@ -240,7 +245,7 @@ class Recorder:
             self._draws.__enter__()  # type: ignore[no-untyped-call]
 
     def closed(self) -> None:
-        if self._draws is not None:
+        if self._draws is not None and self._rt is not None:
             self._draws.__exit__(None, None, None)  # type: ignore[no-untyped-call]
         if self._task.run and sys.exc_info()[0] in {None, StopTraining}:  # a stopped script may go on with its next run
             self.end("stopped" if self._stopped else "done")
@@ -283,6 +288,8 @@ class Recorder:
     def step_ends(self) -> None:
         self._calls = 0
         self._taken += 1
+        if self._draws is not None:
+            self._draws.leave()
         if (int(self._rt.steps) if self._task.run else self._taken) >= self._task.steps:
             self.end("steps")
 
@@ -518,8 +525,14 @@ _DUMP = signal.SIGXCPU  # prints where a rank is
 _DUMP_S = 1.0
 
 
+def _end_with_parent() -> None:
+    """Where the command is interrupted, nothing of it goes on."""
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+
+
 def _become_rank(task: Task, rank: int, port: int, tell: int, command: list[str]) -> NoReturn:
     os.setpgid(0, 0)
+    _end_with_parent()
     os.chdir(task.workdir)
     for number, name in ((1, "out"), (2, "err")):
         os.dup2(os.open(f"{task.folder}/rank-{rank}.{name}", os.O_WRONLY | os.O_CREAT | os.O_APPEND), number)
@@ -602,6 +615,7 @@ def _run_trial(task: Task, command: list[str], patience_s: float, limit_s: float
 
 def serve() -> None:
     """Answer requests until the input ends."""
+    _end_with_parent()
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     gc.collect()

@@ -128,6 +128,11 @@ CAUSES = (
         _SAME_WAY,
     ),
     Cause(
+        lambda one: one.kind == "failed" and any(word in one.name for word in ("CUDA", "NVIDIA")),
+        "the script names a GPU, and hpcddp verify runs on the CPU",
+        "rt.device in place of 'cuda'; rt.prepare puts model and batches there",
+    ),
+    Cause(
         _is_of("untrained", resumed=True),
         "an average of weights or a teacher that no checkpoint has",
         "give it to rt.prepare: model, ema, optimizer, loader = rt.prepare(model, ema, optimizer, loader)",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import tempfile
@@ -12,9 +13,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple
 
-from hpcddp.errors import LaunchError
-from hpcddp.ranks.launcher import NUMBERS
+from hpcddp.errors import LaunchError, RequestError
 from hpcddp.ranks.launchers import LAUNCHERS
+from hpcddp.units import format_count
 from hpcddp.verify.compare import (
     Difference,
     Trial,
@@ -87,14 +88,20 @@ class _Runs:
         plan = self._plan
         task |= {"ranks": ranks, "folder": folder, "workdir": workdir, "reference": reference}
         task = {"steps": plan.steps, "global_batch": plan.global_batch, **task}
-        request = {"task": task, "command": plan.command, "patience_s": self._patience_s, "limit_s": self._left_s}
+        patience_s = self._patience_s if ranks > 1 else plan.limit_s  # one rank waits for no other
+        request = {"task": task, "command": plan.command, "patience_s": patience_s, "limit_s": self._left_s}
         answer = _ask(self._host, request)
+        if answer["why"] == "limit":
+            raise RequestError(
+                f"the runs took longer than their limit of {plan.limit_s:g} s ({title})",
+                f"hpcddp verify --global-batch 12 --limit {2 * plan.limit_s:g}s -- {shlex.join(plan.command)}",
+            )
         self._patience_s = max(self._patience_s, 10 * answer["gap_s"])
         self._left_s = max(self._left_s - answer["took_s"], 1.0)
         stacks = tuple(find_line(_read(f"{folder}/rank-{rank}.stack")) for rank in answer["stuck"])
         events, output = read_events(folder, ranks), _read(f"{folder}/rank-0.out")
         trial = Trial(title, ranks, events, tuple(answer["stuck"]), answer["took_s"], stacks, output)
-        self._say(f"{title}: {len(trial.steps())} steps, {answer['took_s']:.1f} s")
+        self._say(f"{title}: {format_count(len(trial.steps()), 'step')}, {answer['took_s']:.1f} s")
         self.trials.append(trial)
         return trial
 
@@ -176,9 +183,8 @@ def _conclude(
 @contextmanager
 def hosting(python: Sequence[str], folder: str, env: Mapping[str, str]) -> Iterator[subprocess.Popen[str]]:
     """The process that forks the ranks, of this interpreter with its options. It ends with the body."""
-    variables = {getattr(row, number) for row in LAUNCHERS.values() for number in NUMBERS}
-    variables |= {mark for row in LAUNCHERS.values() for mark in row.marks}
-    clean = {name: v for name, v in env.items() if name not in variables and not name.startswith("HPCDDP_")}
+    of_launchers = set[str]().union(*(row.all_reads for row in LAUNCHERS.values()))
+    clean = {name: v for name, v in env.items() if name not in of_launchers and not name.startswith("HPCDDP_")}
     temporary = f"{folder}/temporary"
     os.makedirs(temporary)
     clean |= {"TMPDIR": temporary, "CUDA_VISIBLE_DEVICES": "", "TORCHDYNAMO_DISABLE": "1", "OMP_NUM_THREADS": "1"}

@@ -140,9 +140,9 @@ def test_a_difference_has_one_line_and_its_usual_causes(found, words):
 
 
 def test_every_cause_fits_some_difference():
-    kinds = ("loss", "gradients", "settings", "steps", "modes", "attributes", "weights", "untrained", "hang")
+    kinds = ("failed", "loss", "gradients", "settings", "steps", "modes", "attributes", "weights", "untrained", "hang")
     made = [
-        Difference(kind, runs, (0, step), "lr", (1.0, 2.0), factor=factor, rank=1, ranks=2)
+        Difference(kind, runs, (0, step), "no CUDA", (1.0, 2.0), factor=factor, rank=1, ranks=2)
         for kind in kinds
         for runs in (("1 rank", "2 ranks"), ("2 ranks", "2 ranks, stopped and resumed"))
         for step in (0, 3)
