@@ -34,17 +34,14 @@ def make_table() -> str:
         for row in rows:
             turns.setdefault((row.whose, row.remedy), []).append(row.shows)
         for (whose, remedy), shown in turns.items():
-            lines.append(
-                "| "
-                + " | ".join(map(_cell, (", ".join(dict.fromkeys(shown)), whose if whose != NOBODY else "", remedy)))
-                + " |"
-            )
+            texts = ", ".join(map(_shown, dict.fromkeys(shown)))
+            lines.append(f"| {texts} | {whose if whose != NOBODY else ''} | {_cell(remedy)} |")
     follows = [row.shows for row in ROWS if row.level == LOST]
     lines += [
         "",
         "### Never the cause",
         "",
-        "These lines follow from the end of another rank: " + "; ".join(map(_cell, follows)) + ".",
+        "These lines follow from the end of another rank: " + ", ".join(map(_shown, follows)) + ".",
     ]
     return "\n".join(lines).lstrip("\n") + "\n"
 
@@ -52,6 +49,13 @@ def make_table() -> str:
 def _cell(text: str) -> str:
     named = re.sub(r"\{(\w+)\}", lambda found: found[1].upper(), text)
     return named.replace("|", "\\|").replace("<", "&lt;")
+
+
+def _shown(text: str) -> str:
+    """What stands in a log, as code, with the program that wrote it behind."""
+    found = re.fullmatch(r"(.*?)( \(\w[\w ,.]*\))?", text)
+    assert found
+    return f"`{found[1].replace('|', chr(92) + '|')}`{found[2] or ''}"
 
 
 def put_table(page: str) -> str:

@@ -19,7 +19,7 @@ WORDS = ("ddp", "zero1", "fsdp", "hsdp")
 #: copies of the model; ranks that shard one; ranks that compute each layer together
 DIMENSIONS = ("data", "shard", "tensor")
 _ACROSS = "across_nodes"
-_PIPELINE = "jobs/plain/pipeline.yaml, whose script uses torch.distributed.pipelining (docs/articles/pipeline.md)"
+_PIPELINE = "jobs/plain/pipeline.yaml, whose script uses torch.distributed.pipelining (docs/articles.md)"
 _REST = -1
 
 

@@ -33,7 +33,7 @@ def page_of(site: Site, made_by: str) -> str:
         "",
         f"<!-- made by {made_by} from the site's file -->",
         "",
-        f"This page shows how to render a job for {site.name}, and its queues and limits.",
+        f"This page shows how to queue and follow a job on {site.name}, and its queues and limits.",
         "",
         f"{site.summary}. User guide: <{site.guide}>. The facts are from {basis}; verified {site.verified}.",
         "",
@@ -45,7 +45,8 @@ def page_of(site: Site, made_by: str) -> str:
         *(line for line in render_script(plan).splitlines() if re.search(pattern, line)),
         "```",
         "",
-        f"`{submit} job.sh` {'queues' if prefix else 'runs'} it.",
+        f"`{submit} job.sh` {'queues' if prefix else 'runs'} it. `hpcddp submit` with the same options does both; "
+        "then `hpcddp status`, `hpcddp logs train -f` and `hpcddp cancel train` follow the run.",
         "",
         *_to_fill_in(site),
         "| | |",

@@ -21,10 +21,11 @@ def words_of(text: str) -> list[str]:
 
 
 def prose_of(page: Path) -> list[str]:
-    """The paragraphs, list items and cells of tables of a page; code and addresses count as one word each."""
+    """The paragraphs, list items and cells of tables of a page; code, and a list of it, count as one word."""
     text = page.read_text(encoding="utf-8")
     text = re.sub(r"^( *)```.*?^\1```|<!--.*?-->", "\n", text, flags=re.DOTALL | re.MULTILINE)
     text = re.sub(r"(`+).+?\1", "code", text)
+    text = re.sub(r"code( \([\w ]+\))?(, code( \([\w ]+\))?)+", "code", text)
     text = re.sub(r"!?\[([^\]]*)\]\([^)]*\)", r"\1", text)
     text = re.sub(r"^#+ .*$", "\n", text, flags=re.MULTILINE)
     text = re.sub(r"^\|(.*)\|$", lambda row: "\n" + row[1].replace("|", "\n\n") + "\n", text, flags=re.MULTILINE)
@@ -34,7 +35,7 @@ def prose_of(page: Path) -> list[str]:
 
 def too_long(parts: list[str]) -> list[str]:
     """Sentences of more than 40 words, and list items of more than 80."""
-    sentences = [one for part in parts for one in re.split(r"(?<=[.?!])[)\"]?\s+", part) if len(words_of(one)) > 40]
+    sentences = [one for part in parts for one in re.split(r"(?<=[.?!])[)\"*]*\s+", part) if len(words_of(one)) > 40]
     return sentences + [part for part in parts if part.startswith("- ") and len(words_of(part)) > 80]
 
 

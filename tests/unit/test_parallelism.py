@@ -47,7 +47,7 @@ def test_ranks_that_compute_a_layer_together_have_one_data_rank() -> None:
 def test_a_pipeline_is_refused_with_the_job_that_has_one(value: object) -> None:
     message, hint = _refusal(value)
     assert "'pipeline'" in message
-    for path in ("jobs/plain/pipeline.yaml", "docs/articles/pipeline.md"):
+    for path in ("jobs/plain/pipeline.yaml", "docs/articles.md"):
         assert path in hint
         assert (Path(__file__).parents[2] / path).is_file()
 
