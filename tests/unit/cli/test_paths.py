@@ -18,6 +18,7 @@ TYPED = {
     "sites": ["show PATH", "new mine --file PATH"],
     "env": ["--from PATH"],
     "exec": [],  # it becomes a program, and its refusal ends the process
+    "init": ["--site PATH -- true"],
     "launch": ["--here --dry-run --site PATH -- true"],
     "submit": ["PATH", "--site PATH -- true"],
     "status": ["PATH"],
