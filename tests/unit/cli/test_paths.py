@@ -24,6 +24,7 @@ TYPED = {
     "status": ["PATH"],
     "logs": ["PATH"],
     "diagnose": ["PATH", "PATH x.out"],
+    "verify": [],  # its paths are those of a command
     "watch": ["PATH"],
     "cancel": ["PATH"],
     "supervise": [],  # job scripts write what it reads
