@@ -58,7 +58,7 @@ SAID = {
     "cancel": [(["läufe"], PEOPLE), (["nîcht"], PEOPLE)],
     "supervise": [],  # job scripts call it
     "train": [(["--help"], PEOPLE), (["--checkpoint", "zahlen…"], PEOPLE)],
-    "verify": [(["--steps", "…", "--", "true"], PEOPLE)],
+    "verify": [(["--", "python", "nîcht.py"], PEOPLE)],
     "compare": [(["läufe", "nîcht"], PEOPLE)],
     "completion": [(["bash"], PROGRAMS), (["tçsh"], PEOPLE)],
     "help": [([], PEOPLE), (["exec"], PEOPLE), (["…"], PEOPLE)],
