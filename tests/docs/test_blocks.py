@@ -19,11 +19,13 @@ import pytest
 
 import hpcddp
 
-# Word -> what it does in a block under test. A job script is only parsed: the multirank tests and `make demo` run some.
+# Word -> what it does in a block under test. A job script is only parsed, and the scheduler's answer printed: the
+# multirank tests and `make demo` run some.
 _PARSE = 'exec /bin/bash -n "${1:-/dev/stdin}"'
+_QUEUE = 'text=$(cat "${1:-/dev/stdin}") && echo "$text" | grep -q "^exec " && echo "$text" | /bin/bash -n && echo'
 STAND_INS = {
-    "qsub": _PARSE,
-    "sbatch": _PARSE,
+    "qsub": f"{_QUEUE} 47.pbs1",
+    "sbatch": f"{_QUEUE} Submitted batch job 47",
     "bash": _PARSE,
     "make": '[ "$1" = help ] || set -- -n "$@"; exec /usr/bin/make --no-print-directory -C "$REPO" "$@"',
     "git": '[ "$1" = clone ]',

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import re
+
+import pytest
+
 from tests.docs.conftest import blocks_of
 
 
@@ -25,3 +29,22 @@ def test_a_japanese_page_has_as_many_sections_and_tables_as_the_english_one(japa
         return sum(line.startswith("## ") for line in lines), sum(line.startswith("|---") for line in lines)
 
     assert shape(japanese_page) == shape(repo / "docs" / japanese_page.name)
+
+
+# The one word for a thing, and what else was written for it.
+GLOSSARY = {
+    "ランチャー (launcher)": r"ランチャ(?!ー)",
+    "実行 (run)": r"(?<![ァ-ヶー])ラン(?![ァ-ヶー])",
+    "再開 (resume)": r"レジューム",
+    "投入 (submit)": r"サブミット|ジョブを投げ",
+    "スケジューラ (scheduler)": r"スケジューラー",
+    "フォルダ (folder)": r"フォルダー|ディレクトリ",
+    "パラメータ (parameter)": r"パラメーター",
+    "チェックポイント (checkpoint)": r"スナップショット",
+    "ウォールタイム (walltime)": r"制限時刻|実行時間制限",
+}
+
+
+@pytest.mark.parametrize("word", GLOSSARY)
+def test_a_japanese_page_uses_the_glossarys_word(word, japanese_page):
+    assert not re.findall(GLOSSARY[word], japanese_page.read_text(encoding="utf-8")), word
