@@ -44,7 +44,7 @@ _FORMULAS = """
 """
 _LETTERS = """
 The last column is for 32 ranks on 4 nodes. The formulas are for rings, in which each rank sends as much as it receives.
-Tests compare what four training ranks hold and send with pictures and table, but for `two-devices`. FSDP without blocks
+Tests count what four training ranks hold and send, but for `two-devices`. FSDP without blocks
 (`rt.wrap(model, blocks=…)`) keeps the whole model from the forward to the backward pass, and sends `2 P (S - 1) / S`.
 
 | letter | meaning |
@@ -58,12 +58,9 @@ _TABLE = """
 """
 EXAMPLE = {"P": 1.0, "W": 32, "S": 8, "C": 4, "T": 8}
 _COLUMNS = """
-Each row is a test (`tests/jobs/`, `tests/frameworks/`). `hpcddp render` makes scripts for ABCI 3.0 and for Slurm, in
-which `hpcddp lint` finds nothing, for any number of nodes unless the row says otherwise. They run on CPUs by Open MPI
-and gloo. The weights differ from those of one rank with the same global batch by no more than the row says. What
-resumes elsewhere was stopped on the most ranks and resumed on one, with the same weights. What stops in time saves at
-the end of the walltime, with status 85. DeepSpeed's bytes are those of its paper (arXiv 1910.02054), and were not
-counted here.
+Each row is a test (`tests/jobs/`, `tests/frameworks/`), on CPUs by Open MPI and gloo. `hpcddp render` makes scripts for
+ABCI 3.0 and for Slurm, for any number of nodes unless the row says otherwise. Weights are compared with those of one
+rank with the same global batch. DeepSpeed's bytes are those of its paper (arXiv 1910.02054), and were not counted here.
 """
 _MISSING = """
 ## Ways that have no job

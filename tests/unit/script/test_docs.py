@@ -44,6 +44,6 @@ def test_the_sites_pages_are_those_of_their_files(repo):
 
 
 def test_the_manuals_own_site_is_one_that_loads(repo, tmp_path):
-    text = (repo / "docs/sites.md").read_text().split("```yaml\n")[1].split("```")[0]
-    (tmp_path / "my.yaml").write_text(text)
-    assert load_site("my", str(tmp_path / "my.yaml")).queues["gpu"].gpus == 4
+    typed = (repo / "docs/add-a-site.md").read_text().split("mycluster.yaml <<'END'\n")[1].split("\n> END\n")[0]
+    (tmp_path / "my.yaml").write_text(re.sub("^> ", "", typed, flags=re.MULTILINE))
+    assert load_site("my", str(tmp_path / "my.yaml")).queues["h100"].gpus == 4
