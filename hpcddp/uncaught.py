@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import linecache
 import os
 import sys
-import sysconfig
 from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, TypeVar
 
 from hpcddp.errors import HpcddpError
+from hpcddp.guard.hpcddp_stand import is_library
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from types import CodeType, TracebackType
+    from types import TracebackType
 
 _T = TypeVar("_T")
 
@@ -98,26 +97,6 @@ def _keep_for_ever(thing: object) -> None:
     import ctypes
 
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(thing))
-
-
-# Which lines of a stack are the user's own: not of Python's library, of an installed package, nor of this one.
-
-
-_LIBRARIES = tuple({sysconfig.get_path(name) + os.sep for name in ("stdlib", "purelib", "platlib")})
-_PACKAGE = os.path.dirname(os.path.abspath(__file__)) + os.sep
-_TRAINER = os.path.join(_PACKAGE, "trainer", "")  # a script of its own, as a user's is
-
-
-def is_library(path: str) -> bool:
-    """Whether the file is no part of the user's program."""
-    return path.startswith((*_LIBRARIES, "<frozen")) or (path.startswith(_PACKAGE) and not path.startswith(_TRAINER))
-
-
-def describe_line(code: CodeType, line: int) -> str:
-    """`train.py:41, in evaluate: total = rt.sum(total)`."""
-    source = linecache.getline(code.co_filename, line).strip()
-    where = f"{os.path.basename(code.co_filename)}:{line}, in {code.co_name}"
-    return f"{where}: {source}" if source else where
 
 
 def find_line(trace: TracebackType | None) -> str:

@@ -28,6 +28,7 @@ _RANK_MARKS = "HPCDDP_RANK_MARKS"  # this and the next two as in __init__.py, wh
 _AGENT_RANKS = "HPCDDP_AGENT_RANKS"
 _AGENT_NAMES = "HPCDDP_AGENT_NAMES"
 _GPUS_PER_NODE = "HPCDDP_GPUS_PER_NODE"  # as in hpcddp/ranks/device.py
+_HEARTBEAT = "HPCDDP_HEARTBEAT"  # as in hpcddp/runs/heartbeat.py
 _KINDS = ("accelerator", "cuda", "xpu")  # torch's names for what can train in place of a CPU; the first is 2.6's
 _MASKS = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
 HINT_NO_GPU = (
@@ -88,7 +89,7 @@ class Watch:
             return self._world
         if self._ranks == 1 or not _NO_GROUPS.isdisjoint(sys.modules):
             return ""
-        distributed = _find_distributed()
+        distributed = find_distributed()
         if distributed is None:
             rpc = getattr(sys.modules.get("torch.distributed.rpc"), "_is_current_rpc_agent_set", bool)
             return "" if rpc() else "no process group"
@@ -97,7 +98,7 @@ class Watch:
 
     def how_unused(self) -> str:
         """How a rank that has a group does without; one that has left it may train a probe for an evaluation."""
-        distributed = _find_distributed()
+        distributed = find_distributed()
         if distributed is None or self._world or self._ranks == 1 or not _NO_GROUPS.isdisjoint(sys.modules):
             return ""
         if alone := self.how_alone():
@@ -163,7 +164,7 @@ def _write(what: str, hint: str) -> None:
     sys.stderr.flush()
 
 
-def _find_distributed() -> Any:
+def find_distributed() -> Any:
     """torch.distributed, if this process has a process group."""
     distributed = sys.modules.get("torch.distributed")
     return distributed if distributed and distributed.is_available() and distributed.is_initialized() else None
@@ -259,6 +260,11 @@ def start() -> None:
         warns = rank in ("0", "?")
         watch = Watch(int(size), f"rank {rank} of {size}", result, _hint(int(size)), gpus=gpus, warns=warns)
         _watch_steps(watch, marks=f"{size} {run} {os.getpid()}")
+        page = os.environ.get(_HEARTBEAT, "")
+        if page and int(size) > 1 and not marks:  # else an agent's ranks share the page
+            import hpcddp_stand  # type: ignore[import-not-found]  # this folder is on the path, at Python's start
+
+            AtImport("torch.distributed.distributed_c10d", lambda _: hpcddp_stand.start(page)).begin()
 
 
 def _hint(size: int) -> str:

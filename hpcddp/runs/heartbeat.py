@@ -10,6 +10,8 @@ from __future__ import annotations
 import os
 from contextlib import suppress
 
+from hpcddp.guard import hpcddp_stand
+from hpcddp.guard.hpcddp_stand import STAND, STAND_AT
 from hpcddp.record import Record
 
 VARIABLE = "HPCDDP_HEARTBEAT"
@@ -35,9 +37,8 @@ class Beat(Record):
     is_stopped: bool = False
 
 
-#: What a rank's main thread does where it stands: something of its own; it may wait for other ranks or for its device,
-#: or compute; it waits for other ranks.
-OWN, MAY_WAIT, WAITS = range(3)
+#: What a rank's main thread does where it stands.
+OWN, MAY_WAIT, WAITS = hpcddp_stand.OWN, hpcddp_stand.MAY_WAIT, hpcddp_stand.WAITS
 
 
 class Place(Record):
@@ -81,6 +82,16 @@ class Page:
         written = os.pread(self.file, _PLACE, _PLACE_AT).strip(b"\0").decode(errors="replace")
         waits = written[:1]  # a program may write there, too
         return Place(written[1:], int(waits)) if waits in {str(OWN), str(MAY_WAIT), str(WAITS)} else Place()
+
+    def read_stand(self) -> tuple[int, float, int, str, str]:
+        """Of a plain script: how often it has looked where its main thread stands, for how many seconds that has stood,
+        whether it waits, what its line is in, and its line, as `guard/hpcddp_stand.py` writes them; 0 looks: none."""
+        numbers, *texts = os.pread(self.file, STAND, STAND_AT).rstrip(b"\0").decode(errors="replace").split("\0")
+        with suppress(ValueError):
+            looks, seconds, waits = numbers.split()
+            inside, line = texts
+            return int(looks), float(seconds), int(waits), inside, line
+        return 0, 0.0, OWN, "", ""
 
     def write_end(self, at: float) -> None:
         """When the job ends, in seconds since 1970: it may have been given more time, or less."""

@@ -15,6 +15,7 @@ import time
 from contextlib import suppress
 
 from hpcddp.ranks.lookup_warning import split_output
+from hpcddp.runs.hang import Stand
 from hpcddp.runs.heartbeat import Beat, Place, make_page
 from hpcddp.signals import ENDING
 from hpcddp.supervisor import wire
@@ -55,6 +56,7 @@ class Agent:
         self._lock = _thread.allocate_lock()
         self._heard: float | None = None  # when the supervisor last said something
         self._place = Place()  # the last that was sent
+        self._looks = 0  # of a plain script's pulse, at what was sent last
         self._is_over = False
         self._give: Callable[[int], None] = lambda _: None
         self._given = 0  # signals, by the supervisor's word
@@ -218,6 +220,7 @@ class Agent:
                         self._send_signals()
                         self._send(self._read_beat())
                         self._send_place()
+                        self._send_stand()
                 except OSError:
                     return
             self._check_lease(listener)
@@ -231,6 +234,13 @@ class Agent:
         if place != self._place:
             self._place = place
             self._send(place)
+
+    def _send_stand(self) -> None:
+        """Of a plain script, if it has looked since."""
+        looks, seconds, waits, inside, line = self._page.read_stand() if self._page is not None else (0, 0.0, 0, "", "")
+        if looks != self._looks:
+            self._looks = looks
+            self._send(Stand(line, inside, seconds, waits))
 
     def _send_signals(self) -> None:
         while self._socket is not None and self._signals:

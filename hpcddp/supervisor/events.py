@@ -31,6 +31,7 @@ _OF_NETWORK = re.compile(
     r"|ranks did not arrive in",
     re.IGNORECASE,
 )
+_TIMEOUT = re.compile(r"Timed out waiting|collective operation timeout", re.IGNORECASE)
 _SIGKILL, _SIGTERM = 9, 15
 _CRASHES = {4, 6, 7, 8, 11}  # SIGILL, SIGABRT, SIGBUS, SIGFPE, SIGSEGV
 
@@ -127,6 +128,11 @@ class Event(Record):
         if self.kind == ERROR and self.text:
             return f"{rank}: {self.text}"
         return f"{rank} {describe_end(self.status)}"
+
+
+def is_timeout(text: str) -> bool:
+    """Whether this last line of a rank's output says that a collective has waited for too long."""
+    return _TIMEOUT.search(text) is not None
 
 
 def read_shell_status(status: int) -> int:

@@ -6,7 +6,8 @@ import os
 
 from hpcddp.errors import UNFINISHED
 from hpcddp.record import TYPE_CHECKING, Record
-from hpcddp.runs.heartbeat import MAY_WAIT, WAITS, Beat, Place
+from hpcddp.runs.hang import Stand, find_hang, format_stands
+from hpcddp.runs.heartbeat import MAY_WAIT, OWN, WAITS, Beat, Place
 from hpcddp.supervisor.events import GONE, SILENT
 from hpcddp.supervisor.wire import Incoming
 
@@ -73,6 +74,8 @@ class Rank:
         self.heard = self.moved = self.used = self.looked = now
         self.beat = Beat()
         self.place = Place()
+        self.stand: Stand | None = None  # of a plain script that has a process group
+        self.stood = now  # when it was told
         self.has_opened = False  # the runtime, at some time, or touched its page
         self.status: int | None = None  # its wait status, once it has ended
         self.signals: dict[int, float] = {}  # that it had before the launcher ended ranks, and when
@@ -93,7 +96,7 @@ class Rank:
 
     def forgive(self, now: float) -> None:
         """Count its times from now: nobody could be heard until now."""
-        self.heard = self.moved = self.used = self.looked = self.since = now
+        self.heard = self.moved = self.used = self.looked = self.since = self.stood = now
 
     @property
     def is_there(self) -> bool:
@@ -227,3 +230,60 @@ def describe_stand(one: Rank) -> str:
     if not one.has_opened:
         return "has not opened hpcddp's runtime, as others have"
     return f"stands at {one.place.text}" if one.place.text else NOWHERE
+
+
+# Plain scripts, which the guard in each rank watches: it tells where the main thread stands.
+
+
+_FRESH_S = 15.0  # a process that holds Python's lock, or is stopped, does not say where it stands
+_STOPPED = "a stop by a signal (SIGSTOP)"
+_OVER = "its end (status 0)"
+
+
+def find_stand(one: Rank, now: float) -> Stand | None:
+    """Where this rank of a plain script stands; None: it does not say. One that has ended well stands there for ever:
+    it comes to no collective any more."""
+    if one.status is not None:
+        return Stand(_OVER, "", now, OWN) if one.is_well else None
+    if one.stand is None or not one.is_there:
+        return None
+    if one.beat.is_stopped:
+        return Stand(_STOPPED, "", now - one.stood, OWN)
+    return one.stand if now - one.stood < _FRESH_S else None
+
+
+class PlainHang:
+    """Whether the ranks of a plain script wait for each other, as `training/watchdog.py` judges those of others.
+    `stall_s` and `end_s`: seconds after which that is printed, and after which it is the attempt's end; None: never."""
+
+    def __init__(self, stall_s: float | None, end_s: float | None) -> None:
+        self._stall_s, self._end_s = stall_s, end_s
+        self._is_told = False
+
+    def look(self, ranks: Iterable[Rank], world_size: int, now: float) -> tuple[str, list[int]]:
+        """What is to be printed now, and the ranks that the others wait for, if they have for too long."""
+        stands = {one.rank: stand for one in ranks if (stand := find_stand(one, now)) is not None}
+        waited_s = max((stand.seconds for stand in stands.values() if stand.waits != OWN), default=0.0)
+        if self._stall_s is None or waited_s < self._stall_s:
+            self._is_told = False
+            return "", []
+        hang = find_hang(stands, world_size, self._end_s) if self._end_s is not None else None
+        if hang is not None:
+            return str(hang.error), hang.ranks
+        was_told, self._is_told = self._is_told, True
+        return "" if was_told else format_stands(stands, world_size, self._stall_s, self._end_s), []
+
+
+def find_late(ranks: Iterable[Rank], now: float) -> list[Rank]:
+    """Find those that do something of their own while others wait for them in a collective."""
+    return [one for one in ranks if (stand := find_stand(one, now)) is not None and stand.waits == OWN]
+
+
+def describe_late(one: Rank, ranks: Iterable[Rank], now: float) -> str:
+    """Where it is, and where the others wait for it."""
+    stand = find_stand(one, now)
+    waits = (other.stand for other in ranks if other.stand is not None and other.stand.waits != OWN)
+    where = next((f"; others wait for it at {other}" for other in waits), "")
+    if one.status is not None:
+        return where.removeprefix("; ") or "others wait for it"
+    return f"{'stands' if stand and stand.seconds else 'is'} at {stand}{where}"

@@ -17,9 +17,22 @@ from hpcddp.errors import LaunchError
 from hpcddp.ranks.interfaces import list_interfaces
 from hpcddp.ranks.reach import own_address
 from hpcddp.record import TYPE_CHECKING
+from hpcddp.runs.hang import Stand, read_limits
 from hpcddp.runs.heartbeat import NO_RANK, Beat, Place
 from hpcddp.supervisor import wire
-from hpcddp.supervisor.events import ABSENT, ERROR, GONE, KILLED, LEFT, SILENT, STUCK, UNHEARD, Event, read_shell_status
+from hpcddp.supervisor.events import (
+    ABSENT,
+    ERROR,
+    GONE,
+    KILLED,
+    LEFT,
+    SILENT,
+    STUCK,
+    UNHEARD,
+    Event,
+    is_timeout,
+    read_shell_status,
+)
 from hpcddp.supervisor.rank import (
     BREAKS,
     CALLS,
@@ -33,9 +46,12 @@ from hpcddp.supervisor.rank import (
     STANDS,
     STAYS_AWAY,
     WAITS_FOR_OTHERS,
+    PlainHang,
     Rank,
     StuckDetector,
+    describe_late,
     describe_stand,
+    find_late,
 )
 
 if TYPE_CHECKING:
@@ -243,7 +259,8 @@ class Reports:
 
     def __init__(self, limit_s: float, env: Mapping[str, str], clock: Callable[[], float] = time.monotonic) -> None:
         self._limit_s, self._clock = limit_s, clock
-        every_s = min(5.0, limit_s / 8) if limit_s else 5.0
+        self._hang_limits = read_limits(env)
+        every_s = min(5.0, limit_s / 8 or 5.0, *(one / 8 for one in self._hang_limits if one is not None))
         self._poll = select.epoll()
         self._callers = Callers(self._poll)
         addresses = find_addresses(env)
@@ -251,6 +268,8 @@ class Reports:
         self._connected: dict[int, Rank] = {}
         self._attempt = ""
         self._stuck = StuckDetector(limit_s)
+        self._hang = PlainHang(*self._hang_limits)
+        self.remarks: list[str] = []  # for people
         self._is_ending = False
         self.is_deaf = False  # ranks were started long ago, and none has called
         self._opened = 0.0
@@ -276,6 +295,7 @@ class Reports:
         self.end_all()
         self._attempt, self._is_ending, self.is_deaf = attempt.name, False, False
         self._stuck = StuckDetector(self._limit_s)
+        self._hang = PlainHang(*self._hang_limits)
         self.ranks, self.events = {}, []
         self._signals = []
         self._world_size, self._opened = 0, self._clock()
@@ -309,6 +329,7 @@ class Reports:
             self.events += [absent] if absent is not None else []
             self.is_deaf = not self.ranks and has_files(self._records)
         self._look_for_stuck(now)
+        self._look_for_hang(now)
 
     def settle(self) -> None:
         """Judge the ranks at the attempt's end: one that is late with its word may be the cause of it."""
@@ -395,6 +416,19 @@ class Reports:
             kind, at = (STUCK, since) if one.status is None else (LEFT, one.heard)
             self._add(one, kind, at, describe_stand(one), is_sure=is_sure)
 
+    def _look_for_hang(self, now: float) -> None:
+        """Of a plain script, whose ranks do not look themselves."""
+        if self.events or not any(one.stand for one in self.ranks.values()):
+            return
+        text, late = self._hang.look(self.ranks.values(), self._world_size, now)
+        self.remarks += [text] if text else []
+        self._add_late([self.ranks[rank] for rank in late], now)
+
+    def _add_late(self, late: list[Rank], at: float) -> None:
+        for one in late:
+            kind = STUCK if one.status is None else LEFT
+            self._add(one, kind, at, describe_late(one, self.ranks.values(), self._clock()), is_sure=len(late) == 1)
+
     def _greet(self, number: int) -> None:
         """The caller's first line: only who can read the attempt's folder knows the key."""
         taken = self._callers.take(number)
@@ -446,6 +480,8 @@ class Reports:
             elif isinstance(message, Place):
                 one.place = message
                 one.change(STANDS if message.text else MOVES, now)
+            elif isinstance(message, Stand):
+                one.stand, one.stood = message if message.line else None, now
             elif isinstance(message, wire.Signalled) and not self._launcher_ends:
                 one.signals[message.number] = now
             elif isinstance(message, wire.Unheard):
@@ -460,6 +496,8 @@ class Reports:
         if not one.is_well and not self._is_ending:
             kind = KILLED if os.WIFSIGNALED(status) else ERROR
             kind, text = (UNHEARD, str(one.unheard_s)) if one.unheard_s else (kind, text)
+            if one.stand is not None and is_timeout(text):  # of a collective: it had waited for others
+                self._add_late(find_late(self.ranks.values(), now), now)
             self._add(one, kind, now, text)
         one.change(WAITS_FOR_OTHERS if may_hold else ENDS, now)
         saving_s = self._find_saving_s(now) if may_hold else 0.0

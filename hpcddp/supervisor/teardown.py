@@ -54,6 +54,8 @@ class Teardown:
         """Hear the ranks, and do what is due; how long to wait at most until the next look, in seconds."""
         self._reports.read()
         self._reports.look()
+        while self._reports.remarks:
+            self._tell(self._reports.remarks.pop(0))
         now = time.monotonic()
         if self._reports.is_deaf and not self._is_deafness_printed:
             self._is_deafness_printed = True

@@ -12,6 +12,7 @@ import os
 from contextlib import suppress
 
 from hpcddp.record import TYPE_CHECKING, Record
+from hpcddp.runs.hang import Stand
 from hpcddp.runs.heartbeat import Beat, Place
 
 if TYPE_CHECKING:
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
     from hpcddp.runs.folder import AttemptFolder
 
-# From the agent to the supervisor; and `Beat` and `Place`, which the rank writes and the agent passes on.
+# From the agent to the supervisor; and `Beat`, `Place` and `Stand`, which the rank writes and the agent passes on.
 
 
 class Hello(Record):
@@ -85,7 +86,7 @@ class Wait(Record):
     seconds: float
 
 
-_FROM_AGENT: tuple[Any, ...] = (Hello, Beat, Place, Signalled, Unheard, Ended)
+_FROM_AGENT: tuple[Any, ...] = (Hello, Beat, Place, Stand, Signalled, Unheard, Ended)
 _FROM_SUPERVISOR: tuple[Any, ...] = (Ok, End, Until, Give, Wait)
 #: Name -> the message.
 MESSAGES = {message.__name__.lower(): message for message in (*_FROM_AGENT, *_FROM_SUPERVISOR)}
@@ -98,7 +99,7 @@ _TYPES: dict[str, Callable[[str], Any]] = {
 _ESCAPES = (("%", "%25"), (" ", "%20"), ("\n", "%0A"))  # in a text
 
 if TYPE_CHECKING:
-    Message = Hello | Beat | Place | Signalled | Unheard | Ended | Ok | End | Until | Give | Wait
+    Message = Hello | Beat | Place | Stand | Signalled | Unheard | Ended | Ok | End | Until | Give | Wait
 
 
 def write(message: Message) -> bytes:

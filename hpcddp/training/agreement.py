@@ -13,11 +13,11 @@ from typing import Any
 import torch.distributed as dist
 
 from hpcddp.errors import RequestError
+from hpcddp.runs.hang import name_ranks
 from hpcddp.training.rendezvous.group import Group
 from hpcddp.training.rendezvous.roll_call import wait_until
 from hpcddp.training.same_options import refuse_others
 from hpcddp.training.steps import StepSum
-from hpcddp.training.watchdog import name_ranks
 
 _TOGETHER_S = 20.0  # ranks that ask at one step arrive within it: the sums of the step before have just come together
 _HINT = (

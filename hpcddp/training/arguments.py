@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import operator
 import os
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Sequence, Set
 from numbers import Real
 from pathlib import Path
 from types import UnionType
@@ -123,21 +123,3 @@ def _guess(value: Any, least: int) -> int:
     except (TypeError, ValueError, OverflowError):
         number = math.nan
     return max(math.ceil(number), least) if math.isfinite(number) and number >= 0 else max(least, 1)
-
-
-def read_seconds_or_off(env: Mapping[str, str], name: str, default_s: float) -> float | None:
-    """The variable `name`: seconds, or `off`; None for `off`. RequestError for another text."""
-    text = env.get(name, "").strip()
-    if not text:
-        return default_s
-    if text == "off":
-        return None
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = math.nan
-    if not 0 < seconds < math.inf:
-        raise RequestError(
-            f"{name} is {text!r}, which is no number of seconds above 0", f"{name}={default_s:.0f}, or off"
-        )
-    return seconds

@@ -24,6 +24,7 @@ from hpcddp.errors import UNFINISHED, HpcddpError, LaunchError, RequestError, fi
 from hpcddp.parallelism import Parallel, Split, check_goes_with, plan_split, read_parallel
 from hpcddp.runs.chain import find_before, find_stop, note_opened
 from hpcddp.runs.folder import AttemptFolder, RunFolder, choose_attempt, job_of, show_path
+from hpcddp.runs.hang import Hang, read_limits, read_seconds_or_off
 from hpcddp.runs.jsonfile import SchemaError, write_object
 from hpcddp.runs.lock import is_held_by, release_run
 from hpcddp.runs.metrics import MetricsFile
@@ -41,7 +42,6 @@ from hpcddp.runs.start import (
 from hpcddp.runs.state import open_attempt, read_planned_batch, write_failure
 from hpcddp.schedulers.registry import find_current_job
 from hpcddp.training import trial
-from hpcddp.training.arguments import read_seconds_or_off
 from hpcddp.training.checkpoint.settings import OnFirst, RunSettings
 from hpcddp.training.data.randomness import seed_generators
 from hpcddp.training.gradient.exact import ExactGradients, check_same_conditions, deterministic_kernels
@@ -63,7 +63,7 @@ from hpcddp.training.setup import RunSetup
 from hpcddp.training.sinks import choose_sinks
 from hpcddp.training.stopping import STOP_FLAGS, SignalFlag, StopTraining, StopWatch, read_deadline
 from hpcddp.training.versions import list_numerics, list_versions
-from hpcddp.training.watchdog import Hang, Watchdog, print_hang, read_limits
+from hpcddp.training.watchdog import Watchdog, print_hang
 from hpcddp.uncaught import Opening, add_line
 from hpcddp.units import format_count
 

@@ -17,9 +17,10 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from types import FrameType
 
+from hpcddp.guard.hpcddp_stand import list_places
 from hpcddp.runs.heartbeat import VARIABLE, WAITS, Page, Place, open_page
 from hpcddp.training.activity import is_at_files, is_waiting
-from hpcddp.training.watchdog import find_stand, list_places
+from hpcddp.training.watchdog import find_stand
 
 _EVERY_S = 0.25
 _STANDS = 8  # looks without a move, before it is told where the thread stands

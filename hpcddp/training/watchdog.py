@@ -11,89 +11,34 @@ from __future__ import annotations
 import itertools
 import json
 import os
-import re
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Iterator, MutableMapping
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from types import FrameType
-from typing import Any, NamedTuple
+from typing import Any
 
 from torch.distributed import DistNetworkError, DistStoreError
 
-from hpcddp.errors import PEER_FAILED, RequestError
-from hpcddp.runs.heartbeat import MAY_WAIT, OWN, WAITS
-from hpcddp.training.arguments import read_seconds_or_off
+from hpcddp.errors import PEER_FAILED
+from hpcddp.guard.hpcddp_stand import find_place, list_places
+from hpcddp.runs.hang import Hang, Stand, find_hang, format_stands, read_limits
 from hpcddp.training.rendezvous.failure import Failure
 from hpcddp.training.rendezvous.group import Group
 from hpcddp.training.rendezvous.process_group import open_group
 from hpcddp.training.torch_compat import Store, second_connection
-from hpcddp.uncaught import describe_line, is_library
 
-DEFAULT_STALL_S = 60.0
-DEFAULT_END_S = 600.0
 _LONGEST_PAUSE_S = 5.0
-_COLLECTIVES = "torch.distributed"
-_NO_COLLECTIVES = ("torch.distributed.checkpoint", "torch.distributed.tensor")
-#: Where a thread waits or computes: the backward pass, in which DDP's buckets are reduced; operators of a DTensor;
-#: a GPU whose collective does not end.
-_MAY_WAIT_IN = ("torch.autograd", "torch._ops", "torch.cuda", "torch.distributed.tensor")
-_MAY_WAIT_CALL = re.compile(r"\.(wait|item|cpu|tolist|synchronize)\(\)")  # of a work handle, or of a GPU's tensor
 _openings = itertools.count()  # a group may see several runtimes
 _watching: list[Watchdog] = []  # of this process, the innermost last
 
 
-class Stand(NamedTuple):
-    """Where a rank's main thread is: the innermost line of the user's own code, and the code that it called there."""
-
-    line: str  # `train.py:41, in evaluate: total = rt.sum(total)`
-    inside: str  # what that line is in, the innermost function: `barrier`; empty: nothing
-    seconds: float  # how long it has stood there; 0: it gets on
-    waits: int = OWN  # whether it waits for other ranks, as `runs.heartbeat` has it
-
-    def __str__(self) -> str:
-        return f"{self.line} (in {self.inside})" if self.inside else self.line
-
-
 def find_stand(frame: FrameType, seconds: float) -> Stand:
-    """From the innermost frame of a thread. A thread that runs none of the user's code stands at its innermost line."""
-    found: FrameType | None = frame
-    while found is not None and is_library(found.f_code.co_filename):
-        found = found.f_back
-    inside = "" if found is None or found is frame else frame.f_code.co_name
-    line = describe_line((found or frame).f_code, (found or frame).f_lineno)
-    return Stand(line, inside, seconds, judge_wait(frame.f_globals.get("__name__", "") if inside else "", line))
-
-
-def judge_wait(module: str, line: str) -> int:
-    """Whether a thread that stands in this module, which this line of the user's own has called ("": nothing of
-    Python's), waits for other ranks: collectives of torch and of FSDP do."""
-    if module.startswith(_COLLECTIVES) and not module.startswith(_NO_COLLECTIVES):
-        return WAITS
-    return MAY_WAIT if module.startswith(_MAY_WAIT_IN) or (not module and _MAY_WAIT_CALL.search(line)) else OWN
-
-
-def list_places(frame: FrameType | None) -> list[int]:
-    """Of this frame and all that have called it: another list means that its thread has got on."""
-    found = list[int]()
-    while frame is not None:
-        found += id(frame), frame.f_lasti
-        frame = frame.f_back
-    return found
-
-
-class Hang(NamedTuple):
-    """Ranks that all stand, at different lines: those that the others wait for, and what is so in two lines."""
-
-    ranks: list[int]
-    message: str
-    hint: str
-
-    @property
-    def error(self) -> RequestError:
-        return RequestError(self.message, self.hint)
+    """From the innermost frame of a thread, which has stood there for so long."""
+    line, inside, waits = find_place(frame)
+    return Stand(line, inside, seconds, waits)
 
 
 def print_hang(hang: Hang) -> None:
@@ -101,13 +46,6 @@ def print_hang(hang: Hang) -> None:
     with suppress(Exception):
         print(f"hpcddp: {hang.error}", file=sys.stderr, flush=True)
         sys.stdout.flush()
-
-
-def read_limits(env: Mapping[str, str]) -> tuple[float | None, float | None]:
-    """Seconds without progress after which the ranks' places are printed, and after which a hang ends the job. None:
-    never. RequestError for what is no number."""
-    stall_s = read_seconds_or_off(env, "HPCDDP_WATCHDOG", DEFAULT_STALL_S)
-    return stall_s, read_seconds_or_off(env, "HPCDDP_WATCHDOG_END", DEFAULT_END_S)
 
 
 @contextmanager
@@ -119,56 +57,6 @@ def open_watched_group(env: MutableMapping[str, str], **options: Any) -> Iterato
             say = partial(print, "hpcddp:", file=sys.stderr, flush=True)
             stack.enter_context(Watchdog(group, stall_s, end_s, lambda: 0, say).watching())
         yield group
-
-
-def find_hang(stands: dict[int, Stand], world_size: int, end_s: float) -> Hang | None:
-    """None if a rank gets on or has given no answer, or all stand at one line."""
-    at: dict[str, list[int]] = {}
-    for rank, stand in stands.items():
-        at.setdefault(str(stand), []).append(rank)
-    if len(stands) < world_size or len(at) < 2 or min(stand.seconds for stand in stands.values()) < end_s:
-        return None
-    own = [rank for rank, stand in stands.items() if stand.waits == OWN]
-    ranks = sorted(own) if 0 < len(own) < world_size else min(at.values(), key=len)
-    missing = "; ".join(f"{name_ranks(some)} at {line}" for line, some in at.items() if some[0] in ranks)
-    others = "; ".join(f"{name_ranks(some)} at {line}" for line, some in at.items() if some[0] not in ranks)
-    return Hang(
-        ranks,
-        f"the ranks have waited for each other for {end_s:g} s, at different lines: {missing}. The others: {others}",
-        "let every rank come to the same calls in the same order; HPCDDP_WATCHDOG_END=3600 waits longer, off for ever",
-    )
-
-
-def format_stands(stands: dict[int, Stand], world_size: int, stall_s: float, end_s: float | None = None) -> str:
-    """The report: ranks at the same line together, the largest group first."""
-    groups: dict[str, list[int]] = {}
-    for rank, stand in stands.items():
-        moves = "" if stand.seconds else "; it gets on"
-        groups.setdefault(f"{stand}{moves}", []).append(rank)
-    silent = [rank for rank in range(world_size) if rank not in stands]
-    if silent:
-        groups["no answer"] = silent
-    lines = [f"  {name_ranks(ranks)}  {line}" for line, ranks in sorted(groups.items(), key=lambda item: -len(item[1]))]
-    return "\n".join(
-        [
-            f"no progress for {stall_s:g} s. The ranks stand at:",
-            *lines,
-            "  nothing is ended"
-            + (f" before {end_s:g} s (HPCDDP_WATCHDOG_END)" if end_s is not None else "")
-            + "; a collective that some ranks never call ends at torch's own timeout",
-        ]
-    )
-
-
-def name_ranks(ranks: list[int]) -> str:
-    """`rank 3`, `ranks 0-6, 9`."""
-    spans: list[list[int]] = []
-    for rank in sorted(ranks):
-        if spans and spans[-1][-1] == rank - 1:
-            spans[-1] = [spans[-1][0], rank]
-        else:
-            spans.append([rank])
-    return ("rank " if len(ranks) == 1 else "ranks ") + ", ".join("-".join(map(str, span)) for span in spans)
 
 
 class Watchdog:

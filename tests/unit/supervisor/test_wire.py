@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from hpcddp.runs.hang import Stand
 from hpcddp.runs.heartbeat import WAITS, Beat, Place
 from hpcddp.supervisor import wire
 
@@ -11,7 +12,9 @@ EACH = [
     wire.Hello("0f", "7.1", 3, 8, "node 1%20"),
     Beat(12, 3, 4, 1700000000000000001, 5, is_stopped=True),
     Place("train.py:9, in main: größer\n\t (in all_reduce)", WAITS),
+    Stand("train.py:7, in main: work()", "wait", 61.5, WAITS),
     Place(),
+    Stand("train.py:7, in main: work()", "wait", 61.5, WAITS),
     wire.Signalled(10),
     wire.Unheard(46),
     wire.Ended(256, "ValueError: a  b %0A\nc"),

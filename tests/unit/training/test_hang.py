@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from hpcddp.runs.folder import RunFolder
+from hpcddp.runs.hang import Stand, find_hang
 from hpcddp.runs.heartbeat import OWN, WAITS
 from hpcddp.runs.state import read_state
-from hpcddp.training.watchdog import Stand, find_hang
 
 RunRanks = Callable[..., Any]
 SUM = Stand("train.py:9, in main: rt.sum(1)", "all_reduce", 61.0, WAITS)

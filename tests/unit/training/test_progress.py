@@ -9,7 +9,8 @@ from itertools import product
 import pytest
 
 from hpcddp.errors import RequestError
-from hpcddp.training.report import Progress, Standing, format_bar, format_line, format_seconds, read_seconds_or_off
+from hpcddp.runs.hang import read_seconds_or_off
+from hpcddp.training.report import Progress, Standing, format_bar, format_line, format_seconds
 
 
 class Clock:

@@ -9,8 +9,10 @@ from typing import Any
 
 import pytest
 
+from hpcddp.guard.hpcddp_stand import judge_wait
+from hpcddp.runs.hang import Stand, format_stands, name_ranks
 from hpcddp.runs.heartbeat import MAY_WAIT, OWN, WAITS
-from hpcddp.training.watchdog import Stand, find_stand, format_stands, judge_wait, name_ranks
+from hpcddp.training.watchdog import find_stand
 
 RunRanks = Callable[..., Any]
 

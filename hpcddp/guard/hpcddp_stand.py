@@ -1,0 +1,143 @@
+"""Where a thread stands; and what tells a rank's agent where the main thread of a plain script does.
+
+Standard library only, and nothing of hpcddp: the rank's Python may be another one. `runs/heartbeat.py` reads the page.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from types import CodeType, FrameType
+
+#: What a rank's main thread does where it stands: something of its own; it may wait for other ranks or for its device,
+#: or compute; it waits for other ranks.
+OWN, MAY_WAIT, WAITS = range(3)
+#: Where in the page a plain script's stand is, and its most bytes.
+STAND_AT, STAND = 512, 400
+_EVERY_S = 0.25
+_LEAST_CPU = 0.02  # of the time
+_COLLECTIVES = "torch.distributed"
+_NO_COLLECTIVES = ("torch.distributed.checkpoint", "torch.distributed.tensor")
+#: Where a thread waits or computes: the backward pass, in which DDP's buckets are reduced; operators of a DTensor;
+#: a GPU whose collective does not end.
+_MAY_WAIT_IN = ("torch.autograd", "torch._ops", "torch.cuda", "torch.distributed.tensor")
+_MAY_WAIT_CALL = r"\.(wait|item|cpu|tolist|synchronize)\(\)"  # of a work handle, or of a GPU's tensor
+_PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+_TRAINER = os.path.join(_PACKAGE, "trainer", "")  # a script of its own, as a user's is
+_libraries: list[str] = []  # filled at the first question
+_OTHER_PULSE = "hpcddp.training.watchdog"  # a script that imports it has hpcddp's own
+
+
+def is_library(path: str) -> bool:
+    """Whether the file is no part of the user's program."""
+    if not _libraries:
+        import sysconfig
+
+        _libraries.extend(sysconfig.get_path(name) + os.sep for name in ("stdlib", "purelib", "platlib"))
+    return path.startswith((*_libraries, "<frozen")) or (path.startswith(_PACKAGE) and not path.startswith(_TRAINER))
+
+
+def describe_line(code: CodeType, line: int) -> str:
+    """`train.py:41, in evaluate: total = rt.sum(total)`."""
+    import linecache
+
+    source = linecache.getline(code.co_filename, line).strip()
+    where = f"{os.path.basename(code.co_filename)}:{line}, in {code.co_name}"
+    return f"{where}: {source}" if source else where
+
+
+def find_place(frame: FrameType) -> tuple[str, str, int]:
+    """From the innermost frame of a thread: the innermost line of the user's own code, the function that it is in ("":
+    none), and whether it waits. A thread that runs none of the user's code stands at its innermost line."""
+    found: FrameType | None = frame
+    while found is not None and is_library(found.f_code.co_filename):
+        found = found.f_back
+    inside = "" if found is None or found is frame else frame.f_code.co_name
+    line = describe_line((found or frame).f_code, (found or frame).f_lineno)
+    return line, inside, judge_wait(frame.f_globals.get("__name__", "") if inside else "", line)
+
+
+def judge_wait(module: str, line: str) -> int:
+    """Whether a thread that stands in this module, which this line of the user's own has called ("": nothing of
+    Python's), waits for other ranks: collectives of torch and of FSDP do."""
+    import re
+
+    if module.startswith(_COLLECTIVES) and not module.startswith(_NO_COLLECTIVES):
+        return WAITS
+    return MAY_WAIT if module.startswith(_MAY_WAIT_IN) or (not module and re.search(_MAY_WAIT_CALL, line)) else OWN
+
+
+def list_places(frame: FrameType | None) -> list[int]:
+    """Of this frame and all that have called it: another list means that its thread has got on."""
+    found: list[int] = []
+    while frame is not None:
+        found += id(frame), frame.f_lasti
+        frame = frame.f_back
+    return found
+
+
+class PlainPulse:
+    """Writes where the main thread of this process stands to the page of its agent, as long as it has a process group:
+    how often it has looked, since how many seconds the thread stands, whether it waits, its line, and what that is in.
+
+    A thread in the user's own code that uses the processor or waits for a disk is at work, and does not stand.
+    """
+
+    def __init__(self, page: int) -> None:
+        import threading
+
+        self._page = page
+        self._main = threading.main_thread()
+        self._clock = time.pthread_getcpuclockid(self._main.ident or 0)
+        self._over = threading.Event()
+        self._before: list[int] = []
+        self._used_s = 0.0
+        self._looks = self._stood = 0
+        threading.Thread(target=self._watch, name="hpcddp-pulse", daemon=True).start()
+
+    def _watch(self) -> None:
+        import hpcddp_guard  # type: ignore[import-not-found]  # this folder is on the path
+
+        while not self._over.wait(_EVERY_S) and self._main.is_alive() and _OTHER_PULSE not in sys.modules:
+            try:
+                if hpcddp_guard.find_distributed() is not None:
+                    self._look()
+                elif self._looks:
+                    break  # it has left its group, and what it does then is its own
+            except (AttributeError, OSError, ValueError):  # torch is not yet imported as a whole; Python ends
+                continue
+        self._write(b"")
+
+    def _look(self) -> None:
+        frame = sys._current_frames()[self._main.ident or 0]
+        places, used_s = list_places(frame), time.clock_gettime(self._clock)
+        line, inside, waits = find_place(frame)
+        del frame
+        works = waits == OWN and (used_s - self._used_s > _EVERY_S * _LEAST_CPU or self._is_at_disk())
+        self._stood = self._stood + 1 if places == self._before and not works else 0
+        self._before, self._used_s, self._looks = places, used_s, self._looks + 1
+        text = "\0".join([f"{self._looks} {self._stood * _EVERY_S:g} {waits}", inside, line])
+        self._write(text.encode(errors="replace")[: STAND - 1])
+
+    def _is_at_disk(self) -> bool:
+        with open(f"/proc/self/task/{self._main.native_id}/stat", "rb") as file:
+            return file.read().rpartition(b")")[2].split()[:1] == [b"D"]
+
+    def _write(self, stand: bytes) -> None:
+        """The page is as old as before: a program may touch it to say that it gets on."""
+        touched = os.fstat(self._page)
+        os.pwrite(self._page, stand.ljust(STAND, b"\0"), STAND_AT)
+        os.utime(self._page, ns=(touched.st_atime_ns, touched.st_mtime_ns))
+
+
+def start(page: str) -> None:
+    """Begin to write to this page, where there is one."""
+    try:
+        file = os.open(page, os.O_RDWR | os.O_CLOEXEC)
+    except OSError:
+        return
+    PlainPulse(file)

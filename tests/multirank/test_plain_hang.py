@@ -1,0 +1,62 @@
+"""A hang of a plain DDP script, which knows nothing of hpcddp, is named by the rank that the others wait for."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytestmark = pytest.mark.multirank
+
+Launch = Callable[..., subprocess.CompletedProcess[str]]
+#: The missing rank, and where the other one waits for it.
+CAUSE = (
+    r"no rank gets on; rank 1 on \S+ stands at"
+    r" plain_hang\.py:\d+, in other_work: threading\.Event\(\)\.wait\(\) \(in wait\);"
+    r" others wait for it at plain_hang\.py:\d+, in main: dist\.all_reduce\(torch\.ones\(1\)\) \(in all_reduce\)"
+)
+
+
+@pytest.fixture
+def launch(run: Callable[..., Any], programs: Path, tmp_path: Path) -> Launch:
+    def start(flavour: Any, kind: str, timeout_s: int, *options: str, **limits: str) -> Any:
+        env = flavour.env | {"OMP_NUM_THREADS": "1"} | limits
+        asked = ["--here", "--ranks-per-node", "2", "--launcher", flavour.launcher, "--walltime", "10m", *options]
+        program = [sys.executable, str(programs / "plain_hang.py"), kind, str(timeout_s)]
+        return run(["hpcddp", "launch", *asked, "--name", "t", "--", *program], env=env, cwd=tmp_path)
+
+    return start
+
+
+@pytest.mark.parametrize("flavour", ["openmpi5", "mpich"], indirect=True)
+def test_a_plain_script_that_hangs_is_ended_with_the_missing_rank_as_its_cause(launch: Launch, flavour: Any):
+    done = launch(flavour, "waits", 600, HPCDDP_WATCHDOG="1", HPCDDP_WATCHDOG_END="3")
+    assert done.returncode not in {0, 2}, done.stderr
+    assert "no progress for 1 s. The ranks stand at:\n" in done.stderr
+    assert "the ranks have waited for each other for 3 s, at different lines: rank 1 at plain_hang.py:" in done.stderr
+    assert re.search(f"hpcddp: {CAUSE}: the other ranks are ended", done.stderr), done.stderr
+
+
+def test_where_torch_ends_the_one_that_waits_the_other_is_the_cause(launch: Launch, openmpi5: Any):
+    done = launch(openmpi5, "waits", 10, HPCDDP_WATCHDOG_END="off")
+    assert done.returncode == 1, done.stderr
+    assert re.search(f"hpcddp: {CAUSE}", done.stderr), done.stderr
+
+
+def test_a_rank_that_computes_in_one_long_call_is_not_ended(launch: Launch, openmpi5: Any):
+    done = launch(openmpi5, "computes", 600, HPCDDP_WATCHDOG="0.5", HPCDDP_WATCHDOG_END="1")
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.slow
+def test_with_restarts_the_ranks_are_started_again(launch: Launch, openmpi5: Any):
+    limits = {"HPCDDP_WATCHDOG": "1", "HPCDDP_WATCHDOG_END": "2"}
+    done = launch(openmpi5, "waits", 600, "--set", "max_restarts=1", **limits)
+    assert re.search(f"the first cause: {CAUSE}\n", done.stderr), done.stderr
+    assert "start 2 of at most 2" in done.stderr
+    assert len(re.findall(f"{CAUSE}: the other ranks are ended", done.stderr)) == 2
