@@ -29,7 +29,6 @@ hpcddp init --site abci3 --account GROUP -- python train.py --epochs 90
 hpcddp render --nodes 4 | qsub"""
 _TRAINS = re.compile(rb"^\s*(?:import|from) (?:torch|hpcddp|accelerate|lightning|transformers)\b", re.MULTILINE)
 _MOST_BYTES = 2**20
-_ACCOUNTS = ("SBATCH_ACCOUNT", "SLURM_ACCOUNT", "PBS_ACCOUNT")  # that a user, or a site for all, has set
 
 LOCAL = "local"  # the scheduler of a machine without one
 
@@ -59,7 +58,7 @@ def run(args: argparse.Namespace, env: Mapping[str, str]) -> int:
     if "command" not in asked:
         _take(asked, "command", _find_command(), "the command that trains", asks=asks)
     if "account" not in asked and (site.account.required or site.account.pattern or asks):
-        _take_account(asked, site, env, asks=asks)
+        _take_account(asked, site, asks=asks)
     if asks:
         for one in list_missing(read_spec(asked, site.variables), site, cpus_known=site.scheduler == LOCAL):
             key, example = _key_of(one.option, one.example)
@@ -131,11 +130,10 @@ def _trains(path: str) -> bool:
         return False
 
 
-def _take_account(asked: Asked, site: Site, env: Mapping[str, str], *, asks: bool) -> None:
-    """The account that a variable names, or the only one of this user's groups that looks like one of the site."""
-    rule = site.account
-    found = next((env[name] for name in _ACCOUNTS if env.get(name)), "")
-    if not found and rule.pattern:
+def _take_account(asked: Asked, site: Site, *, asks: bool) -> None:
+    """The only one of this user's groups that looks like an account of the site is offered."""
+    rule, found = site.account, ""
+    if rule.pattern:
         groups = [name for name in map(_group_name, os.getgroups()) if re.fullmatch(rule.pattern, name)]
         found = groups[0] if len(groups) == 1 else ""
     if asks and not (found or rule.required):

@@ -118,7 +118,7 @@ ROWS = (
     Row("none", RESTART, NOBODY, "will restart worker group (torchrun)", "orker group", r"will restart worker group|Restarting worker group"),
     # Launchers: what they could not start
     Row("launcher", CAUSE, SCRIPT, "not enough slots available (Open MPI)", "not enough slots|binding more processes", r"There are not enough slots available|binding more processes than cpus", _SLOTS),
-    Row("launcher", CAUSE, SCRIPT, "attempt to run as root (Open MPI)", "run as root", r"detected an attempt to run as root", "run it as yourself; in a container OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1"),
+    Row("launcher", CAUSE, SCRIPT, "attempt to run as root (Open MPI)", "run as root", r"detected an attempt to run as root", "run it as yourself; in a container mpirun --allow-run-as-root"),
     Row("command", CAUSE, SCRIPT, "execvp error on file (MPICH, Intel MPI)", "execvp error", r"execvp error on file (?P<what>\S+)", "ls -l {what} on a compute node; which python in the job script"),
     Row("command", CAUSE, SCRIPT, "unable to find or launch the executable (Open MPI)", "unable to|could not", r"was unable to (find|launch) the specified (executable|application)|could not access or execute an executable|Executable: ", "which COMMAND in the job script; load the module or activate the environment before the launcher"),
     Row("command", CAUSE, SCRIPT, "execve(): … No such file (srun)", "execve()", r"execve\(\): (?P<what>.+): No such file", "ls -l {what} on a compute node; which python in the job script"),

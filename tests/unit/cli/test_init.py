@@ -31,7 +31,7 @@ def init(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     monkeypatch.setenv("PATH", "")
     monkeypatch.setenv("NO_COLOR", "1")
-    for name in ("HPCDDP_SITE", "SBATCH_ACCOUNT", "SLURM_ACCOUNT", "PBS_ACCOUNT", "XDG_CONFIG_HOME"):
+    for name in ("HPCDDP_SITE", "XDG_CONFIG_HOME"):
         monkeypatch.delenv(name, raising=False)
 
     def run(*options: str, answers: str | None = None) -> Said:
