@@ -104,7 +104,7 @@ def draw(curves: dict[tuple[bool, int], Curve]) -> str:
             if world_size > 1 and any(gaps):
                 parts.append(below.curve(gaps, colour, 1.5))
             accuracy = f"{world_size} rank{'s' if world_size > 1 else ''}: test accuracy {curve.accuracy:.2%}"
-            y = TOP + 18 + 16 * WORLDS.index(world_size)
+            y = TOP + HEIGHT - 36 + 15 * WORLDS.index(world_size)  # below the curves, between two lines of the grid
             parts.append(f'<text x="{x + WIDTH - 8}" y="{y}" fill="{colour}" text-anchor="end">{accuracy}</text>')
         if exact and len({curves[True, w].weights for w in WORLDS}) == 1:
             middle = TOP + HEIGHT + 70 + HEIGHT / 2
@@ -113,6 +113,7 @@ def draw(curves: dict[tuple[bool, int], Curve]) -> str:
         parts.append(f'<text x="{x + WIDTH / 2}" y="{bottom}" text-anchor="middle">optimizer step</text>')
     width, height = LEFT + 2 * WIDTH + 100, TOP + 2 * HEIGHT + 70 + 46
     style = "<style>text{font:12px sans-serif} .title{font-weight:bold}</style>"
+    style += "\n<style>@media (prefers-color-scheme: dark) { svg { filter: invert(0.9) hue-rotate(180deg) } }</style>"
     body = "\n".join(parts)
     head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" role="img">'
     title = "<title>Training loss on 1, 2 and 4 ranks with the same global batch, plain and exact</title>"

@@ -47,7 +47,7 @@ CAPTIONS = {
     "training.runtime": "rt: what a training script calls",
     "training.report": "what rank 0 says of a run, and its numbers",
     "training.prepare": "takes over models, data, optimizers",
-    "training.data_checks": "whether all ranks have the same data, and what a run warns of it",
+    "training.data_checks": "whether all ranks have the same data",
     "training.loop": "the micro batch and step that the loop is at",
     "training.mistakes": "what a loop may not do, as rows",
     "training.collectives": "numbers and rows of all data ranks",
@@ -149,6 +149,7 @@ def draw(rooms: list[Room]) -> str:
         [
             f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}"'
             ' font-family="sans-serif" font-size="13">',
+            "  <style>@media (prefers-color-scheme: dark) { svg { filter: invert(0.9) hue-rotate(180deg) } }</style>",
             "  <!-- made by docs/make_house.py from the imports -->",
             f"  <title>The rooms of {rooms[0].inside} by floors; imports point down only</title>",
             f'  <rect width="{width}" height="{height}" fill="#ffffff"/>',
@@ -183,7 +184,7 @@ def _columns(rooms: list[Room]) -> Iterator[str]:
     """The number of each room, and a line down to its own row."""
     for number in range(len(rooms)):
         x, y = _across(number), _TOP + _ROW * number + 10
-        yield f'<text x="{x}" y="{_TOP - 8}" font-size="10" fill="#555555" text-anchor="middle">{number + 1}</text>'
+        yield f'<text x="{x}" y="{_TOP - 8}" font-size="11" fill="#555555" text-anchor="middle">{number + 1}</text>'
         yield f'<path d="M{x} {_TOP}V{y}" stroke="#cccccc"/>'
         yield f'<path d="M{x - 4} {y}h8" stroke="#888888"/>'
 

@@ -42,6 +42,7 @@ def draw(kind: Kind) -> str:
     return "\n".join(
         [
             f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" font-family="sans-serif">',
+            "  <style>@media (prefers-color-scheme: dark) { svg { filter: invert(0.9) hue-rotate(180deg) } }</style>",
             "  <!-- made by docs/make_splits.py from tests/jobs/splits.py -->",
             f"  <title>{escape(_title(kind))}: what each rank holds</title>",
             f'  <rect width="{width}" height="{height}" fill="#ffffff"/>',

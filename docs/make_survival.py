@@ -61,7 +61,10 @@ def draw(told: dict[str, Any]) -> str:
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 860 {height}" font-family="sans-serif" font-size="13">'
     )
     title = "  <title>A job of four nodes goes on with three after the network of one was cut</title>"
-    return "\n".join([head, title, f'  <rect width="860" height="{height}" fill="#ffffff"/>', *parts, "</svg>", ""])
+    dark = "  <style>@media (prefers-color-scheme: dark) { svg { filter: invert(0.9) hue-rotate(180deg) } }</style>"
+    return "\n".join(
+        [head, dark, title, f'  <rect width="860" height="{height}" fill="#ffffff"/>', *parts, "</svg>", ""]
+    )
 
 
 if __name__ == "__main__":
