@@ -210,8 +210,13 @@ def variables_in(text: str) -> set[str]:
     return {name for name in re.findall(r"\b[A-Z][A-Z0-9]*_[A-Z0-9_]+", text) if name.startswith(prefixes)}
 
 
-# pmi.py asks an MPI library which one it is; slurm_step.py is a part of srun's row.
-OF_ROWS = {*(PACKAGE / "schedulers").iterdir(), PACKAGE / "ranks/slurm_step.py", PACKAGE / "ranks/pmi.py"}
+# pmi.py asks an MPI library which one it is; slurm_step.py is a part of srun's row; diagnose knows the words of logs.
+OF_ROWS = {
+    *(PACKAGE / "schedulers").iterdir(),
+    *(PACKAGE / "diagnose").iterdir(),
+    PACKAGE / "ranks/slurm_step.py",
+    PACKAGE / "ranks/pmi.py",
+}
 
 
 def test_errors_and_hints_take_the_names_of_programs_from_the_rows() -> None:
