@@ -24,7 +24,7 @@ def meet_in_numbers(folder: str) -> None:
     with hpcddp.runtime(global_batch=4) as rt:
         rank = rt.group.rank
         numbers = TensorDataset(torch.arange(7))
-        _, test = rt.prepare(DataLoader(numbers, batch_size=2), DataLoader(numbers, batch_size=2))
+        _, test = rt.prepare(DataLoader(numbers, batch_size=4), DataLoader(numbers, batch_size=6))  # 2 on each rank
         mine = torch.cat([x for (x,) in test])
         found = {
             "int": rt.sum(rank + 1),

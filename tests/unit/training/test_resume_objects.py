@@ -16,7 +16,6 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import hpcddp
 from hpcddp.errors import RequestError
-from hpcddp.training.opening import say_anew
 
 Objects = tuple[list[nn.Module], list[Any]]  # models, and what else rt.prepare is given
 Make = Callable[[], Objects]
@@ -88,7 +87,7 @@ def attempt(folder: Path, make: Make, *, stop: int = 3, accept: Any = ()) -> Non
                     rt.stop("the test")
 
 
-NEITHER = "keep the parameters and their order as they were; a run of its own: --fresh, or another name"
+NEITHER = "keep the parameters and their order as they were; a run of its own: another run_dir"
 REFUSED: dict[str, tuple[Make, Make, str]] = {
     "parameters in another order": (plain, reordered, "optimizer.parameters: model.f.weight model.f.bias"),
     "layers declared in another order": (plain, lambda: plain(order="gf"), "model.parameters: f.weight 2x2 f.bias 2"),
@@ -153,13 +152,6 @@ def test_adam_and_adamw_read_each_others_state_once_it_is_accepted(tmp_path: Pat
     assert [one.param_groups[0]["weight_decay"] for one in made] == [0, 0.01, 0]
     assert [one.param_groups[0].get("decoupled_weight_decay", False) for one in made][::2] == [False, False]
     assert {float(state["step"]) for state in made[-1].state.values()} == {4.0}
-
-
-def test_a_hint_has_the_words_of_how_the_run_was_started(tmp_path: Path) -> None:
-    run = str(tmp_path / "train")
-    job = {"HPCDDP_RUN_DIR": run, "HPCDDP_ATTEMPT": "41"}
-    for env, words in (({}, "begin a new run: another run_dir"), (job, "begin a new run: --fresh")):
-        assert say_anew(env) == words
 
 
 def test_a_group_that_was_added_in_the_loop_has_to_come_before_prepare(tmp_path: Path) -> None:
