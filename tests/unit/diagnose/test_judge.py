@@ -185,6 +185,8 @@ def test_a_folder_without_logs_and_a_file_that_is_not_there_are_refused(tmp_path
         ("", 139, "failed", "crash"),
         ("", 1, "failed", "unknown"),
         ("", 0, "finished", "none"),
+        ("no rank gets on; rank 1 on node2 stands at train.py:7, in main: work()", 137, "failed", "hang"),
+        ("rank 1 on node2: ValueError: a", 1, "failed", "unknown"),
     ],
 )
 def test_a_record_alone_says_what_it_can(reason, status, state, cause):
