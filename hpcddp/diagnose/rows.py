@@ -113,7 +113,7 @@ ROWS = (
     Row("killed", CAUSE, CLUSTER, "hpcddp: node2 is silent, vanished without a word", "hpcddp: ", r"^hpcddp: (?:the first cause: )?(?:(?P<host>[\w.-]+) is silent.*\(rank (?P<rank>\d+)\)|rank (?P<rank_too>\d+) on (?P<host_too>[\w.-]+) vanished)", "submit it again; max_restarts: N and spares: 1 in the job file go on without the node"),
     Row("walltime", CAUSE, REQUEST, "hpcddp: unfinished: step 900 (deadline)", "hpcddp: unfinished", r"^hpcddp: unfinished: .*\(deadline\)", "submit it again: a run resumes from its newest checkpoint; chain: N in the job file does that by itself"),
     Row("early-exit", CAUSE, PROGRAM, "hpcddp: rank 1 … ended with status 0 while others still trained", "while ", r"^hpcddp: (?:the first cause: )?rank (?P<rank>\d+) on (?P<host>[\w.-]+) ended with status 0 while ", "all ranks have to take the same number of steps: drop_last=True, or a sampler that pads"),
-    Row("hang", LATE, PROGRAM, "hpcddp: no rank gets on; rank 1 …", "no rank gets on", r"^hpcddp: .*no rank gets on.*; rank (?P<rank>\d+) on (?P<host>[\w.-]+)", _WHO_CAME_LATE),
+    Row("hang", CAUSE, PROGRAM, "hpcddp: no rank gets on; rank 1 …", "no rank gets on", r"^hpcddp: .*no rank gets on.*; rank (?P<rank>\d+) on (?P<host>[\w.-]+)", _WHO_CAME_LATE),
     Row("none", RESTART, NOBODY, "hpcddp: start 2 of at most 4", "hpcddp: start", r"^hpcddp: start \d+ of at most"),
     Row("none", RESTART, NOBODY, "will restart worker group (torchrun)", "orker group", r"will restart worker group|Restarting worker group"),
     # Launchers: what they could not start

@@ -29,7 +29,6 @@ _MAY_WAIT_CALL = r"\.(wait|item|cpu|tolist|synchronize)\(\)"  # of a work handle
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _TRAINER = os.path.join(_PACKAGE, "trainer", "")  # a script of its own, as a user's is
 _libraries: list[str] = []  # filled at the first question
-_OTHER_PULSE = "hpcddp.training.watchdog"  # a script that imports it has hpcddp's own
 
 
 def is_library(path: str) -> bool:
@@ -80,6 +79,12 @@ def list_places(frame: FrameType | None) -> list[int]:
     return found
 
 
+def has_watchdog() -> bool:
+    """Whether the script has opened hpcddp's runtime, or watches by hpcddp.init: its ranks look themselves."""
+    watching = getattr(sys.modules.get("hpcddp.training.watchdog"), "_watching", None)
+    return "hpcddp.training.opening" in sys.modules or bool(watching)
+
+
 class PlainPulse:
     """Writes where the main thread of this process stands to the page of its agent, as long as it has a process group:
     how often it has looked, since how many seconds the thread stands, whether it waits, its line, and what that is in.
@@ -102,7 +107,7 @@ class PlainPulse:
     def _watch(self) -> None:
         import hpcddp_guard  # type: ignore[import-not-found]  # this folder is on the path
 
-        while not self._over.wait(_EVERY_S) and self._main.is_alive() and _OTHER_PULSE not in sys.modules:
+        while not self._over.wait(_EVERY_S) and self._main.is_alive() and not has_watchdog():
             try:
                 if hpcddp_guard.find_distributed() is not None:
                     self._look()

@@ -52,8 +52,9 @@ def diagnose_status(run: RunFolder, status: RunStatus) -> Cause:
     else:
         cause = diagnose(list_sources(attempts[-1], None), beside=output, has_failed=status.state != "ended")
     said = judge_record(status.why, status.exit_status)
+    names_rank = said.class_ == cause.class_ and said.rank is not None and cause.rank is None
     is_better = said.class_ != "unknown" and (
-        cause.class_ in {"unknown", "none"} or "killed" in {cause.class_, *cause.also}
+        cause.class_ in {"unknown", "none"} or "killed" in {cause.class_, *cause.also} or names_rank
     )
     return said if is_better else cause
 

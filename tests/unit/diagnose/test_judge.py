@@ -175,6 +175,15 @@ def test_a_folder_without_logs_and_a_file_that_is_not_there_are_refused(tmp_path
         diagnose(find_logs([str(tmp_path / "x.out")]))
 
 
+def test_the_ranks_that_the_supervisor_ends_in_a_hang_were_not_killed_by_anybody_else(told):
+    cause = told(
+        raised(0, "RuntimeError: [a.cc:78] Timed out waiting 1000ms for recv operation to complete")
+        + "hpcddp: no rank gets on; rank 1 on node2 stands at train.py:7, in main: wait(): the other ranks are ended\n"
+        + "srun: error: node3: task 2: Killed\n"
+    )
+    assert (cause.class_, cause.rank, cause.host) == ("hang", 1, "node2")
+
+
 @pytest.mark.parametrize(
     ("reason", "status", "state", "cause"),
     [
@@ -185,6 +194,8 @@ def test_a_folder_without_logs_and_a_file_that_is_not_there_are_refused(tmp_path
         ("", 139, "failed", "crash"),
         ("", 1, "failed", "unknown"),
         ("", 0, "finished", "none"),
+        ("no rank gets on; rank 1 on node2 stands at train.py:7, in main: work()", 137, "failed", "hang"),
+        ("rank 1 on node2: ValueError: a", 1, "failed", "unknown"),
     ],
 )
 def test_a_record_alone_says_what_it_can(reason, status, state, cause):

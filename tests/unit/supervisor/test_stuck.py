@@ -6,8 +6,9 @@ from collections.abc import Collection
 
 import pytest
 
+from hpcddp.runs.hang import Stand
 from hpcddp.runs.heartbeat import MAY_WAIT, OWN, WAITS, Beat, Place
-from hpcddp.supervisor.rank import ENDS, Rank, StuckDetector, describe_stand
+from hpcddp.supervisor.rank import ENDS, PlainHang, Rank, StuckDetector, describe_late, describe_stand, find_late
 
 LIMIT_S = 60.0
 FIRST_S = 10 * LIMIT_S  # the first step has so long
@@ -196,3 +197,57 @@ def test_the_first_step_of_a_later_runtime_of_a_script_has_ten_times_as_long_aga
     assert ranks.stuck() == []
     ranks.pass_time(LIMIT_S * 6)
     assert ranks.stuck() != []
+
+
+# Plain scripts, by the stands that the guard in each rank tells.
+
+SUM = Stand("train.py:9, in main: dist.all_reduce(x)", "all_reduce", 61.0, WAITS)
+OWN_WORK = Stand("train.py:7, in main: queue.get()", "wait", 61.0, OWN)
+ENDED = Stand("", "", 0.0, -1)  # no stand: it has ended with status 0
+
+
+def make_plain(*stands: Stand | None, now: float = 1000.0) -> list[Rank]:
+    ranks = [Rank(rank, f"n{rank}", now) for rank in range(len(stands))]
+    for one, stand in zip(ranks, stands, strict=True):
+        one.stand = None if stand is ENDED else stand
+        one.status = 0 if stand is ENDED else None
+    return ranks
+
+
+@pytest.mark.parametrize(
+    ("stands", "is_printed", "missing"),
+    [
+        ([SUM, OWN_WORK, SUM], True, [1]),
+        ([SUM, ENDED, SUM], True, [1]),
+        ([SUM, SUM, SUM], True, []),  # a slow network
+        ([SUM, None, SUM], True, []),  # it has left its group, or holds Python's lock: "no answer"
+        ([SUM, OWN_WORK._replace(seconds=0.0), SUM], True, []),  # it gets on
+        ([SUM._replace(seconds=59.0), OWN_WORK, SUM._replace(seconds=0.0)], False, []),
+        ([OWN_WORK, OWN_WORK, OWN_WORK._replace(line="train.py:8")], False, []),  # their work is in other threads
+        ([None, None, None], False, []),
+    ],
+)
+def test_of_plain_scripts_a_hang_is_a_rank_that_waits_in_a_collective_while_no_rank_gets_on(
+    stands: list[Stand | None], is_printed: bool, missing: list[int]
+) -> None:
+    text, late = PlainHang(60.0, 60.0).look(make_plain(*stands), 3, 1000.0)
+    assert (bool(text), late) == (is_printed, missing)
+
+
+def test_where_the_ranks_stand_is_printed_once_until_one_gets_on() -> None:
+    hang = PlainHang(60.0, None)
+    assert "rank 1  no answer" in hang.look(make_plain(SUM, None), 2, 1000.0)[0]
+    assert hang.look(make_plain(SUM, OWN_WORK), 2, 1001.0) == ("", [])
+    assert hang.look(make_plain(OWN_WORK, OWN_WORK), 2, 1002.0) == ("", [])
+    assert "nothing is ended;" in hang.look(make_plain(SUM, OWN_WORK), 2, 1003.0)[0]
+    assert PlainHang(None, None).look(make_plain(SUM, OWN_WORK), 2, 1000.0) == ("", [])
+
+
+def test_a_rank_that_does_not_say_for_long_where_it_stands_is_no_culprit_and_a_stopped_one_is() -> None:
+    ranks = make_plain(SUM, OWN_WORK)
+    assert find_late(ranks, 1010.0) == [ranks[1]]
+    assert describe_late(ranks[1], ranks, 1010.0) == f"stands at {OWN_WORK}; others wait for it at {SUM}"
+    assert find_late(ranks, 1020.0) == []
+    ranks[1].beat = Beat(is_stopped=True)
+    assert find_late(ranks, 1020.0) == [ranks[1]]
+    assert describe_late(ranks[1], ranks, 1020.0).startswith("stands at a stop by a signal (SIGSTOP)")
