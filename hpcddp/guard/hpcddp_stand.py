@@ -98,7 +98,6 @@ class PlainPulse:
         self._page = page
         self._main = threading.main_thread()
         self._clock = time.pthread_getcpuclockid(self._main.ident or 0)
-        self._over = threading.Event()
         self._before: list[int] = []
         self._used_s = 0.0
         self._looks = self._stood = 0
@@ -107,7 +106,8 @@ class PlainPulse:
     def _watch(self) -> None:
         import hpcddp_guard  # type: ignore[import-not-found]  # this folder is on the path
 
-        while not self._over.wait(_EVERY_S) and self._main.is_alive() and not has_watchdog():
+        while self._main.is_alive() and not has_watchdog():
+            time.sleep(_EVERY_S)
             try:
                 if hpcddp_guard.find_distributed() is not None:
                     self._look()

@@ -76,6 +76,7 @@ class Rank:
         self.place = Place()
         self.stand: Stand | None = None  # of a plain script that has a process group
         self.stood = now  # when it was told
+        self.waited: Stand | None = None  # the last of these in which it waited for others
         self.has_opened = False  # the runtime, at some time, or touched its page
         self.status: int | None = None  # its wait status, once it has ended
         self.signals: dict[int, float] = {}  # that it had before the launcher ended ranks, and when
@@ -240,16 +241,16 @@ _STOPPED = "a stop by a signal (SIGSTOP)"
 _OVER = "its end (status 0)"
 
 
-def find_stand(one: Rank, now: float) -> Stand | None:
-    """Where this rank of a plain script stands; None: it does not say. One that has ended well stands there for ever:
-    it comes to no collective any more."""
+def find_stand(one: Rank, now: float, fresh_s: float = _FRESH_S) -> Stand | None:
+    """Where this rank of a plain script stands; None: it does not say, or has not for `fresh_s`. One that has ended
+    well stands there since then: it comes to no collective any more."""
     if one.status is not None:
-        return Stand(_OVER, "", now, OWN) if one.is_well else None
-    if one.stand is None or not one.is_there:
+        return Stand(_OVER, "", now - one.since, OWN) if one.is_well else None
+    if not one.is_there:
         return None
     if one.beat.is_stopped:
         return Stand(_STOPPED, "", now - one.stood, OWN)
-    return one.stand if now - one.stood < _FRESH_S else None
+    return one.stand if now - one.stood < fresh_s else None
 
 
 class PlainHang:
@@ -262,7 +263,8 @@ class PlainHang:
 
     def look(self, ranks: Iterable[Rank], world_size: int, now: float) -> tuple[str, list[int]]:
         """What is to be printed now, and the ranks that the others wait for, if they have for too long."""
-        stands = {one.rank: stand for one in ranks if (stand := find_stand(one, now)) is not None}
+        fresh_s = min(_FRESH_S, (self._end_s or _FRESH_S) / 2)  # who leaves a collective has half of the time to say so
+        stands = {one.rank: stand for one in ranks if (stand := find_stand(one, now, fresh_s)) is not None}
         waited_s = max((stand.seconds for stand in stands.values() if stand.waits != OWN), default=0.0)
         if self._stall_s is None or waited_s < self._stall_s:
             self._is_told = False
@@ -282,8 +284,9 @@ def find_late(ranks: Iterable[Rank], now: float) -> list[Rank]:
 def describe_late(one: Rank, ranks: Iterable[Rank], now: float) -> str:
     """Where it is, and where the others wait for it."""
     stand = find_stand(one, now)
-    waits = (other.stand for other in ranks if other.stand is not None and other.stand.waits != OWN)
-    where = next((f"; others wait for it at {other}" for other in waits), "")
+    others = [other for other in ranks if other is not one and other.waited is not None]
+    waiting = [other for other in others if other.stand == other.waited or (other.status and not other.is_well)]
+    where = next((f"; others wait for it at {other.waited}" for other in waiting), "")
     if one.status is not None:
         return where.removeprefix("; ") or "others wait for it"
     return f"{'stands' if stand and stand.seconds else 'is'} at {stand}{where}"

@@ -18,7 +18,7 @@ from hpcddp.ranks.interfaces import list_interfaces
 from hpcddp.ranks.reach import own_address
 from hpcddp.record import TYPE_CHECKING
 from hpcddp.runs.hang import Stand, read_limits
-from hpcddp.runs.heartbeat import NO_RANK, Beat, Place
+from hpcddp.runs.heartbeat import NO_RANK, OWN, Beat, Place
 from hpcddp.supervisor import wire
 from hpcddp.supervisor.events import (
     ABSENT,
@@ -482,6 +482,7 @@ class Reports:
                 one.change(STANDS if message.text else MOVES, now)
             elif isinstance(message, Stand):
                 one.stand, one.stood = message if message.line else None, now
+                one.waited = message if message.waits != OWN else one.waited
             elif isinstance(message, wire.Signalled) and not self._launcher_ends:
                 one.signals[message.number] = now
             elif isinstance(message, wire.Unheard):
@@ -496,7 +497,7 @@ class Reports:
         if not one.is_well and not self._is_ending:
             kind = KILLED if os.WIFSIGNALED(status) else ERROR
             kind, text = (UNHEARD, str(one.unheard_s)) if one.unheard_s else (kind, text)
-            if one.stand is not None and is_timeout(text):  # of a collective: it had waited for others
+            if one.waited is not None and is_timeout(text):  # of a collective: it had waited for others
                 self._add_late(find_late(self.ranks.values(), now), now)
             self._add(one, kind, now, text)
         one.change(WAITS_FOR_OTHERS if may_hold else ENDS, now)

@@ -109,6 +109,8 @@ class Teardown:
             self._reports.settle()
         cause = find_first_cause(self._reports.events)
         self._reports.end_all()
+        if cause is not None and cause.kind == STUCK and self._ended_at is None and self._judges:
+            self._tell(str(cause))  # the launcher was faster
         if not self._judges:
             return None
         if cause is None and self._reports.all_well:

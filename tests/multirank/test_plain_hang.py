@@ -49,7 +49,7 @@ def test_where_torch_ends_the_one_that_waits_the_other_is_the_cause(launch: Laun
 
 
 def test_a_rank_that_computes_in_one_long_call_is_not_ended(launch: Launch, openmpi5: Any):
-    done = launch(openmpi5, "computes", 600, HPCDDP_WATCHDOG="0.5", HPCDDP_WATCHDOG_END="1")
+    done = launch(openmpi5, "computes", 600, HPCDDP_WATCHDOG="1", HPCDDP_WATCHDOG_END="3")
     assert done.returncode == 0, done.stderr
 
 

@@ -210,7 +210,9 @@ def make_plain(*stands: Stand | None, now: float = 1000.0) -> list[Rank]:
     ranks = [Rank(rank, f"n{rank}", now) for rank in range(len(stands))]
     for one, stand in zip(ranks, stands, strict=True):
         one.stand = None if stand is ENDED else stand
+        one.waited = stand if stand is SUM else None
         one.status = 0 if stand is ENDED else None
+        one.since = now - 61.0
     return ranks
 
 
