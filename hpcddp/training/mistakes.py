@@ -55,7 +55,8 @@ MICRO_LOOP_MISSING = Mistake(
 )
 OTHER_BATCH = Mistake(
     name="other-batch",
-    condition="`rt.micro_batches` is given another batch than the one that the loop is at",
+    condition="with `max_micro_batch` or `exact`, `rt.micro_batches` is given another batch than the one that the loop"
+    " is at",
     message="rt.micro_batches(batch) was given another batch than the one that the loop is at",
     remedy="for batch in loader: for x, y in rt.micro_batches(batch): …",
     cost="one comparison per step",
@@ -187,7 +188,8 @@ STEP_NOT_PREPARED = Mistake(
 )
 SCHEDULER_NOT_PREPARED = Mistake(
     name="scheduler-not-prepared",
-    condition="an optimizer has a scheduler that was not prepared",
+    condition="an optimizer has a scheduler that was not prepared (`ReduceLROnPlateau` leaves no trace: `hpcddp verify`"
+    " finds it)",
     message="the {kind} has a scheduler that was not prepared: a resumed run would begin its schedule anew",
     remedy="model, optimizer, scheduler, loader = rt.prepare(model, optimizer, scheduler, loader)",
     cost="one look per attempt",
@@ -226,14 +228,14 @@ LAYER_UNFROZEN = Mistake(
 )
 LAYER_FROZEN = Mistake(
     name="layer-frozen",
-    condition="a layer that required a gradient at `rt.prepare` does not any more",
+    condition="on several ranks, a layer that required a gradient at `rt.prepare` does not any more",
     message="{name} of {kind} requires no gradient, and did at rt.prepare: the ranks' gradients were not averaged",
     remedy=_SEARCH + "; or requires_grad_(False) before it, to freeze from the start",
     cost="none: DDP says that a gradient is missing",
 )
 LAYER_UNUSED = Mistake(
     name="layer-unused",
-    condition="a backward pass does not reach all parameters of a model",
+    condition="on several ranks, a backward pass does not reach all parameters of a model",
     message="rt.backward(loss) did not reach all parameters of the {kind}: {name}, so the ranks' gradients were not"
     " averaged",
     remedy=_SEARCH,
@@ -241,7 +243,7 @@ LAYER_UNUSED = Mistake(
 )
 LAYER_REPLACED = Mistake(
     name="layer-replaced",
-    condition="a layer of a model is replaced after `rt.prepare`",
+    condition="on several ranks, a layer of a model is replaced after `rt.prepare`",
     message="{name} of the {kind} was replaced after rt.prepare: the ranks' gradients of what came in its place would"
     " not be averaged",
     remedy="change the layers of the model first, then make the optimizer from its parameters, then " + _PREPARE,
@@ -249,8 +251,8 @@ LAYER_REPLACED = Mistake(
 )
 MODEL_TWICE = Mistake(
     name="model-twice",
-    condition="a model is reached by two backward passes after one call, as by two forward passes before two backward"
-    " passes",
+    condition="on several ranks, a model is reached by two backward passes after one call, as by two forward passes"
+    " before two backward passes",
     message="rt.backward(loss) reached the {kind} again since its last call: the ranks' gradients would not be"
     " averaged",
     remedy="rt.backward(a + b), or each rt.backward right after its own model(x)",
@@ -258,7 +260,8 @@ MODEL_TWICE = Mistake(
 )
 MODEL_UNWRAPPED = Mistake(
     name="model-unwrapped",
-    condition="a backward pass reaches a model that was not called through what `rt.prepare` returned",
+    condition="on several ranks, a backward pass reaches a model that was not called through what `rt.prepare`"
+    " returned",
     message="rt.backward(loss) reached the {kind}, but not through the model that rt.prepare returned: the ranks'"
     " gradients would not be averaged",
     remedy=_PREPARE + ", then call model(x): not model.module, rt.unwrap(model) or the old one",
@@ -266,7 +269,7 @@ MODEL_UNWRAPPED = Mistake(
 )
 NO_SYNC = Mistake(
     name="no-sync",
-    condition="the model is called in `model.no_sync()`",
+    condition="on several ranks, the model is called in `model.no_sync()`",
     message="the model was called in model.no_sync(), or rt.backward(loss) came in it: the ranks' gradients were not"
     " averaged",
     remedy="leave model.no_sync() out: the ranks average once per batch",

@@ -161,7 +161,8 @@ def describe(one: Difference) -> str:
     runs = [f"on {title}" for title in one.runs]
     two = f"{_show(one.values[0])} {runs[0]} and {_show(one.values[1])} {runs[-1]}" if one.values else ""
     rank = "" if one.rank is None or one.ranks == 1 else f", on rank {one.rank}"
-    times = f", {one.factor:.3g} times as much" if math.isfinite(one.factor) else ""
+    says = math.isfinite(one.factor) and not math.isclose(one.factor, 1.0, rel_tol=1e-3)
+    times = f", {one.factor:.3g} times as much" if says else ""
     ranks = f"{_show(one.values[0])} on rank 0 and {_show(one.values[1])} on rank {one.rank}" if one.values else ""
     name = one.name
     if one.kind == "failed":

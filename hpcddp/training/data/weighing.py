@@ -168,7 +168,7 @@ def run_backward(
     Returns the loss's weight, None if nothing counts. `models` have all their parameters on this rank. Without any (a
     sharded model) a mean over nothing is refused where it is NaN, which would reach the gradients.
     """
-    if not isinstance(loss, Tensor) or loss.numel() != 1:
+    if not isinstance(loss, Tensor) or loss.numel() != 1 or not loss.requires_grad:
         raise _no_loss(loss, summed=summed)
     counts = (micro.samples if summed else weight.counted) > 0
     if not counts and micro.samples and not models and not bool(loss.isfinite()):
@@ -199,6 +199,11 @@ def _no_loss(loss: object, *, summed: bool) -> RequestError:
     """For what no backward pass can start from."""
     if not isinstance(loss, Tensor):
         return RequestError(f"rt.backward was given a {type(loss).__name__}", "rt.backward(loss_fn(model(x), y))")
+    if loss.numel() == 1:
+        return RequestError(
+            "the loss has no gradient: it was detached, or made of what requires none",
+            "rt.backward(loss), before loss.detach() and outside torch.no_grad(), with a model that is trained",
+        )
     return RequestError(
         f"the loss has shape {tuple(loss.shape)}, and a backward pass starts from one number",
         "rt.backward(loss.sum(), summed=True)" if summed else "rt.backward(loss.mean())",

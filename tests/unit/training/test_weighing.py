@@ -128,3 +128,9 @@ def test_a_mean_over_nothing_is_refused_where_its_nan_would_reach_the_gradients(
         run_backward(torch.zeros((), requires_grad=True) / 0, micro, weight, [], summed=False)
     assert run_backward(torch.zeros((), requires_grad=True), micro, weight, [], summed=False) is None
     assert run_backward(torch.zeros((), requires_grad=True), micro, weight, [], summed=True) == 0.5
+
+
+def test_a_loss_without_a_gradient_is_said() -> None:
+    micro, weight = MicroBatch(0, 3, 6, 0, True), Weight(3, 0.5, 1.0)
+    with pytest.raises(RequestError, match="the loss has no gradient: it was detached"):
+        run_backward(torch.zeros(()), micro, weight, [], summed=False)
