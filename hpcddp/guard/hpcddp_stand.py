@@ -20,6 +20,7 @@ OWN, MAY_WAIT, WAITS = range(3)
 STAND_AT, STAND = 512, 400
 _EVERY_S = 0.25
 _LEAST_CPU = 0.02  # of the time
+_LEAST_USE_S = 0.01  # of the processor, by a thread that gets on
 _COLLECTIVES = "torch.distributed"
 _NO_COLLECTIVES = ("torch.distributed.checkpoint", "torch.distributed.tensor")
 #: Where a thread waits or computes: the backward pass, in which DDP's buckets are reduced; operators of a DTensor;
@@ -70,9 +71,20 @@ def judge_wait(module: str, line: str) -> int:
     return MAY_WAIT if module.startswith(_MAY_WAIT_IN) or (not module and re.search(_MAY_WAIT_CALL, line)) else OWN
 
 
-def list_places(frame: FrameType | None) -> list[int]:
-    """Of this frame and all that have called it: another list means that its thread has got on."""
+def has_compiled() -> bool:
+    """Whether torch.compile has compiled something in this process. To look at the frames of a thread that runs such
+    code ends the process with a segmentation fault at times (seen with Python 3.11 and torch 2.14)."""
+    counters = getattr(sys.modules.get("torch._dynamo.utils"), "counters", None)
+    return bool(counters and counters["frames"]["total"])
+
+
+def list_places(thread: int) -> list[int]:
+    """Where this thread is, in the frames of all that it runs: another list means that it has got on. Of one that may
+    run compiled code: how much of the processor it has used; one that waits for others uses none."""
+    if has_compiled():
+        return [int(time.clock_gettime(time.pthread_getcpuclockid(thread)) / _LEAST_USE_S)]
     found: list[int] = []
+    frame = sys._current_frames().get(thread)
     while frame is not None:
         found += id(frame), frame.f_lasti
         frame = frame.f_back
@@ -118,10 +130,11 @@ class PlainPulse:
         self._write(b"")
 
     def _look(self) -> None:
-        frame = sys._current_frames()[self._main.ident or 0]
-        places, used_s = list_places(frame), time.clock_gettime(self._clock)
-        line, inside, waits = find_place(frame)
-        del frame
+        thread = self._main.ident or 0
+        places, used_s = list_places(thread), time.clock_gettime(self._clock)
+        line, inside, waits = "", "", OWN
+        if places == self._before or not has_compiled():
+            line, inside, waits = find_place(sys._current_frames()[thread])
         works = waits == OWN and (used_s - self._used_s > _EVERY_S * _LEAST_CPU or self._is_at_disk())
         self._stood = self._stood + 1 if places == self._before and not works else 0
         self._before, self._used_s, self._looks = places, used_s, self._looks + 1

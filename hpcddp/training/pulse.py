@@ -63,10 +63,10 @@ class Pulse:
             self._tell()
 
     def _beat(self) -> None:
-        before, used_s = list_places(self._frame()), time.clock_gettime(self._clock)
+        before, used_s = list_places(self._thread), time.clock_gettime(self._clock)
         stood = 0
         while not self._over.wait(_EVERY_S):
-            place, now_s = list_places(self._frame()), time.clock_gettime(self._clock)
+            place, now_s = list_places(self._thread), time.clock_gettime(self._clock)
             self._looks += 1
             moved = place != before
             self._moves += moved
@@ -95,9 +95,9 @@ class Pulse:
 
     def _tell_place(self, *, stands: bool) -> None:
         assert self._page is not None
-        frame, self._is_told = self._frame(), stands
+        frame, self._is_told = self._frame() if stands else None, stands
         place = Place()
-        if stands and frame is not None:
+        if frame is not None:
             stand = find_stand(frame, 0)
             place = Place(str(stand), WAITS if is_waiting(self._thread) else stand.waits)
         with suppress(OSError, ValueError):

@@ -125,7 +125,7 @@ class Watchdog:
 
     def _look(self) -> tuple[object, ...]:
         """What changes if the watched thread gets on: the count of batches, and the places of all its frames."""
-        return (self._beats(), *list_places(self._frame()))
+        return (self._beats(), *list_places(self._watched))
 
     def _frame(self) -> FrameType | None:
         return sys._current_frames().get(self._watched)
