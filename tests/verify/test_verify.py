@@ -60,7 +60,8 @@ def test_a_mistake_is_found_with_its_step_and_what_to_write_instead(verify, name
 
 
 def test_a_right_script_is_the_same_training_and_overwrites_no_file_of_its_folder(verify, tmp_path):
-    script = RIGHT["EMA"]._replace(tail="if hpcddp.env().rank == 0: torch.save(1, 'model.pt'); open('log', 'a').write('x')")
+    writes = "torch.save(1, 'model.pt'); open('log', 'a').write('x'); open('log', 'w')"
+    script = RIGHT["EMA"]._replace(tail=f"if hpcddp.env().rank == 0: {writes}")
     result = verify(script.text(), **{"model.pt": b"weights" * 2**20, "log": b"mine"})
     assert not result.differences, format_verification("train.py", result)
     assert result.resumes == (2, 4, 6)
