@@ -214,7 +214,10 @@ MISTAKES: dict[str, tuple[Changes, str]] = {
     ),
     "another size of the model on each rank": ([("8)", "8 + rank)"), ("Linear(8,", "Linear(8 + rank,")], "rank"),
     "a learning rate at which the loss is lost": ([("lr=0.1", "lr=1e38")], "the loss of the run is inf by step 6"),
-    "a loss that is detached": ([("rt.backward(loss)", "rt.backward(loss.detach())")], "the loss has no gradient: it was detached"),
+    "a loss that is detached": (
+        [("rt.backward(loss)", "rt.backward(loss.detach())")],
+        "the loss has no gradient: it was detached",
+    ),
     "a forward pass without gradients": (
         [("                loss = ", "                with torch.no_grad():\n                    loss = ")],
         "the loss has no gradient: it was detached",
