@@ -18,7 +18,7 @@ EXITS = {
     2: "the request is wrong: an option, a job file, a value",
     3: "the site or its file is wrong, or does not say what is needed",
     4: "the launch environment contradicts itself, or lacks something",
-    5: "the scheduler refused",
+    5: "the scheduler refused, or did not answer",
 }
 _DESCRIPTION = "From a PyTorch training script to a correct multi-node run on PBS and Slurm clusters."
 _EXAMPLE = "hpcddp render --site abci3 --account GROUP --nodes 4 -- python train.py | qsub"

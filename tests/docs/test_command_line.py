@@ -9,8 +9,7 @@ import sys
 
 import pytest
 
-from hpcddp.cli.main import VERBS, main
-from hpcddp.cli.verbs import EXITS
+from hpcddp.cli.main import main
 from hpcddp.runs.folder import RunFolder
 from hpcddp.runs.state import State, replace_state
 
@@ -94,11 +93,3 @@ def test_the_documented_keys_are_the_printed_ones(command, repo, there, capsys):
 
 def test_every_command_with_json_is_in_the_table(repo):
     assert set(rows(repo)) == set(COMPLETE)
-
-
-def test_every_verb_and_every_exit_status_is_on_the_page(repo):
-    page = (repo / "docs/command-line.md").read_text()
-    for verb in VERBS:
-        assert f"\n| `hpcddp {verb}` |" in page
-    for status, meaning in EXITS.items():
-        assert f"\n| {status} | {meaning}" in page

@@ -4,7 +4,6 @@ is refused nothing, and no mistake of several ranks goes unsaid."""
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import json
 from collections.abc import Callable
 from contextlib import suppress
@@ -689,12 +688,3 @@ def test_every_row_has_a_loop_that_makes_it() -> None:
     made = [*(row for *_, row, _ in ON_ONE_RANK), *(row for row, _ in ROWS_ON_TWO_RANKS.values())]
     assert {row.name for row in made} == {row.name for row in MISTAKES}
     assert len({row.name for row in MISTAKES}) == len(MISTAKES)
-
-
-def test_the_page_is_made_from_the_rows(repo: Path) -> None:
-    spec = importlib.util.spec_from_file_location("make_mistakes", repo / "docs/make_mistakes.py")
-    assert spec is not None
-    assert spec.loader is not None
-    maker = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(maker)
-    assert (repo / "docs/mistakes.md").read_text(encoding="utf-8") == maker.page(), "python docs/make_mistakes.py"
