@@ -37,7 +37,7 @@ from hpcddp.script.scheduler_options import (
 from hpcddp.script.site import Queue, Site, check_limits
 from hpcddp.script.spec import JobSpec
 from hpcddp.script.sweeping import name_run, plan_sweep
-from hpcddp.supervisor.line import THEN
+from hpcddp.supervisor.order import THEN
 from hpcddp.units import format_count, format_walltime
 
 __all__ = ["JobPlan", "PlannedBy", "plan_job", "remark_name"]

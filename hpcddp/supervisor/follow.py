@@ -10,10 +10,12 @@ import shlex
 import time
 from _queue import SimpleQueue  # queue would import threading, which costs a tenth of the start
 from contextlib import suppress
+from functools import partial
 
 from hpcddp.errors import LaunchError, RequestError, SchedulerError
 from hpcddp.record import TYPE_CHECKING, Record
 from hpcddp.runs.chain import find_follow_up, write_follow_up
+from hpcddp.runs.folder import job_of
 from hpcddp.runs.lock import start_time
 from hpcddp.schedulers.registry import CurrentJob, find_current_job, find_scheduler
 from hpcddp.schedulers.run import ask_about, ask_job_state, cancel_job, queue_job
@@ -22,21 +24,16 @@ from hpcddp.units import parse_walltime, read_number
 if TYPE_CHECKING:
     import signal
     from collections.abc import Callable, Mapping
+    from typing import Any, TypeVar
 
     from hpcddp.runs.folder import AttemptFolder
-    from hpcddp.schedulers.row import Answer
+
+    T = TypeVar("T")
 else:
     import _signal as signal
 
 
 # What takes a while, as a scheduler's answer may, is waited for in a thread: the supervisor goes on.
-
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from typing import TypeVar
-
-    T = TypeVar("T")
 
 
 def ask_in_thread(question: Callable[[], T]) -> SimpleQueue[T | None]:
@@ -64,6 +61,8 @@ _EARLY_S = 60
 BY_SCRIPT = "as the script says"
 _ASK_AGAIN_S = 300.0
 _SAME_S = 10  # schedulers round, and count from different moments
+#: Seconds between two looks into the run folder: a shared file system shows a new file late anyway.
+LOOK_S = 3.0
 
 
 class End(Record):
@@ -120,6 +119,27 @@ def read_walltime(scheduler: str, script: str) -> int | None:
     return None
 
 
+class Repeated:
+    """A question that is asked every so many seconds in a thread, never twice at a time: where a scheduler or a file
+    system hangs, the supervisor still hears the ranks. `clock`: seconds, from anywhere."""
+
+    def __init__(self, question: Callable[[], T], every_s: float, begins: float, clock: Callable[[], float]) -> None:
+        self._question, self._every_s, self._next, self._clock = question, every_s, begins, clock
+        self._answers: SimpleQueue[T | None] | None = None
+
+    def look(self) -> Any:
+        """Its answer, if one has come since; None: none has. Asks again when it is time."""
+        answer = None
+        if self._answers is not None:
+            if self._answers.empty():
+                return None
+            answer, self._answers = self._answers.get(), None
+        if self._clock() >= self._next:
+            self._next = self._clock() + self._every_s
+            self._answers = ask_in_thread(self._question)
+        return answer
+
+
 class MovingEnd:
     """The job's end, which its owner or an operator may move while it runs. `clock`: seconds, from anywhere."""
 
@@ -127,26 +147,38 @@ class MovingEnd:
         self, job: CurrentJob, end: End, env: Mapping[str, str], clock: Callable[[], float] = time.monotonic
     ) -> None:
         self.end = end
-        self._job, self._env, self._clock = job, env, clock
-        self._last = clock()
-        self._answers: SimpleQueue[Answer | None] | None = None
+        self._commands = find_scheduler(job.scheduler).commands
+        begins = clock() + _ASK_AGAIN_S if job.id and end.at is not None else float("inf")
+        question = partial(ask_about, job.scheduler, job.id, env, _PATIENCE_S)
+        self._asked = Repeated(question, _ASK_AGAIN_S, begins, clock)
 
     def look(self) -> bool:
-        """Whether it is another one than it was said to be. Asks the scheduler now and then, and does not wait."""
-        job, env = self._job, self._env
-        if self._answers is None:
-            if job.id and self.end.at is not None and self._clock() - self._last >= _ASK_AGAIN_S:
-                self._answers = ask_in_thread(lambda: ask_about(job.scheduler, job.id, env, _PATIENCE_S))
+        """Whether it is another one than it was said to be. Does not wait for the scheduler."""
+        answer = self._asked.look()
+        now_at = self._commands.parse_end(answer) if answer is not None else None
+        if now_at is None or self.end.at is None or abs(now_at - self.end.at) <= _SAME_S:
             return False
-        if self.end.at is None or self._answers.empty():
-            return False
-        answer, self._answers, self._last = self._answers.get(), None, self._clock()
-        commands = find_scheduler(job.scheduler).commands
-        now_at = commands.parse_end(answer) if answer is not None else None
-        if now_at is None or abs(now_at - self.end.at) <= _SAME_S:
-            return False
-        self.end = End(now_at, f"as {commands.state[0]} says")
+        self.end = End(now_at, f"as {self._commands.state[0]} says")
         return True
+
+
+class StopRequest:
+    """A person's request, in the run's folder, that a job saves and ends (`hpcddp cancel`), where the scheduler's own
+    command would leave the ranks no time. It is then as if a SIGTERM had come."""
+
+    def __init__(self, attempt: AttemptFolder, clock: Callable[[], float] = time.monotonic) -> None:
+        self._path = attempt.run.stop_request(job_of(attempt.name))
+        self._asked = Repeated(self._take, LOOK_S, clock(), clock)
+
+    def look(self) -> None:
+        """Send this process a SIGTERM if somebody has asked; each request counts once."""
+        self._asked.look()
+
+    def _take(self) -> None:
+        if os.path.exists(self._path):
+            with suppress(OSError):
+                os.unlink(self._path)
+            os.kill(os.getpid(), signal.SIGTERM)
 
 
 def is_wish(job: CurrentJob, end: End, env: Mapping[str, str], came: float) -> bool:

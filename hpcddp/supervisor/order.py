@@ -1,29 +1,31 @@
 """What a job script asks of the supervisor: the options of `hpcddp supervise`, and the launcher's line behind `--`.
 
-Nothing else says it: what a person changes in these words is what the job does, and what its records say.
+Nothing else says it, also how many nodes and ranks there are and which command they run: what a person changes in these
+words is what the job does, and what its records say.
 """
 
 from __future__ import annotations
 
 import os
 import re
+import shlex
 from contextlib import suppress
 
 from hpcddp.errors import LaunchError, RequestError
 from hpcddp.ranks.allocation import find_allocation
+from hpcddp.ranks.launchers import AGENTS, LAUNCHERS
 from hpcddp.record import TYPE_CHECKING, Record
 from hpcddp.runs.command import check_name, name_command
 from hpcddp.runs.folder import RUNS
 from hpcddp.schedulers.registry import find_current_job, find_scheduler
-from hpcddp.supervisor.line import read_line
-from hpcddp.sweep import check_axes, count_points, find_point, format_point, read_axes
-from hpcddp.units import parse_count, parse_walltime
+from hpcddp.sweep import check_axes, count_points, fill_point, find_point, format_point, read_axes
+from hpcddp.units import parse_count, parse_walltime, shorten
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from typing import Any
 
-    from hpcddp.supervisor.line import Line
+    from hpcddp.ranks.launcher import Launcher
 
 _NOTHING: Mapping[str, Any] = {}
 _TEXTS = ("name", "run_dir", "scheduler", "launcher", "site", "resume", "scratch", "health_check", "fresh")
@@ -144,3 +146,133 @@ def _read_sweep(words: Sequence[str]) -> dict[str, tuple[str, ...]]:
             raise RequestError(f"--sweep {word!r} is no further value of a name", "--sweep lr=0.1 --sweep lr=0.01")
         axes[name] = (*axes.get(name, ()), value)
     return axes
+
+
+# The launcher's line: what its words say, and the same line for other hosts.
+
+
+#: Between the command that copies data to the nodes and the launcher's.
+THEN = "--then"
+#: Open MPI's and hydra's options of a name and a value.
+_TWO_VALUES = {"mca", "gmca", "pmixmca", "prtemca", "env", "genv"}
+#: What options of `hpcddp exec` say of the job.
+_OF_EXEC = {"--gpus-per-node": "gpus_per_node", "--global-batch": "global_batch"}
+#: The number of an option's value; of Open MPI's mapping that of each node.
+_NUMBER = re.compile(r"(?:ppr:(?=\d+:node))?(\d+)", re.ASCII)
+
+
+class Line(Record):
+    """The launcher's line. `words`: all of it but for `stage`, which copies data to the nodes before. `command`: what
+    each rank runs. `agent`: the row of the agent that makes the ranks of a node, "" if the launcher does. What the line
+    does not say is None, and 0 GPUs."""
+
+    words: tuple[str, ...]
+    command: tuple[str, ...]
+    nodes: int
+    stage: tuple[str, ...] = ()
+    agent: str = ""
+    ranks_per_node: int | None = None
+    world_size: int | None = None
+    gpus_per_node: int = 0
+    global_batch: int | None = None
+
+    def fill(self, point: Mapping[str, str]) -> Line:
+        """The same with the values of a point of a sweep in its command."""
+        cut, agent = len(self.words) - len(self.command), LAUNCHERS.get(self.agent)
+        handed = {name: agent.as_arguments([value])[0] if agent else value for name, value in point.items()}
+        words = (*self.words[:cut], *fill_point(self.words[cut:], handed))
+        return self._replace(words=words, command=tuple(fill_point(self.command, point)))
+
+
+def read_line(words: Sequence[str], launcher: str, count_hosts: Callable[[], int]) -> Line:
+    """What a line says. RequestError without a command for the ranks behind `hpcddp exec --`."""
+    at = next((i for i in range(1, len(words)) if words[i] == "exec" and os.path.basename(words[i - 1]) == "hpcddp"), 0)
+    cut = words.index("--", at) if at and "--" in words[at:] else len(words)
+    if not words[cut + 1 :]:
+        what = f"the launcher's line has no command behind `hpcddp exec --`: {shorten(shlex.join(words))}"
+        raise RequestError(what, 'put it there: "$HPCDDP_PYTHON" -m hpcddp exec -- python train.py')
+    begin = words[:at].index(THEN) + 1 if THEN in words[:at] else 0
+    head, of_exec, command = words[begin:at], words[at + 1 : cut], words[cut + 1 :]
+    text = f" {' '.join(head)} "
+    agent = next((name for name in AGENTS if any(f" {one} " in text for one in LAUNCHERS[name].commands)), "")
+    numbers = read_numbers(split_launch(head)[0], LAUNCHERS[launcher].counts)
+    made = read_numbers(of_exec, {"--nodes": "nodes", "--ranks-per-node": "per_node"})
+    if agent:
+        made = read_numbers(head, LAUNCHERS[agent].counts)
+        command = [word.replace("$$", "$") for word in command] if LAUNCHERS[agent].fills_arguments else command
+    processes, per_node = numbers.get("processes"), numbers.get("per_node")
+    nodes = made.get("nodes") or numbers.get("nodes") or (-(-processes // per_node) if processes and per_node else 0)
+    nodes = nodes or max(count_hosts(), 1)
+    each = made.get("per_node") or per_node or (processes // nodes if processes else None)
+    whole = nodes * each if each else None
+    return Line(
+        words=tuple(words[begin:]),
+        command=tuple(command),
+        nodes=nodes,
+        stage=tuple(words[: begin - 1]) if begin else (),
+        agent=agent,
+        ranks_per_node=each,
+        world_size=whole if "per_node" in made else processes or whole,
+        **read_numbers(of_exec, _OF_EXEC),
+    )
+
+
+def split_launch(words: Sequence[str]) -> tuple[list[str], list[str]]:
+    """A launcher's program with its options, and what it starts. Of an option without a value, what it starts begins
+    one word late."""
+    at = 1
+    if os.path.basename(words[0] if words else "") == "env":
+        at += 1 + next((i for i, word in enumerate(words[1:]) if "=" not in word), 0)
+    while at < len(words) and words[at].startswith("-"):
+        has_value = "=" not in words[at] and at + 1 < len(words) and not words[at + 1].startswith("-")
+        at += 3 if words[at].lstrip("-") in _TWO_VALUES else 2 if has_value else 1
+    return list(words[:at]), list(words[at:])
+
+
+def read_numbers(words: Sequence[str], counts: Mapping[str, str]) -> dict[str, int]:
+    """What these options say, the first one of each kind: `counts` has the meaning of each."""
+    found = [(counts[option], number) for _, option, _, number in _find_options(words, counts) if number]
+    return {meaning: int(number[1]) for meaning, number in reversed(found)}
+
+
+def name_hosts(
+    words: Sequence[str], row: Launcher, line: Line, hosts: Sequence[str], path: str
+) -> tuple[list[str], str]:
+    """These words of a launcher for other hosts than all of the line's, with as many processes on each; and the text of
+    the file `path` that lists them: as one argument they could be too long for the kernel."""
+    launch, rest = split_launch(words)
+    numbers = read_numbers(launch, row.counts)
+    each = numbers.get("per_node") or -(-numbers.get("processes", 0) // line.nodes)
+    _set_numbers(launch, row.counts, {"nodes": len(hosts), "processes": each * len(hosts)})
+    form, option, *others = row.hosts
+    for at, _, begin, _ in reversed([*_find_options(launch, (option, *others))]):  # what names hosts already
+        del launch[at - (begin == 0) : at + 1]
+    last = max((at for at, *_ in _find_options(launch, row.counts)), default=0)
+    launch[last + 1 : last + 1] = [f"{option}{path}"] if option.endswith("=") else [option, path]
+    end = rest.index("--") if "--" in rest else 0
+    options = rest[:end]
+    _set_numbers(
+        options, {**(LAUNCHERS[line.agent].counts if line.agent else {}), "--nodes": "nodes"}, {"nodes": len(hosts)}
+    )
+    return [*launch, *options, *rest[end:]], "".join(form.format(host=host, each=each) + "\n" for host in hosts)
+
+
+def _find_options(words: Sequence[str], options: Iterable[str]) -> Iterator[tuple[int, str, int, re.Match[str] | None]]:
+    """Where the values of these options are: the word's index, the option, where the value begins in the word, and the
+    number that it begins with."""
+    known = {option.removesuffix("="): option for option in options}
+    for at, word in enumerate(words):
+        name, equals, _ = word.partition("=")
+        glued = word[:2] in known and word[1:2] != "-" and word[2:].isdigit()  # -n8
+        if equals and name in known:
+            yield at, known[name], len(name) + 1, _NUMBER.match(word, len(name) + 1)
+        elif glued:
+            yield at, known[word[:2]], 2, _NUMBER.match(word, 2)
+        elif word in known and at + 1 < len(words):
+            yield at + 1, known[word], 0, _NUMBER.match(words[at + 1])
+
+
+def _set_numbers(words: list[str], counts: Mapping[str, str], now: Mapping[str, int]) -> None:
+    for at, option, _, number in [*_find_options(words, counts)]:
+        if number and counts[option] in now:
+            words[at] = f"{words[at][: number.start(1)]}{now[counts[option]]}{words[at][number.end(1) :]}"

@@ -1,5 +1,5 @@
-"""The launcher as a process beside this one, whose output goes to the job's and into the log; and signals, which go to
-the ranks."""
+"""The launcher as a process beside this one, whose output goes to the job's and into the log; signals, which go to the
+ranks; and the end of an attempt that has lost ranks."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from contextlib import suppress
 from hpcddp.record import TYPE_CHECKING, Record
 from hpcddp.signals import ENDING, name_signal
 from hpcddp.supervisor.agent import write_all
+from hpcddp.supervisor.events import SILENT, STUCK, UNKNOWN, Event, find_first_cause
 from hpcddp.supervisor.follow import ask_in_thread
 from hpcddp.supervisor.rank import SAVES_S
 from hpcddp.supervisor.reports import allow_files
@@ -22,9 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from typing import NoReturn
 
-    from hpcddp.supervisor.events import Event
     from hpcddp.supervisor.reports import Reports
-    from hpcddp.supervisor.teardown import Teardown
 else:
     import _signal as signal  # the same without enumerations, which cost a quarter of the time of the start
 
@@ -33,8 +32,7 @@ WISHES = ("SIGTERM", "SIGINT")
 _IDLE_S = 5.0
 _DRAIN_S = 5.0  # for what is left in the pipe once nobody should write any more
 _SOON_S = 0.1
-_ANSWER_S = 10.0  # for the scheduler's
-_CALL_S = 10.0  # for the first rank's, where ranks were started
+_ANSWER_S = 10.0  # for the scheduler's, and for the first call of ranks that were started
 _AS_TERM = ", as SIGTERM where it catches that"
 _OR_TERM = ", or SIGTERM where it catches that alone"
 _FULL_S = 0.1  # until the next look whether what was read has been written
@@ -201,7 +199,6 @@ class Passing:
         self._reports, self._tell, self._settle_s, self._is_ending = reports, tell, settle_s, is_ending
         self.by_hand = by_hand
         self._waiting: list[_Waiting] = []
-        self._unheard: list[tuple[float, _Waiting]] = []  # given, and no rank was there yet
 
     def hear(self, number: int) -> None:
         """A signal came to this process."""
@@ -220,27 +217,23 @@ class Passing:
         """Do what is due; how long to wait at most until the next look, in seconds."""
         now = time.monotonic()
         while self._waiting and self._waiting[0].due <= now:
-            one = self._waiting[0]
-            if one.answer is not None and one.answer.empty() and now - one.due < _ANSWER_S:
+            one, are_started = self._waiting[0], bool(self._reports.ranks) or self._reports.are_started
+            is_unsaid = one.answer is not None and one.answer.empty()
+            if now - one.due < _ANSWER_S and (is_unsaid or (are_started and not self._reports.ranks)):
                 return _SOON_S
             del self._waiting[0]
-            if one.answer is not None and not one.answer.empty() and one.answer.get():
+            if one.answer is not None and not is_unsaid and one.answer.get():
                 self._say(one, "the scheduler ends the job, and gives it to the ranks itself")
-            elif self._reports.are_started:
-                self._reports.give(one.number)
-                self._unheard.append((now, one))
+                continue
+            self._reports.give(one.number)  # also to ranks that call later
+            if self._reports.ranks:
                 instead = _AS_TERM if one.number in {signal.SIGHUP, signal.SIGINT} else _OR_TERM
                 self._say(one, f"each rank gets it{'' if one.number == signal.SIGTERM else instead}")
             else:
-                self._reports.give(one.number)  # to those that start all the same
-                self._say(one, "no rank has started, so the launcher gets it")
+                what = "can call this host" if are_started else "has started"
+                self._say(one, f"no rank {what}, so the launcher gets it")
                 launcher.send(one.number)
-        for given, one in self._unheard if not self._reports.ranks else ():
-            if now - given > _CALL_S:
-                self._say(one, "no rank calls this host to be given it, so the launcher gets it")
-                launcher.send(one.number)
-        self._unheard = [one for one in self._unheard if now - one[0] <= _CALL_S and not self._reports.ranks]
-        return _SOON_S if self._waiting or self._unheard else _IDLE_S
+        return _SOON_S if self._waiting else _IDLE_S
 
     def finish(self) -> None:
         """The launcher has ended."""
@@ -250,6 +243,111 @@ class Passing:
     def _say(self, one: _Waiting, what: str) -> None:
         if not one.is_printed:
             self._tell(f"{name_signal(one.number)} came: {what}")
+
+
+# The end of an attempt of which ranks are lost or have failed: no launcher can be trusted to see it, or to end then.
+# What is known of it: Intel MPI and MPICH wait for ever for the others of a rank that ended with status 1; every
+# launcher does where a host falls silent; Open MPI leaves ranks behind.
+
+
+_LOOK_S = 1.0
+#: For what other ranks say: the first one to end need not be the cause. And for a rank that failed to report it on the
+#: job's output (`runs/failure.py`): a launcher kills it as soon as another one has ended.
+_COLLECT_S = 5.0
+_LAUNCHER_S = 30.0  # that it gets to end by itself, where nothing is started again
+_TERM_S = 1.0  # from the end of the ranks
+_KILL_S = 5.0  # from SIGTERM, which Open MPI 5 and Intel MPI ignore while a host is silent
+_LAST_WORDS_S = 1.0
+_DEAF = """\
+warning: the ranks were started, and none can call this host: one that hangs, or whose host falls silent, is not seen
+hint: let the nodes of a job reach each other on every port, as their training needs it, too"""
+
+
+class Teardown:
+    """The end of one attempt. `acts`: whether the ranks may be started again, so that a silent one is an end as well.
+    `judges`: whether the end of one rank is that of all; False where they are independent."""
+
+    def __init__(self, reports: Reports, tell: Callable[[str], None], *, acts: bool, judges: bool = True) -> None:
+        self._reports, self._tell, self._acts, self._judges = reports, tell, acts, judges
+        self._began: float | None = None  # the first event
+        self._ended_at: float | None = None  # the ranks were told to end
+        self._sent = 0
+        self._is_deafness_printed = False
+        self.is_wish = False  # a signal came: the ranks may end as they like
+
+    @property
+    def entry(self) -> int:
+        """What is readable when a rank has said something."""
+        return self._reports.entry
+
+    def look(self, launcher: LauncherProcess) -> float:
+        """Hear the ranks, and do what is due; how long to wait at most until the next look, in seconds."""
+        self._reports.read()
+        self._reports.look()
+        while self._reports.remarks:
+            self._tell(self._reports.remarks.pop(0))
+        now = time.monotonic()
+        if self._reports.is_deaf and not self._is_deafness_printed:
+            self._is_deafness_printed = True
+            self._tell(_DEAF)
+        is_due = self._reports.events and self._judges and not self._reports.is_holding  # some save
+        if not is_due and self._ended_at is None:
+            return _LOOK_S
+        self._began = self._began or now
+        if self._ended_at is None:
+            waits_s = _COLLECT_S if self._acts and not self.is_wish else _COLLECT_S + _LAUNCHER_S
+            if any(event.kind in {SILENT, STUCK} for event in self._reports.events):
+                waits_s = 0.0  # the limit was long enough for everybody
+            if now - self._began > waits_s:
+                self._reports.settle()
+                self._ended_at = now
+                if not self._reports.all_over:
+                    cause = find_first_cause(self._reports.events)
+                    self._tell(f"{cause}: the other ranks are ended")
+                self._reports.end_all()
+        elif self._sent == 0 and now - self._ended_at > _TERM_S:
+            self._sent = signal.SIGTERM
+            launcher.send(signal.SIGTERM)
+        elif self._sent == signal.SIGTERM and now - self._ended_at > _TERM_S + _KILL_S:
+            self._sent = signal.SIGKILL
+            launcher.send(signal.SIGKILL)
+        return _LOOK_S / 4
+
+    def kill(self) -> None:
+        """End the ranks now, whatever they do."""
+        self._ended_at = self._ended_at or time.monotonic()
+        self._reports.end_all()
+
+    def find_signal(self, cause: Event | None) -> int:
+        """The signal that came to the ranks and by which they may have ended; 0: by none. `cause`: as concluded, of
+        ranks that did not end well."""
+        if cause is not None and cause.kind != UNKNOWN:
+            return cause.signal
+        signals = [one.signal for one in self._reports.ranks.values()]
+        if cause is not None and not all(signals):
+            return 0  # the launcher has ended them for a reason of its own
+        return next(filter(None, signals), 0)
+
+    def conclude(self, status: int) -> Event | None:
+        """The launcher has ended, with this status: what the first cause was; None if all went well."""
+        until = time.monotonic() + _LAST_WORDS_S
+        self._reports.read()
+        while not self._reports.all_over and time.monotonic() < until:
+            time.sleep(0.02)
+            self._reports.read()
+        if status or self._reports.events or not self._reports.all_over:
+            self._reports.settle()
+        cause = find_first_cause(self._reports.events)
+        self._reports.end_all()
+        if cause is not None and cause.kind == STUCK and self._ended_at is None and self._judges:
+            self._tell(str(cause))  # the launcher was faster
+        if not self._judges:
+            return None
+        if cause is None and self._reports.all_well:
+            return None  # only the launcher itself did not end well: nothing is to be made again
+        if status and (cause is None or cause.is_clean_up):
+            return Event(UNKNOWN, -1, "", status=status, text=f"the launcher ended with status {status}")
+        return cause
 
 
 def watch(

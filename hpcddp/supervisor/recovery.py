@@ -1,28 +1,37 @@
-"""Whether a job goes on after ranks were lost, and on which of its hosts; and the next attempt of the same job."""
+"""Whether a job goes on after ranks were lost, on which of its hosts, and as which attempt; and how its hosts are
+reached."""
 
 from __future__ import annotations
 
-import errno
 import os
+import shlex
+import shutil
 import time
+from collections import Counter
 
 from hpcddp.errors import HpcddpError
+from hpcddp.ranks.allocation import find_allocation
+from hpcddp.ranks.launchers import LAUNCHERS
 from hpcddp.record import TYPE_CHECKING, Record
 from hpcddp.runs.chain import find_follow_up, list_opened, start_attempt, write_follow_up
 from hpcddp.runs.command import identify_command
-from hpcddp.runs.folder import list_attempts, list_checkpoints, number_attempt, show_path, step_of
+from hpcddp.runs.folder import MANIFEST, list_attempts, list_checkpoints, number_attempt, show_path, step_of
 from hpcddp.runs.jsonfile import read_object, write_object
 from hpcddp.runs.lock import release_run
 from hpcddp.runs.start import hold
 from hpcddp.runs.state import read_state, replace_state
+from hpcddp.schedulers.allocation import same_host
+from hpcddp.schedulers.registry import find_scheduler
+from hpcddp.schedulers.row import Answer
+from hpcddp.schedulers.run import ask_about, run_program, run_side_by_side
 from hpcddp.supervisor.events import ERROR, KILLED, STUCK, UNHEARD, UNKNOWN
-from hpcddp.supervisor.hosts import Hosts, list_checks
+from hpcddp.supervisor.leftover import kill_left
 from hpcddp.supervisor.rank import NOWHERE
 from hpcddp.supervisor.start_end import make_folders
 from hpcddp.units import format_count
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
     from hpcddp.runs.folder import AttemptFolder, RunFolder
     from hpcddp.schedulers.registry import CurrentJob
@@ -30,10 +39,206 @@ if TYPE_CHECKING:
     from hpcddp.supervisor.follow import End
     from hpcddp.supervisor.order import Order
 
+SSH = ("ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=5", "{host}")
+_PROBE_S, _SUSPECT_S = 30.0, 5.0  # a host that has been silent before has less
+_PAUSE_S = 2.0  # between two looks at a host that does not answer
+_MOST_BLAMED = 2  # attempts that failed on a host
+_TRIES = 5
+#: For a shell, with the number of GPUs: all are there, and no row or page of their memory waits for a reset that only
+#: the site's people can do. A driver that says nothing of them, or no driver, is no fault.
+_GPU_CHECK = """\
+command -v nvidia-smi >/dev/null || exit 0
+[ "$(nvidia-smi -L | grep -c '^GPU ')" -ge "$1" ] || exit 1
+! nvidia-smi -q -d ROW_REMAPPER,PAGE_RETIREMENT | grep -Eq '(Pending|Remapping Failure Occurred|Blacklist) *: Yes'"""
+# A parallel file system may be mounted again to be read alone, after an error.
+_WRITE = 'file=$1/.written-by-$(uname -n).$$; touch "$file" && rm -f "$file"'
+
+
+class Check(Record):
+    """What a host has to run without an error, or it is left out: `why`. One that is built in and fails on every host
+    is wrong itself."""
+
+    words: tuple[str, ...]
+    why: str
+    is_built_in: bool = True
+
+
+def list_checks(order: Order) -> list[Check]:
+    """The checks of the job, in order; those of the attempt come first."""
+    checks = list[Check]()
+    gpus = order.line.gpus_per_node
+    if gpus:
+        missing = f"it does not have {format_count(gpus, 'GPU')}, or one of them needs a reset"
+        checks.append(Check(("sh", "-c", _GPU_CHECK, "sh", str(gpus)), missing))
+    if order.health_check:
+        checks.append(Check(("sh", "-c", order.health_check), "its health check failed", is_built_in=False))
+    return checks
+
+
+def clear_check(attempt: AttemptFolder, env: Mapping[str, str]) -> Check:
+    """No rank of this attempt is left on the host, as one whose agent has lost its connection may be."""
+    marks = {"HPCDDP_RUN_DIR": attempt.run.path, "HPCDDP_ATTEMPT": attempt.name}
+    return Check(kill_left(marks, env), "ranks of the last start cannot be ended there")
+
+
+def folder_checks(attempt: AttemptFolder) -> list[Check]:
+    """The run's own folder, which may have another name than the job asked for, is there and can be written, and its
+    newest checkpoint can be read."""
+    path = os.path.abspath(attempt.run.path)
+    checks = [
+        Check(("test", "-d", path), "it does not see the run folder"),
+        Check(("sh", "-c", _WRITE, "sh", path), "it cannot write to the run folder"),
+    ]
+    saved = list_checkpoints(os.path.abspath(attempt.run.checkpoints))
+    manifest = os.path.join(saved[-1], MANIFEST) if saved else ""
+    if os.path.isfile(manifest):
+        checks.append(Check(("head", "-c", "1", manifest), "it cannot read the newest checkpoint"))
+    return checks
+
+
+def list_hosts(env: Mapping[str, str]) -> tuple[str, ...]:
+    """The hosts of the job, as its scheduler names them; empty where none are known."""
+    allocation = find_allocation(env)
+    return tuple(name for name, _ in (allocation.hosts or ())) if allocation is not None else ()
+
+
+class Hosts:
+    """The hosts of one job; `names` in its order, with the host of the script first, which is alone where no scheduler
+    names the others."""
+
+    def __init__(
+        self, job: CurrentJob, env: Mapping[str, str], checks: list[Check], tell: Callable[[str], None]
+    ) -> None:
+        self._job, self._env, self._checks, self._tell = job, env, checks, tell
+        self._commands = find_scheduler(job.scheduler).commands
+        self.names = (list_hosts(env) if job.id else ()) or (os.uname().nodename,)
+        self._left_out: set[str] = set()
+        self._blamed: dict[str, int] = {}
+        self._starter = self._find_starter()
+
+    def blame(self, host: str) -> None:
+        """An attempt failed there. Its name may be a shorter or a longer one than the scheduler's."""
+        for name in self.names:
+            if same_host(name, host):
+                self._blamed[name] = self._blamed.get(name, 0) + 1
+
+    def find_usable(self, attempt: AttemptFolder, suspects: set[str]) -> tuple[str, ...]:
+        """The hosts on which ranks may be started, none of this `attempt` being left there. Who does not answer twice,
+        or is not well, is left out for good; the silence of `suspects` counts as one of the two. The scheduler is told
+        of a host that is gone, so that it does not end the job."""
+        there = [name for name in self.names if name not in self._left_out]
+        silent = self._find_silent(there, suspects)
+        for name in silent:
+            self._leave_out(name, "it does not answer")
+        self._drop(silent)
+        checks = [clear_check(attempt, self._env), *folder_checks(attempt), *self._checks]
+        for check in checks if self._starter or len(self.names) < 2 else ():
+            there = [name for name in there if name not in self._left_out]
+            failed = self._ask(there, check.words)
+            if failed and check.is_built_in and len(failed) == len(there):
+                self._tell(f"a check fails on each host ({check.why}), and may not work here")
+                continue
+            for name in failed:
+                self._leave_out(name, check.why)
+        return tuple(name for name in there if name not in self._left_out)
+
+    def choose(self, usable: tuple[str, ...], fits: tuple[int, ...]) -> tuple[str, ...]:
+        """Choose as many of the usable hosts as the request can have, without those that were blamed twice if it works
+        out without them. Empty: it does not work out."""
+        first = self.names[0]  # the script is there, and the address of the rendezvous
+        good = [name for name in usable if name == first or self._blamed.get(name, 0) < _MOST_BLAMED]
+        for candidates in (good, list(usable)):
+            count = max((number for number in fits if number <= len(candidates)), default=0)
+            if count:
+                return tuple(candidates[:count])
+        return ()
+
+    def _find_silent(self, names: list[str], suspects: set[str]) -> list[str]:
+        """The hosts that are gone, as far as that can be found out."""
+        suspected = [name for name in names if any(same_host(name, one) for one in suspects) and not is_this_host(name)]
+        others = [name for name in names if not is_this_host(name)]
+        if not others:
+            return []
+        if not self._starter:
+            self._tell("no program is on PATH by which a host can be asked whether it answers (ssh)")
+            return suspected
+        silent = self._ask(others, ("true",), suspected)
+        doubted = [name for name in silent if name not in suspected]
+        if doubted:
+            time.sleep(_PAUSE_S)
+            again = self._ask(doubted, ("true",))
+            silent = [name for name in silent if name in suspected or name in again]
+        if len(silent) == len(others) and len(suspected) < len(others):  # more likely than that all are gone at once
+            self._tell(f"no host answers {self._starter[0]}, which may not work here")
+            return suspected
+        return silent
+
+    def _find_starter(self) -> tuple[str, ...]:
+        for words in (self._commands.starter, SSH):
+            if words and shutil.which(words[0], path=self._env.get("PATH")):
+                return words
+        return ()
+
+    def _ask(self, names: Iterable[str], words: tuple[str, ...], suspected: Iterable[str] = ()) -> list[str]:
+        """The hosts on which this command does not end well, all asked side by side."""
+        fill = self._fill
+        sent = (shlex.join(words),) if self._starter == SSH else words  # it gives a shell one line
+        commands = {name: [*words] if is_this_host(name) else [*fill(self._starter, name), *sent] for name in names}
+        patience = {name: _SUSPECT_S if name in suspected else _PROBE_S for name in commands}
+        return run_side_by_side(commands, self._env, patience)
+
+    def _fill(self, words: tuple[str, ...], name: str) -> list[str]:
+        left = ",".join(host for host in self.names if host not in self._left_out)
+        return [w.replace("{job}", self._job.id).replace("{host}", name).replace("{kept}", left) for w in words]
+
+    def _leave_out(self, name: str, why: str) -> None:
+        self._left_out.add(name)
+        self._tell(f"{name} is left out: {why}")
+
+    def _drop(self, gone: list[str]) -> None:
+        """Within minutes the scheduler would end a job that has lost a host: it gives that host back itself."""
+        words = self._commands.drop
+        if not words or not gone or not shutil.which(words[0], path=self._env.get("PATH")):
+            return
+        each = gone if "{host}" in " ".join(words) else gone[:1]
+        answer = ask_about(self._job.scheduler, self._job.id, self._env, _PROBE_S) or Answer(1, "", "")
+        for name in each:
+            called = self._commands.parse_names(answer, name)
+            command = [one for word in words for one in (called if word == "{host}" else self._fill((word,), name))]
+            why = self._insist(command)
+            if why:
+                self._tell(f"the scheduler did not take {name} out of the job, and may end it: {why}")
+            else:
+                gone_now = format_count(len(gone), "host") if each != gone else name
+                self._tell(f"{gone_now} given back to the scheduler ({command[0]}), so that the job goes on")
+
+    def _insist(self, command: list[str]) -> str:
+        """Why the scheduler does not do it; empty: it does. Slurm answers now and then that it is not ready."""
+        why = ""
+        for left in reversed(range(_TRIES)):
+            try:
+                answer = run_program(command, self._env, folder=self._env.get("HPCDDP_RUN_DIR"), patience_s=_PROBE_S)
+                why = answer.stderr.strip() if answer.status else ""
+            except HpcddpError as error:
+                return error.message
+            if not why:
+                break
+            if left:
+                time.sleep(_PAUSE_S)
+        return why
+
+
+def is_this_host(name: str) -> bool:
+    """Whether this is the host of the job script."""
+    return same_host(name, os.uname().nodename)
+
+
+# What has happened to a job, and what follows from it.
+
+
 _MOST_STUCK = 2  # as often as a host has to be blamed before it is left out
 _MOST_CRASHES = 2  # the same
 _MOST_ERRORS, _MOST_BLIND_ERRORS = 1, 2  # alike, of the program; where nobody says how far it was
-_FULL_TRIES = 120  # to write to a run folder that is full, after the first one: ten minutes
 _LEAST_LEFT_S = 60  # before the job's end: a start and a step would not fit
 
 
@@ -48,66 +253,48 @@ class Saved(Record):
 class Recovery:
     """What has happened to one job, and what is done about it."""
 
-    def __init__(
-        self,
-        order: Order,
-        job: CurrentJob,
-        env: Mapping[str, str],
-        tell: Callable[[str], None],
-    ) -> None:
+    def __init__(self, order: Order, job: CurrentJob, env: Mapping[str, str], tell: Callable[[str], None]) -> None:
         self._order, self._job, self._env, self._tell = order, job, env, tell
         self._hosts = Hosts(job, env, list_checks(order), tell)
         self._restarts = 0
         self._fits = (*order.fewer_nodes, order.line.nodes)
         self.is_too_few = False  # the program has refused the number of nodes that are left, not the request's
-        self.is_full = False  # the run folder, at the last try to begin again
-        self._full_tries = 0
-        self._next: AttemptFolder | None = None
-        self._stuck: list[tuple[str, int]] = []  # where, step
         self._opened: list[RunFolder] = []  # that the job's script has opened
-        self._crashes: list[tuple[str, int, int, Saved]] = []  # kind, status, step, the newest checkpoint
-        self._failures: list[tuple[str, int, int, Saved]] = []  # text, step, how many runs were opened, how far
+        self._ends: Counter[tuple[object, ...]] = Counter()  # of attempts that ended alike
+        self._reached: list[Saved] = []  # by the starts that ended by an error of the program
         names, nodes = self._hosts.names, order.line.nodes
         self.chosen = names[:nodes] if len(names) > nodes else ()  # (): as the script has it
 
     def goes_on(self, attempt: AttemptFolder, cause: Event, end: End, suspects: set[str]) -> bool:
         """Whether the ranks are started again, on the hosts `chosen` then; why not is printed. `suspects`: hosts that
         the attempt has lost."""
-        self._full_tries = 0
         self._tell(f"the first cause: {cause}")
-        why_not = self._judge(attempt, cause, end)
+        why_not = self._judge(attempt, cause, end) or self._choose_hosts(attempt, cause, suspects)
         if why_not:
             self._tell(f"the ranks are not started again: {why_not}")
             return False
+        self._restarts += 1
+        return True
+
+    def _choose_hosts(self, attempt: AttemptFolder, cause: Event, suspects: set[str]) -> str:
+        """Why there are not enough hosts; empty: there are, and they are `chosen`."""
         # a broken GPU shows as an error, too: a bug would come again at the same step, or on other hosts
         is_of_host = (cause.is_loss or cause.kind == ERROR) and cause.kind != UNHEARD and not self.is_too_few
         if is_of_host and cause.host and cause.is_sure and not cause.is_of_another:
             self._hosts.blame(cause.host)
-        if self._hosts.names:
-            usable = self._hosts.find_usable(attempt, suspects)
+        usable, count = self._hosts.find_usable(attempt, suspects), len(self._hosts.names)
+        if count > 1:
             self.chosen = self._hosts.choose(usable, self._fits)
-            if not self.chosen:
-                fits = " or ".join(map(str, self._fits))
-                self._tell(
-                    f"the ranks are not started again: of {format_count(len(self._hosts.names), 'host')}"
-                    f" {len(usable)} can be used, and this job can go on with {fits}"
-                )
-                return False
-        elif unwell := self._hosts.check_here(attempt):
-            self._tell(f"the ranks are not started again: {unwell}")
-            return False
-        self._restarts += 1
-        return True
+        if self.chosen or (count == 1 and usable):
+            return ""
+        fits = " or ".join(map(str, self._fits))
+        return f"of {format_count(count, 'host')} {len(usable)} can be used, and this job can go on with {fits}"
 
     def _judge(self, attempt: AttemptFolder, cause: Event, end: End) -> str:
         """Why the ranks are not started again; empty: they are."""
         self._opened += [run for run in list_opened(attempt) if run not in self._opened]
         saved = self._find_newest(attempt)
-        before, is_of_program = self._failures, not cause.is_loss
-        # programs may save elsewhere, and need not say their steps
-        reached = saved if saved.step else Saved(0, cause.step)
-        if is_of_program:  # lost ranks and hosts do not count
-            self._failures = [*before, (cause.text, cause.step, len(self._opened), reached)]
+        again = self._judge_repeats(cause, saved)
         self.is_too_few = cause.is_refusal and 0 < len(self.chosen) < self._order.line.nodes
         if end.at is not None and time.time() > end.at - _LEAST_LEFT_S:
             return "the job ends soon"
@@ -117,75 +304,58 @@ class Recovery:
             count = len(self.chosen)
             self._fits = tuple(number for number in self._fits if number < count)
             return "" if self._fits else f"the program does not work out on {count}, and fewer are not allowed"
-        if cause.is_mistake:
-            return "that is no node's fault"
-        if cause.kind == STUCK and (cause.step or cause.text != NOWHERE):
-            same = self._stuck.count((cause.text, cause.step))
-            self._stuck.append((cause.text, cause.step))
-            if same >= _MOST_STUCK:
-                return f"no rank got on at the same place and step {same} times before"
-        is_crash = cause.kind == KILLED or (cause.kind == ERROR and cause.is_loss)
-        if is_crash and (cause.step or cause.is_by_itself):
-            why = self._judge_crash(cause, saved)
-            if why:
-                return why
-        return self._judge_errors(before, cause, reached) if is_of_program else ""
+        return "that is no node's fault" if cause.is_mistake else again
 
-    def _judge_crash(self, cause: Event, saved: Saved) -> str:
-        crash = (cause.kind, cause.status, saved)
-        steps = [at for kind, status, at, before in self._crashes if (kind, status, before) == crash]
-        self._crashes.append((cause.kind, cause.status, cause.step, saved))
-        # the step that a rank sent last may be some behind where it crashed
-        alike = [at for at in steps if at == cause.step or (cause.is_by_itself and (saved.step or at > cause.step))]
-        if len(alike) < _MOST_CRASHES:
+    def _judge_repeats(self, cause: Event, saved: Saved) -> str:
+        """Why the next attempt would end as this one and others before it; empty: it need not."""
+        reached = saved if saved.step else Saved(0, cause.step)  # programs may save elsewhere, and need not say steps
+        if cause.kind == STUCK:
+            knows_where = cause.step or cause.text != NOWHERE
+            is_again = knows_where and self._count((cause.text, cause.step)) >= _MOST_STUCK
+            return f"no rank got on at the same place and step {_MOST_STUCK} times before" if is_again else ""
+        if cause.kind == KILLED or (cause.kind == ERROR and cause.is_loss):
+            # the step that a rank sent last may be some behind where it crashed
+            at = 0 if cause.is_by_itself and saved.step else cause.step
+            counts = cause.step or cause.is_by_itself
+            if not counts or self._count((cause.kind, cause.status, saved, at)) < _MOST_CRASHES:
+                return ""
+            where = f"at step {at}" if at else "without a new checkpoint" if saved.step else "before any step was known"
+            return f"ranks ended alike {where} {_MOST_CRASHES} times before: no other host would help"
+        if cause.is_loss:  # however often
             return ""
-        where = f"at step {cause.step}" if cause.step else "before any step was known"
-        where = where if {*alike} == {cause.step} else "without a new checkpoint"
-        return f"ranks ended alike {where} {len(alike)} times before: no other host would help"
-
-    def _judge_errors(self, before: list[tuple[str, int, int, Saved]], cause: Event, reached: Saved) -> str:
-        alike = [(text, at, opened) == (cause.text, cause.step, len(self._opened)) for text, at, opened, _ in before]
+        last, self._reached = self._reached[-2:], [*self._reached, reached]
+        times = self._count((cause.text, cause.step, len(self._opened)))
         if not reached.step and cause.kind != UNKNOWN:  # a launcher that failed by itself has no step
-            if len(alike) >= _MOST_BLIND_ERRORS and all(alike[-_MOST_BLIND_ERRORS:]):
-                return "the same error came three times, and no step is known between them: it would come again"
-            return ""
-        if alike.count(True) >= _MOST_ERRORS:
-            at = f" at step {cause.step}" if cause.step else ""
-            return f"the same error came twice{at}: it would come again"
-        last = [saved for *_, saved in before[-2:]]
-        if len(last) == 2 and min(last) >= reached:
-            return f"two starts have made no progress beyond step {max(last).step}"
-        return ""
+            why = "the same error came three times, and no step is known between them: it would come again"
+            return why if times >= _MOST_BLIND_ERRORS else ""
+        if times >= _MOST_ERRORS:
+            at_step = f" at step {cause.step}" if cause.step else ""
+            return f"the same error came twice{at_step}: it would come again"
+        is_stalled = len(last) == 2 and min(last) >= reached
+        return f"two starts have made no progress beyond step {max(last).step}" if is_stalled else ""
+
+    def _count(self, end: tuple[object, ...]) -> int:
+        """How often an attempt has ended so before."""
+        self._ends[end] += 1
+        return self._ends[end] - 1
 
     def begin_again(self, attempt: AttemptFolder) -> AttemptFolder | None:
         """The next attempt, which takes the run from this one: whatever is left of it writes no more. None if that
-        cannot be done, and why is printed: another job has taken the run, or its folder is full. `is_full`: it may have
-        room again in a moment."""
-        new = self._next if self._full_tries else None
+        cannot be done, and why is printed: another job has taken the run, or its folder is full."""
+        new = None
         try:
-            new = self._next = new or attempt.run.attempt(number_attempt(attempt.run, self._job.name))
+            new = attempt.run.attempt(number_attempt(attempt.run, self._job.name))
             self._take_over(attempt, new)
         except (HpcddpError, OSError) as error:
-            self._note_failure(attempt, error)
-        else:
-            self._tell_start(new)
-            return new
-        if new is not None:
-            release_run(new.run, new.name)  # it may hold the run already
-        return None
-
-    def _note_failure(self, attempt: AttemptFolder, error: HpcddpError | OSError) -> None:
-        below = error if isinstance(error, OSError) else error.__cause__
-        full = isinstance(below, OSError) and below.errno in {errno.ENOSPC, errno.EDQUOT}
-        self.is_full = full and self._full_tries < _FULL_TRIES
-        self._full_tries += 1
-        why = str(error)
-        if isinstance(error, OSError):
-            why = f"the run folder cannot be written, {error.filename or attempt.run.path}: {error.strerror}"
-        if not self.is_full:
+            why = str(error)
+            if isinstance(error, OSError):
+                why = f"the run folder cannot be written, {error.filename or attempt.run.path}: {error.strerror}"
             self._tell(f"the ranks are not started again: {why}")
-        elif self._full_tries == 1:
-            self._tell(f"the ranks cannot be started again yet, which is tried for ten minutes: {why}")
+            if new is not None:
+                release_run(new.run, new.name)  # it may hold the run already
+            return None
+        self._tell_start(new)
+        return new
 
     def _find_newest(self, attempt: AttemptFolder) -> Saved:
         """The newest checkpoint of the run that was begun last, of those that have one."""
@@ -222,3 +392,54 @@ class Recovery:
         if state is not None and state.attempt == attempt.name and state.status == "unfinished":
             # the last that is written: what is there is the new one's, as for a chain
             replace_state(run, state._replace(attempt=new.name))
+
+
+# How an mpirun starts processes on the other hosts of a job where ssh does not reach them: as the scheduler does.
+
+
+_SSH_S = 10.0
+
+
+def reach_hosts(
+    scheduler: str, launcher: str, attempt: AttemptFolder, env: Mapping[str, str], tell: Callable[[str], None]
+) -> dict[str, str]:
+    """Variables by which this launcher reaches the other hosts of the job. Empty where it needs none, or somebody has
+    chosen before, or nothing can be done, which is printed."""
+    row = find_scheduler(scheduler).commands.remote_shell
+    shell = LAUNCHERS[launcher].remote_shell if launcher in LAUNCHERS else ()
+    if row is None or not shell or any(env.get(name) for name, _ in shell):
+        return {}
+    host = _find_unreached(env)
+    if host is None:
+        return {}
+    program = row.program
+    path = shutil.which(program, path=f"{env.get('PATH', '')}:{env.get(row.home_variable) or row.home}/bin")
+    if path is None:
+        tell(
+            f"warning: ssh does not reach {host}, and {program} is not on PATH: {launcher} starts processes on other"
+            " hosts by ssh, unless it was built for this scheduler"
+        )
+        tell(f"hint: give yourself ssh between the nodes (ssh {host} true), or add {program} to PATH")
+        return {}
+    wrapper = os.path.join(attempt.path, "remote-shell")
+    if len(wrapper.split()) > 1:
+        tell(f"warning: ssh does not reach {host}, and a launcher can call nothing in a folder with a blank: {wrapper}")
+        return {}
+    try:
+        file = os.open(wrapper, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o700)
+        with os.fdopen(file, "w") as script:
+            script.write(row.script.format(program=shlex.quote(path)))
+    except OSError as error:
+        tell(f"warning: ssh does not reach {host}, and {wrapper} cannot be written: {error.strerror}")
+        return {}
+    tell(f"ssh does not reach {host}: {launcher} is given {program} in its place")
+    return {name: value.replace("{}", wrapper) for name, value in shell}
+
+
+def _find_unreached(env: Mapping[str, str]) -> str | None:
+    """Another host of the job, if ssh does not reach it. One stands for all."""
+    host = next((name for name in list_hosts(env) if not is_this_host(name)), None)
+    if host is None:
+        return None
+    ssh = [word.replace("{host}", host) for word in SSH]
+    return host if run_side_by_side({host: [*ssh, "true"]}, env, {host: _SSH_S}) else None

@@ -144,7 +144,6 @@ class Callers:
         self._poll, self._listener = poll, open_listener()
         self._waiting: dict[int, tuple[socket.socket, bytes, float]] = {}  # what has come of its line, since when
         self._deaf_until: float | None = None  # None: the listener is listened to
-        self._is_full = False  # deaf only until one of those let in is gone
         poll.register(self._listener.fileno(), _READABLE)
 
     @property
@@ -163,27 +162,28 @@ class Callers:
     def accept(self, now: float) -> None:
         """Let in those that call. An error is of one moment: a caller has vanished, or this process may open no more
         files."""
+        self._deaf_until = now  # where there are too many
         try:
-            while not self._is_full:
+            while len(self._waiting) < _MOST:
                 caller = accept(self._listener)
                 if caller is None:
+                    self._deaf_until = None
                     return
                 self._waiting[caller.fileno()] = caller, b"", now
                 self._poll.register(caller.fileno(), _READABLE)
-                self._is_full = len(self._waiting) >= _MOST
         except OSError:
-            pass
+            self._deaf_until = now + _DEAF_S
         self._poll.unregister(self._listener.fileno())
-        self._deaf_until = now + _DEAF_S
 
     def look(self, now: float) -> None:
         """Who says nothing goes, and who could not be let in is."""
         for number, (caller, _, since) in list(self._waiting.items()):
             if now - since > _PATIENCE_S:
-                self._forget(number)
+                del self._waiting[number]
                 self.close(caller)
         if self._deaf_until is not None and now >= self._deaf_until and len(self._waiting) < _MOST:
-            self._listen()
+            self._deaf_until = None
+            self._poll.register(self._listener.fileno(), _READABLE)
 
     def take(self, number: int) -> tuple[socket.socket, wire.Message | None, bytes] | None:
         """Who has said a first line, the message that it is, if it is one, and what came behind it. None: not yet."""
@@ -195,17 +195,8 @@ class Callers:
         if data and not found and len(line) < _LONGEST:
             self._waiting[number] = caller, line, since
             return None
-        self._forget(number)
-        return caller, wire.read(line) if found else None, rest
-
-    def _forget(self, number: int) -> None:
         del self._waiting[number]
-        if self._is_full:
-            self._listen()
-
-    def _listen(self) -> None:
-        self._deaf_until, self._is_full = None, False
-        self._poll.register(self._listener.fileno(), _READABLE)
+        return caller, wire.read(line) if found else None, rest
 
     def close(self, connection: socket.socket) -> None:
         """A connection that was let in is over."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import time
 from contextlib import suppress
 
 from hpcddp.errors import HpcddpError
@@ -13,7 +12,7 @@ from hpcddp.ranks.launchers import LAUNCHERS
 from hpcddp.ranks.reach import reached_as
 from hpcddp.record import TYPE_CHECKING
 from hpcddp.runs.chain import list_job_runs
-from hpcddp.runs.folder import AttemptFolder, cannot_write, job_of
+from hpcddp.runs.folder import AttemptFolder, cannot_write
 from hpcddp.runs.hang import read_limits
 from hpcddp.runs.heartbeat import VARIABLE as HEARTBEAT
 from hpcddp.runs.lock import BY_HAND, release_run
@@ -27,6 +26,7 @@ from hpcddp.supervisor.follow import (
     BY_SCRIPT,
     FollowUp,
     MovingEnd,
+    StopRequest,
     ask_in_thread,
     find_end,
     find_job_of_script,
@@ -34,16 +34,12 @@ from hpcddp.supervisor.follow import (
     read_walltime,
 )
 from hpcddp.supervisor.leftover import end_left
-from hpcddp.supervisor.line import name_hosts
-from hpcddp.supervisor.order import find_folder, take_index
-from hpcddp.supervisor.program import WISHES, Ended, LauncherProcess, Output, Passing, Signals, watch
+from hpcddp.supervisor.order import find_folder, name_hosts, take_index
+from hpcddp.supervisor.program import WISHES, Ended, LauncherProcess, Output, Passing, Signals, Teardown, watch
 from hpcddp.supervisor.reports import Reports, allow_more_files
 from hpcddp.supervisor.start_end import LAUNCHED, begin, end_attempt, note_lost
-from hpcddp.supervisor.teardown import Teardown
 
 if TYPE_CHECKING:
-    import signal
-    from _queue import SimpleQueue
     from collections.abc import Callable, Mapping, Sequence
 
     from hpcddp.schedulers.registry import CurrentJob
@@ -51,40 +47,6 @@ if TYPE_CHECKING:
     from hpcddp.supervisor.follow import End
     from hpcddp.supervisor.order import Order
     from hpcddp.supervisor.recovery import Recovery
-else:
-    import _signal as signal
-
-
-# A person asks a job to end through its run's folder (`hpcddp cancel`), where the scheduler's own command would leave
-# the ranks no time to save. It is then as if a SIGTERM had come.
-
-
-#: How often the folder is looked at, in seconds: a shared file system shows a new file a while late anyway.
-LOOK_S = 3.0
-
-
-class StopRequest:
-    """The request of one job. `clock`: seconds, from anywhere."""
-
-    def __init__(self, attempt: AttemptFolder, clock: Callable[[], float] = time.monotonic) -> None:
-        self._path = attempt.run.stop_request(job_of(attempt.name))
-        self._clock = clock
-        self._next = 0.0
-        self._taken: SimpleQueue[None] | None = None  # of the last look, once it is over
-
-    def look(self) -> None:
-        """Send this process a SIGTERM if somebody has asked; each request counts once. The folder is looked at in a
-        thread: where its file system hangs, the ranks would not be heard, and end themselves."""
-        if self._clock() < self._next or (self._taken is not None and self._taken.empty()):
-            return
-        self._next = self._clock() + LOOK_S
-        self._taken = ask_in_thread(self._take)
-
-    def _take(self) -> None:
-        if os.path.exists(self._path):
-            with suppress(OSError):
-                os.unlink(self._path)
-            os.kill(os.getpid(), signal.SIGTERM)
 
 
 #: The variable with the folder of the copied data: of all attempts, in the script; of this one, in the ranks.
@@ -93,7 +55,6 @@ _MORE_FILES = 256
 #: For what ends by itself: the ssh to each host with which an mpirun has started its daemon is there a moment longer.
 _EXIT_S = 5.0
 _SETTLE_S = 1.0  # in which every process has what a scheduler sends to all of them
-_FULL_PAUSE_S = 5.0  # between two tries to write to a run folder that is full
 #: The status of a job that has lost ranks where its launcher gives 0, as Open MPI 5 does: that of a killed process.
 _LOST = 137
 
@@ -150,7 +111,7 @@ def _run_job(
         is_fixed = by_hand and end.source == BY_SCRIPT
         moving = MovingEnd(job._replace(id="") if is_fixed else job, end, env)
         if find_scheduler(order.scheduler).commands.remote_shell:
-            from hpcddp.supervisor.hosts import reach_hosts  # most jobs start without it
+            from hpcddp.supervisor.recovery import reach_hosts  # most jobs start without it
 
             env = {**env, **reach_hosts(order.scheduler, order.launcher, attempt, env, tell)}
         parts = signals, output, reports, follow_up, moving, tell, recovery
@@ -284,13 +245,9 @@ class Attempts:
         late = self.hear("after the ranks had ended: they are not started again")
         if goes_on or recovery.is_too_few or (late is not None and cause.is_loss):
             note_lost(attempt, cause)
-        while goes_on and late is None:
-            following = recovery.begin_again(attempt)
-            if following is not None or not recovery.is_full:
-                return following or ended
-            time.sleep(_FULL_PAUSE_S)
-            late = self.hear("while the run folder was full: the ranks are not started again")
-        return ended if late is None else ended._replace(signal=late.signal)
+        if late is not None:
+            return ended._replace(signal=late.signal)
+        return (recovery.begin_again(attempt) if goes_on else None) or ended
 
     def _name_hosts(self, words: list[str], hosts: Sequence[str], file: str) -> list[str]:
         """The launcher's words for these hosts, which a file in the attempt's folder lists."""

@@ -9,7 +9,7 @@ import pytest
 from hpcddp.ranks.launcher import LaunchRequest
 from hpcddp.ranks.launchers import LAUNCHERS
 from hpcddp.script.spec import quote_line
-from hpcddp.supervisor.line import Line, name_hosts
+from hpcddp.supervisor.order import Line, name_hosts
 
 pytestmark = pytest.mark.multirank
 

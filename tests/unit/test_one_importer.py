@@ -25,7 +25,7 @@ ALLOWED = {
     "lint.python_rules": "one file for each kind of rule; the table of all is rules.py",
     "lint.run_rules": "one file for each kind of rule; the table of all is rules.py",
     "ranks.slurm_step": "what Slurm's step needs beyond its row",
-    "supervisor.recovery": "which hosts go on after a loss: pure arithmetic, and the loop of the job is long enough",
+    "supervisor.recovery": "loaded once ranks were lost, or where ssh has to be replaced: most jobs start without it",
     "training.agreement": _PART,
     "training.data_checks": _PART,
     "training.prepare": _PART,

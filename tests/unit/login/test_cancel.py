@@ -13,7 +13,7 @@ import pytest
 from hpcddp.cli.main import main
 from hpcddp.runs.folder import RunFolder
 from hpcddp.runs.lock import BY_HAND, Holder, take_run
-from hpcddp.supervisor.supervise import LOOK_S, StopRequest
+from hpcddp.supervisor.follow import LOOK_S, StopRequest
 
 from .runs import held, submitted
 
@@ -121,9 +121,7 @@ def test_on_pbs_the_supervisor_is_asked_through_the_runs_folder(here: Path, prog
         request.look()  # it has just looked
         assert len(got) == 1
         now[0] += LOOK_S
-        until(lambda: request._taken is not None and not request._taken.empty())
-        request.look()
-        until(lambda: len(got) == 2)
+        until(lambda: request.look() or len(got) == 2)
     finally:
         signal.signal(signal.SIGTERM, before)
 

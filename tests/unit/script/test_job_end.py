@@ -9,8 +9,7 @@ from hpcddp.runs.folder import RunFolder
 from hpcddp.runs.submitted import JobEnd, note_job_end, read_job_end
 from hpcddp.schedulers.registry import CurrentJob, find_scheduler
 from hpcddp.supervisor.follow import End, MovingEnd
-from hpcddp.supervisor.line import Line
-from hpcddp.supervisor.order import Order
+from hpcddp.supervisor.order import Line, Order
 from hpcddp.supervisor.supervise import Attempts
 
 from .conftest import StubbedNode, script

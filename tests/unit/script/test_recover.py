@@ -9,8 +9,7 @@ import pytest
 
 from hpcddp.errors import RequestError
 from hpcddp.ranks.launchers import LAUNCHERS
-from hpcddp.supervisor.line import name_hosts
-from hpcddp.supervisor.order import Order
+from hpcddp.supervisor.order import Order, name_hosts
 from tests.job_script import order_of
 
 from .conftest import plan, script

@@ -12,8 +12,7 @@ import pytest
 
 from hpcddp.runs.folder import RunFolder
 from hpcddp.schedulers.registry import CurrentJob
-from hpcddp.supervisor.follow import End, FollowUp, MovingEnd, find_end
-from hpcddp.supervisor.supervise import StopRequest
+from hpcddp.supervisor.follow import End, FollowUp, MovingEnd, StopRequest, find_end
 
 # It does not answer before it is told what.
 _QSTAT = """\
@@ -118,7 +117,7 @@ def test_a_run_folder_that_hangs_does_not_keep_the_supervisor_from_hearing_the_r
         looks.append(path)
         return not answers.wait(300)
 
-    monkeypatch.setattr("hpcddp.supervisor.supervise.os.path.exists", exists)
+    monkeypatch.setattr("hpcddp.supervisor.follow.os.path.exists", exists)
     request = StopRequest(RunFolder(str(tmp_path)).attempt("7.1"), lambda: now[0])
     for _ in range(3):
         request.look()

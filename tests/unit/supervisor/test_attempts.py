@@ -16,8 +16,7 @@ from hpcddp.runs.lock import is_held_by, release_run
 from hpcddp.runs.state import note_checkpoint, read_state, write_state
 from hpcddp.supervisor.events import ERROR, GONE, KILLED, SILENT, UNHEARD, UNKNOWN, Event
 from hpcddp.supervisor.follow import find_job_of_script
-from hpcddp.supervisor.line import Line
-from hpcddp.supervisor.order import Order
+from hpcddp.supervisor.order import Line, Order
 from hpcddp.supervisor.program import Ended
 from hpcddp.supervisor.start_end import StartedAttempt, begin, end_attempt
 from tests.unit.chain_run import write_chain_run

@@ -49,6 +49,7 @@ class Node:
         """The test's own timeout ends what never comes."""
         while rank not in self.reports.ranks:
             self.reports.read()
+            self.reports.look()
 
 
 @pytest.fixture

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from hpcddp.runs.folder import AttemptFolder, RunFolder
-from hpcddp.supervisor.hosts import clear_check
 from hpcddp.supervisor.leftover import end_left, find_left
+from hpcddp.supervisor.recovery import clear_check
 from hpcddp.supervisor.reports import Reports
 from tests.conftest import wait_until
 

@@ -22,9 +22,9 @@ from hpcddp.runs.heartbeat import MAY_WAIT, NO_RANK, WAITS, Beat, Place, open_pa
 from hpcddp.supervisor import agent, wire
 from hpcddp.supervisor.agent import Agent
 from hpcddp.supervisor.events import ERROR, GONE, KILLED, LEFT, SILENT, STUCK, UNHEARD, UNKNOWN, find_first_cause
+from hpcddp.supervisor.program import Teardown
 from hpcddp.supervisor.rank import BREAKS, CLOSED, LOST, Rank, find_odd
 from hpcddp.supervisor.reports import Reports, allow_files, allow_more_files
-from hpcddp.supervisor.teardown import Teardown
 from hpcddp.supervisor.wire import read_listener, write_listener
 
 LONG_S, SHORT_S = 1000.0, 2.0  # the short one: a busy machine keeps nobody from a word for so long

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from hpcddp.runs.folder import RunFolder
-from hpcddp.supervisor.hosts import reach_hosts
+from hpcddp.supervisor.recovery import reach_hosts
 
 
 class PbsJob:
