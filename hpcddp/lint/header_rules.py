@@ -91,7 +91,7 @@ def _added_resources(site: Site | None) -> set[str]:
     """The names in the site's file."""
     if site is None:
         return set()
-    texts = [*site.chunk, *site.directives, *(t for v in site.variables.values() for t in (v.chunk, v.directive))]
+    texts = [*site.chunk, *site.directives, *(t for v in site.vars.values() for t in (v.chunk, v.directive))]
     return set(re.findall(r"[A-Za-z][\w-]*", " ".join(texts), re.ASCII))
 
 
