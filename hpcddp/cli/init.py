@@ -60,7 +60,7 @@ def run(args: argparse.Namespace, env: Mapping[str, str]) -> int:
     if "account" not in asked and (site.account.required or site.account.pattern or asks):
         _take_account(asked, site, asks=asks)
     if asks:
-        for one in list_missing(read_spec(asked, site.variables), site, cpus_known=site.scheduler == LOCAL):
+        for one in list_missing(read_spec(asked, site.vars), site, cpus_known=site.scheduler == LOCAL):
             key, example = _key_of(one.option, one.example)
             asked[key] = _ask(f"{one.what}, such as {example}", ""), "your answer"
     plan = plan_request(asked, in_file, None, env)  # the errors of a request come before anything is written

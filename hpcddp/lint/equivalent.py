@@ -153,7 +153,7 @@ def _plan(settings: list[Setting], command: tuple[str, ...], site: Site) -> JobP
     directives = [one.value for one in settings if one.key == "directives"]
     if directives:
         keys["directives"] = (directives, "--set directives")
-    return plan_job(read_spec(keys, site.variables), site, PlannedBy("/usr/bin/python3", "", ""))
+    return plan_job(read_spec(keys, site.vars), site, PlannedBy("/usr/bin/python3", "", ""))
 
 
 def _refusal(settings: list[Setting], command: tuple[str, ...], site: Site) -> str:
@@ -175,7 +175,7 @@ def _examples(settings: list[Setting], site: Site, timed: bool) -> list[Setting]
     given = {one.key for one in settings}
     given |= {"cpus_per_rank"} if "cpus_per_node" in given else set()
     keys = {one.key: (one.value, _OPTIONS[one.key]) for one in settings if one.key == "queue"}
-    missing = list_missing(read_spec(keys, site.variables), site, find_scheduler(site.scheduler).this_machine)
+    missing = list_missing(read_spec(keys, site.vars), site, find_scheduler(site.scheduler).this_machine)
     found = dict(
         (m.example if m.option == "--set" else f"{_KEYS[m.option]}={m.example}").split("=", 1) for m in missing
     )
@@ -242,7 +242,7 @@ def _settings(option: Option, script: Script, site: Site) -> list[Setting]:
     keys = {of: key for key, of in row.options.items() if key not in {"array_limit", "chain"}}
     key = "requeue" if (name, value) == ("-r", "y") else keys.get(name, "")
     key = "array" if name == "-t" and script.directives.torque else key
-    for own, variable in site.variables.items():
+    for own, variable in site.vars.items():
         if variable.directive and (
             found := re.fullmatch(re.escape(variable.directive).replace(r"\{\}", "(.+)"), _line(option))
         ):
@@ -268,7 +268,7 @@ def _settings(option: Option, script: Script, site: Site) -> list[Setting]:
         own = value.removeprefix(site.constraint).removeprefix("&")
         return [Setting(key, own, option)] if own else []
     if name.startswith("-pe "):
-        return [Setting("pe", name[4:], option)] if "pe" in site.variables else []
+        return [Setting("pe", name[4:], option)] if "pe" in site.vars else []
     if key in {"constraint", "reservation", "output"}:
         return [Setting(key, value, option)]
     if key and key not in _AS_DIRECTIVES:
@@ -368,7 +368,7 @@ def _chunk_words(script: Script, site: Site) -> list[tuple[str, str]]:
     for name, value in _chunk(script).items():
         if name in _OF_CHUNK:
             continue
-        own = [key for key, v in site.variables.items() if v.chunk and v.chunk.partition("=")[0] == name]
+        own = [key for key, v in site.vars.items() if v.chunk and v.chunk.partition("=")[0] == name]
         found.append((own[0], value) if own else ("constraint", f"{name}={value}"))
     return list(dict(reversed(found)).items())
 

@@ -8,11 +8,10 @@ from collections.abc import Iterator
 from itertools import pairwise
 
 from hpcddp.errors import HpcddpError
-from hpcddp.lint.directive import Option, numbered
+from hpcddp.lint.directive import numbered
 from hpcddp.lint.launches import LaunchCommand, count, per_node, rank_maker, torchrun_option, torchrun_words, trains
 from hpcddp.lint.pbs import chunks
 from hpcddp.lint.pbs_values import foreign_names, is_time, refused_resources, refused_values, unknown_names
-from hpcddp.lint.request import count_gpus
 from hpcddp.lint.script import PREFIXES, Said, Script
 from hpcddp.lint.slurm import read_options
 from hpcddp.schedulers.directive_rules import DirectiveOption, find_clashes, full_name
@@ -59,8 +58,6 @@ def refused_options(script: Script) -> Iterator[Said]:
         if clash.is_refused:
             yield Said(lines[clash.options[-1]], f"{submit} refuses the script: {texts}{why}", instead)
     if script.scheduler == "slurm":
-        for option, why in _contradictions(script):
-            yield Said(option.line, f"sbatch refuses the script: {option.text}: {why}", "numbers that agree")
         yield from _refused_steps(script)
 
 
@@ -83,29 +80,6 @@ def _refused_steps(script: Script) -> Iterator[Said]:
                     yield Said(launch.command.line, f"srun refuses to start: {both} {why}", "one of them")
 
 
-def _contradictions(script: Script) -> Iterator[tuple[Option, str]]:
-    """Numbers that a real sbatch 22.05 refuses as they stand beside each other."""
-    found = {o.name: o for o in script.directives.options}
-    number = {name: count_gpus(o.value)[1] for name, o in found.items()}
-    gpus, each, of_task = (number.get(f"--{name}") for name in ("gpus", "gpus-per-node", "gpus-per-task"))
-    tasks, on_node, nodes = (number.get(f"--{name}") for name in ("ntasks", "ntasks-per-node", "nodes"))
-    fixed = nodes if "--nodes" in found and found["--nodes"].value.isdecimal() else None
-    if gpus and of_task and tasks and gpus != of_task * tasks:
-        yield found["--gpus"], f"{tasks} tasks with {of_task} GPUs each are {tasks * of_task}"
-    if gpus and each and (gpus % each or (fixed and gpus != each * fixed)):
-        yield found["--gpus"], f"--gpus-per-node={each}" + (f" on {fixed} nodes is {each * fixed}" if fixed else "")
-    if each and of_task and on_node and each != of_task * on_node:
-        yield found["--gpus-per-node"], f"{on_node} tasks with {of_task} GPUs each are {on_node * of_task}"
-    if fixed and tasks and on_node and tasks > fixed * on_node:
-        yield found["--ntasks"], f"--ntasks-per-node={on_node} on {fixed} nodes is {fixed * on_node} at most"
-    wanted, not_wanted = (set(found[n].value.split(",")) if n in found else set() for n in ("--nodelist", "--exclude"))
-    if both := sorted(word for word in wanted & not_wanted if "[" not in word and "]" not in word):
-        yield found["--exclude"], f"{both[0]} is in --nodelist, too"
-    low, _, high = found["--nodes"].value.partition("-") if "--nodes" in found else ("", "", "")
-    if low.isdecimal() and high.isdecimal() and int(low) > int(high):
-        yield found["--nodes"], "the least is above the most"
-
-
 def unknown_resource(script: Script) -> Iterator[Said]:
     """D3: a resource that only a site can have added."""
     if script.scheduler == "pbs" and not script.directives.torque:
@@ -117,7 +91,7 @@ def _added_resources(site: Site | None) -> set[str]:
     """The names in the site's file."""
     if site is None:
         return set()
-    texts = [*site.chunk, *site.directives, *(t for v in site.variables.values() for t in (v.chunk, v.directive))]
+    texts = [*site.chunk, *site.directives, *(t for v in site.vars.values() for t in (v.chunk, v.directive))]
     return set(re.findall(r"[A-Za-z][\w-]*", " ".join(texts), re.ASCII))
 
 

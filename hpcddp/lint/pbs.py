@@ -20,7 +20,7 @@ from hpcddp.lint.directive import (
     numbered,
     split_options,
 )
-from hpcddp.lint.pbs_values import ON_TORQUE, chunks, lost_quotes, split_attributes, split_resources
+from hpcddp.lint.pbs_values import ON_TORQUE, chunks, split_attributes, split_resources
 
 __all__ = ["chunks", "is_torque", "read_pbs", "split_pbs"]
 
@@ -92,7 +92,6 @@ def _read_directive(wanted: str, line: int, letters: str) -> Iterator[Option | R
             yield Refusal(line, what, f"#PBS -l {bare}={stray}")
             return
         yield Refusal(line, what)
-    yield from lost_quotes(wanted, line)
     for name, value in found:
         if value is None or name == "?":
             continue

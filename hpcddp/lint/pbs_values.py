@@ -14,7 +14,6 @@ from hpcddp.lint.directive import ListError, Option, Refusal
 from hpcddp.schedulers.pbs import OF_CHUNK
 
 ON_TORQUE = "on Torque: hpcddp lint --site generic-torque"
-_LETTER = r"[!-\"$-+\--?A-~]"  # printable, without blank, comma, # and @
 
 
 class ValueRule(NamedTuple):
@@ -35,23 +34,13 @@ def _is_priority(value: str) -> bool:
 
 
 def _is_keep_files(value: str) -> bool:
-    said = set(value)
-    files, none = said & {"o", "e"}, "n" in said
-    return said <= set("oedn") and bool(files) != none
+    files, none = {*value} & {"o", "e"}, "n" in value
+    return {*value} <= set("oedn") and bool(files) != none
 
 
 def _is_range(value: str) -> bool:
     found = re.fullmatch(r"(\d{1,18})-(\d{1,18})(:0*[1-9]\d*)?(%\d+)?", value, re.ASCII)
     return found is not None and int(found[1]) < int(found[2])
-
-
-def _is_date(value: str) -> bool:
-    found = re.fullmatch(r"((?:\d\d){2,6})(\.[0-5]\d)?", value, re.ASCII)
-    if not found:
-        return False
-    pairs = [int(found[1][i : i + 2]) for i in range(0, len(found[1]), 2)]
-    bounds = ((0, 59), (0, 23), (1, 31), (1, 12))  # minute, hour, day, month
-    return all(least <= n <= most for n, (least, most) in zip(reversed(pairs), bounds, strict=False))
 
 
 def _is_path(value: str) -> bool:
@@ -69,83 +58,41 @@ def _is_dependency(value: str) -> bool:
     return all(re.fullmatch(kinds, item.strip(), re.ASCII) for item in value.split(","))
 
 
-def _is_staging(value: str) -> bool:
-    return all(re.fullmatch(r"[^@]+@[^\s@:]+:[^@]+", item.strip()) for item in re.split(r"(?<!\\),", value))
-
-
-def _users(one_per_host: bool, first: str = "") -> Callable[[str], bool]:
-    """NAME[@HOST], several with commas; `first` begins each name."""
-    item = re.compile(rf"\s*{first}{_LETTER}{'*' if first else '+'}(@{_LETTER}+)?\s*")
-
-    def fits(value: str) -> bool:
-        found = [item.fullmatch(each) for each in value.split(",")]
-        hosts = [each[1] for each in found if each]
-        return None not in found and (not one_per_host or len(set(hosts)) == len(hosts))
-
-    return fits
-
-
-_COUNT = ValueRule(matches(r"\+?\d+"), "a whole number, 0 or more", "2")
-_YES_NO = ValueRule(matches("true|True|TRUE|[tTyY1]|false|False|FALSE|[fFnN0]"), "true or false", "true")
-_SWITCH = ValueRule(matches("(?i:true|false)"), "true or false", "true")
-_STAGING = ValueRule(_is_staging, "LOCAL@HOST:REMOTE, several with commas", "a@HOST:b")
 _PATH = ValueRule(_is_path, "[HOST:]PATH in printable ASCII letters", "job.log")
-_NOT_IN_PROJECT = r'/ [ ] " ; : | < > + , ? *'
 
+# Of the options that stand in people's scripts; of the others qsub says itself what is wrong.
 RULES: dict[str, ValueRule] = {
-    "-a": ValueRule(_is_date, "[[[[CC]YY]MM]DD]hhmm[.SS]", "202601311830"),
-    "-c": ValueRule(matches(r"[nscw]|[cw]=\d+"), "n, s, c, w, c=MINUTES or w=MINUTES", "n"),
     "-e": _PATH,
     "-j": ValueRule({"oe", "eo", "n"}.__contains__, "oe, eo or n", "oe"),
     "-J": ValueRule(_is_range, "FIRST-LAST[:STEP][%AT_ONCE], at least two indices", "1-2"),
     "-k": ValueRule(_is_keep_files, "letters of o and e, or n; d only beside them", "oe"),
     "-m": ValueRule(matches("n|[abe]|[abej]{2,}"), "n, or letters of a, b, e (j with -J)", "abe"),
-    "-M": ValueRule(_users(one_per_host=False), "USER[@HOST], several with commas", "me@example.org"),
     "-N": ValueRule(re.compile(r"[A-Za-z0-9._+-]{1,230}").fullmatch, "1 to 230 letters, digits and . _ + -", "train"),
     "-o": _PATH,
     "-p": ValueRule(_is_priority, "a whole number from -1024 to 1023", "0"),
-    "-P": ValueRule(matches(r"[^/\[\]\";:|<>+,?*]*"), f"a name without {_NOT_IN_PROJECT}", "NAME"),
+    "-P": ValueRule(matches(r"[^/\[\]\";:|<>+,?*]*"), r'a name without / [ ] " ; : | < > + , ? *', "NAME"),
     "-q": ValueRule(matches(r"[!-\"$-?A-~]{0,15}(@[!-\"$-?A-~]+)?"), "QUEUE[@SERVER], at most 15 letters", "QUEUE"),
     "-r": ValueRule({"y", "n"}.__contains__, "y or n", "n"),
-    "-R": ValueRule(matches("[oe]+"), "letters of o and e", "oe"),
-    "-S": ValueRule(_users(one_per_host=True, first="/"), "/PATH[@HOST] of a shell, without options", "/bin/bash"),
-    "-u": ValueRule(_users(one_per_host=True), "USER[@HOST], one for each host", "USER"),
     "-W depend": ValueRule(_is_dependency, "TYPE:JOB[:JOB]: a type such as afterok, numbers of jobs", "afterok:1234"),
-    "-W group_list": ValueRule(_users(one_per_host=True), "GROUP[@HOST], one for each host", "GROUP"),
-    "-W sandbox": ValueRule(matches("(?i:HOME|O_WORKDIR|PRIVATE)"), "HOME, O_WORKDIR or PRIVATE", "PRIVATE"),
-    "-W stagein": _STAGING,
-    "-W stageout": _STAGING,
-    "-W umask": ValueRule(matches(r"[+-]?\d+"), "a number", "022"),
-    "-W run_count": _COUNT,
-    "-W max_run_subjobs": _COUNT,
-    "-W block": _SWITCH,
-    "-W interactive": _SWITCH,
-    "-W release_nodes_on_stageout": _YES_NO,
-    "-W no_stdio_sockets": _YES_NO,
-    "-W create_resv_from_job": _YES_NO,
-    "-W tolerate_node_failures": ValueRule(
-        {"all", "job_start", "none"}.__contains__, "all, job_start or none", "job_start"
-    ),
 }
-# What -W may set besides, under the names that qstat shows.
-_OTHER_ATTRIBUTES = {"account_name", "argument_list", "checkpoint", "cred", "credential_id", "error_path", "executable",
-                     "execution_time", "gridname", "hold_types", "join_path", "keep_files", "mail_points",
-                     "mail_users", "output_path", "priority", "project", "remove_files", "rerunable",
-                     "shell_path_list", "submit_arguments", "submit_host", "user_list",
-                     "variable_list"}  # fmt: skip
+# What -W may set besides, also under the names that qstat shows.
+_ATTRIBUTES = {"account_name", "argument_list", "block", "checkpoint", "create_resv_from_job", "cred", "credential_id",
+               "depend", "error_path", "executable", "execution_time", "gridname", "group_list", "hold_types",
+               "interactive", "join_path", "keep_files", "mail_points", "mail_users", "max_run_subjobs",
+               "no_stdio_sockets", "output_path", "priority", "project", "release_nodes_on_stageout", "remove_files",
+               "rerunable", "run_count", "sandbox", "shell_path_list", "stagein", "stageout", "submit_arguments",
+               "submit_host", "tolerate_node_failures", "umask", "user_list", "variable_list"}  # fmt: skip
 
 
 def refused_values(options: Sequence[Option]) -> Iterator[Refusal]:
     """Every value that is refused, but those of -l. All of an option's values are read; of -N only the last."""
     last_name = next((option for option in reversed(options) if option.name == "-N"), None)
     for option in options:
-        attribute = option.name.startswith("-W ")
-        rule = RULES.get(f"-W {option.name[3:].lower()}" if attribute else option.name)
-        if attribute and rule is None and option.name[3:].lower() not in _OTHER_ATTRIBUTES:
-            known = ", ".join(name[3:] for name in RULES if name.startswith("-W "))
-            yield Refusal(
-                option.line, f"{option.text}: no attribute that a user may set", f"one of {known}; {ON_TORQUE}"
-            )
+        prefix, _, attribute = option.name.lower().partition(" ")
+        rule = RULES.get(f"-W {attribute}" if prefix == "-w" else option.name)
+        if option.name[:3] == "-W " and attribute not in _ATTRIBUTES:
+            known = "depend, group_list, umask, sandbox, block"
+            yield Refusal(option.line, f"{option.text}: no attribute of a job", f"{known}: man qsub; {ON_TORQUE}")
         if rule and not rule.fits(option.value) and (option.name != "-N" or option is last_name):
             example = option._replace(value=rule.example).text
             yield Refusal(option.line, f"{option.text}: {option.name} takes {rule.words}", f"#PBS {example}")
@@ -162,32 +109,14 @@ def _refused_together(options: Sequence[Option]) -> Iterator[Refusal]:
             yield Refusal(line, "an array (-J) cannot have -r n: its jobs have to be rerunable", "#PBS -r y")
         elif name == "-m" and "j" in value and not array:
             yield Refusal(line, f"-m {value}: the letter j is for arrays, with -J before it", "#PBS -m abe")
-        elif name == "-I" or (name == "-W interactive" and value.lower() == "true"):
+        elif name in {"-I", "-X"}:
             yield Refusal(line, f"{name}: an interactive job needs a terminal, and runs no script", "leave it out")
-        elif name == "-X" and not any(option.name == "-I" for option in options):
-            yield Refusal(line, "-X: X11 is forwarded to interactive jobs only", "leave it out")
         elif name == "-v":
-            yield from _refused_variables(value, line)
-
-
-def _refused_variables(value: str, line: int) -> Iterator[Refusal]:
-    left = re.sub(r"\\.|'[^']*'|\"[^\"]*\"", "", value)
-    if "'" in left or '"' in left:
-        yield Refusal(line, f"-v {value}: a quote opens and does not close", "export NAME=VALUE in the script")
-        return
-    for word in left.removesuffix(",").split(","):
-        if "=" not in word and not re.fullmatch(r"\s*[A-Za-z_]\w*", word):
-            what = f"-v {value}: a comma ends a value, and {word!r} is no variable of your shell"
-            yield Refusal(line, what, "export NAME=VALUE in the script")
-
-
-def lost_quotes(directive: str, line: int) -> Iterator[Refusal]:
-    """-v A='x,y': qsub takes the quotes off first, and then looks for a variable y."""
-    for found in re.finditer(r"=(['\"])([^'\"]*)\1", directive if re.match(r"\s*-v", directive) else ""):
-        for word in found[2].split(",")[1:]:
-            if "=" not in word:
-                what = f"-v …{found[0]}: the quotes are taken off, and {word!r} is read as a variable of your shell"
-                yield Refusal(line, what, "export NAME=VALUE in the script")
+            left = re.sub(r"\\.|'[^']*'|\"[^\"]*\"", "", value).removesuffix(",")
+            for word in left.split(","):
+                if "=" not in word and not re.fullmatch(r"\s*[A-Za-z_]\w*", word):
+                    what = f"-v {value}: a comma ends a value, and {word!r} is no variable of your shell"
+                    yield Refusal(line, what, "export NAME=VALUE in the script")
 
 
 # The lists in #PBS options, split as qsub and the server split them: `-l a=1,b=2`, `-W a=1,b=2`, select's chunks.
@@ -195,54 +124,30 @@ def lost_quotes(directive: str, line: int) -> Iterator[Refusal]:
 
 Pairs = list[tuple[str, str]]
 
-_RESOURCE = r"[A-Za-z][\w-]*=(?:[^:+'\"]|'[^']*'|\"[^\"]*\")*"
-_CHUNK = re.compile(rf"(\d+)(?::({_RESOURCE}(?::{_RESOURCE})*))?|({_RESOURCE}(?::{_RESOURCE})*)", re.ASCII)
-_UNFINISHED = re.compile(r"(^|[:+])([A-Za-z][\w-]*=)?$", re.ASCII)
-_WORD = re.compile(r"\s*([^\s=,][^\s=]*)\s*=\s*", re.ASCII)
-
 
 def split_resources(text: str) -> Pairs:
     """`select=2:ncpus=4,walltime=60` as names and values; a name alone has the value "". Raises ListError.
 
-    A blank ends a value, so that `select=1: ncpus=2` is two resources.
+    A comma or a blank ends a value, so that `select=1: ncpus=2` is two resources; quotes are taken off.
     """
     found: Pairs = []
-    at = 0
-    while at < len(text):
-        named = re.compile(r"\s*([^=,]*)").match(text, at)
-        assert named is not None  # it matches nothing, too
-        at = named.end()
-        if not named[1].strip():
-            raise ListError(f"-l {text}: a resource without a name, or a comma or a blank too many")
-        name, value = named[1].split()[0], ""
-        if text[at : at + 1] == "=":
-            value, at = _resource_value(text, at + 1)
-        found.append((name, value))
-        if text[at : at + 1] == ",":
-            at += 1
-            if at == len(text):
-                raise ListError(f"-l {text}: ends with a comma")
-    return found
-
-
-def _resource_value(text: str, at: int) -> tuple[str, int]:
-    """A value and where it ends: at a comma or a blank outside quotes. Quotes are taken off."""
-    while text[at : at + 1].isspace():
-        at += 1
-    value, quote, open_ = "", "", False
-    while at < len(text):
-        c = text[at]
-        if not c.isascii() or c == "&":
-            raise ListError(f"-l {text}: {c!r} may not stand there")
+    item, quote, last = "", "", ","
+    for c in f"{text},":
         if c in "'\"" and c == (quote or c):  # a quote of the other kind is a letter
-            quote, open_, c = c, not open_, ""
-        elif not open_ and (c == "," or c.isspace()):
-            break
-        value += c
-        at += 1
-    if open_:
+            quote = "" if quote else c
+        elif quote or (c != "," and not c.isspace()):
+            item += c
+        elif c.isspace() and item.endswith("="):
+            continue
+        else:
+            if (not item and c == last == ",") or item.startswith("="):
+                raise ListError(f"-l {text}: a resource without a name, or a comma too many")
+            name, _, value = item.partition("=")
+            found += [(name, value)] if item else []
+            item, last = "", c if c == "," else last if not item else ""
+    if quote:
         raise ListError(f"-l {text}: no closing {quote}")
-    return value, at
+    return found
 
 
 def split_attributes(text: str) -> Pairs:
@@ -250,51 +155,26 @@ def split_attributes(text: str) -> Pairs:
 
     A value goes up to the last comma before the next `=`.
     """
-    found: Pairs = []
-    rest = text.lstrip()
-    if not rest:
-        raise ListError("-W without a value")
-    while rest:
-        named = _WORD.match(rest)
-        if not named:
-            raise ListError(f"-W {text}: not NAME=VALUE")
-        rest = rest[named.end() :]
-        if rest[:1] in {"'", '"'}:
-            end = rest.find(rest[0], 1)
-            if end < 0:
-                raise ListError(f"-W {text}: no closing {rest[0]}")
-            rest = f"{rest[1:end]} {rest[end + 1 :]}"
-        else:
-            end = 1
-        equals = rest.find("=", end - 1)
-        comma = rest.rfind(",", 0, equals) if equals >= 0 else len(rest)
-        if comma < 0 or (equals < 0 and rest.rstrip().endswith(",")):
-            raise ListError(f"-W {text}: a comma stands between two NAME=VALUE, and nowhere else")
-        found.append((named[1], rest[:comma].rstrip() if equals >= 0 else rest))
-        rest = rest[comma + 1 :].lstrip()
-    return found
+    pairs = [re.fullmatch(r"\s*([^\s=,]+)\s*=([^=]*(?<!,))", item) for item in re.split(r",(?=[^=,]*=)", text)]
+    if None in pairs:
+        raise ListError(f"-W {text}: not NAME=VALUE, several with commas")
+    return [(pair[1], pair[2].strip()) for pair in pairs if pair]
+
+
+_RESOURCE = re.compile(r"([A-Za-z][\w-]*)=((?:[^:+'\"]|'[^']*'|\"[^\"]*\")*)", re.ASCII)
 
 
 def split_select(text: str) -> list[tuple[int, Pairs]]:
     """`2:ncpus=8:mpiprocs=4+1:ncpus=2` as counts and resources; [] if it is not of that form."""
     found: list[tuple[int, Pairs]] = []
-    at = 0
-    while True:
-        chunk = _CHUNK.match(text, at)
-        if not chunk or text[chunk.end() : chunk.end() + 1] not in {"", "+"} or _UNFINISHED.search(text):
+    for chunk in re.findall(r"(?:[^+'\"]|'[^']*'|\"[^\"]*\"|['\"])+|(?<=\+)$", text):
+        words = re.findall(r"(?:[^:'\"]|'[^']*'|\"[^\"]*\"|['\"])+|(?<=:)$", chunk)
+        count = words.pop(0) if words and words[0].isdecimal() and words[0].isascii() else "1"
+        resources = [_RESOURCE.fullmatch(word) for word in words]
+        if chunk == "" or None in resources:
             return []
-        resources = chunk[2] or chunk[3] or ""
-        found.append(
-            (int((chunk[1] or "1")[:18]), [(k, v) for k, _, v in (r.partition("=") for r in _unquoted(resources))])
-        )
-        at = chunk.end() + 1
-        if at > len(text):
-            return found
-
-
-def _unquoted(resources: str) -> list[str]:
-    """The resources of one chunk: a colon in quotes divides nothing."""
-    return re.findall(r"(?:[^:'\"]|'[^']*'|\"[^\"]*\")+", resources)
+        found.append((int(count[:18]), [(each[1], each[2]) for each in resources if each]))
+    return found
 
 
 def chunks(select: str) -> list[tuple[int, dict[str, str]]]:
@@ -358,7 +238,7 @@ def refused_resources(options: Sequence[Option]) -> Iterator[Refusal]:
         elif lower == "place":
             yield from _refused_place(option)
         elif lower == "nodes":
-            yield from _refused_nodes(option, first.get("ncpus"))
+            yield from _refused_nodes(option)
         else:
             yield from _refused_value(option, name, option.value)
     yield from _refused_with_select({name.lower(): option for name, option in first.items()})
@@ -450,30 +330,15 @@ def _refused_place(option: Option) -> Iterator[Refusal]:
             return
 
 
-def _refused_nodes(option: Option, ncpus: Option | None) -> Iterator[Refusal]:
+def _refused_nodes(option: Option) -> Iterator[Refusal]:
     """nodes=N:ppn=P or nodes=HOST:ppn=P, several with +; Torque's other words are refused."""
-    total, exact = 0, False
-    for word in option.value.split("#")[1:]:
-        if not re.fullmatch(r"[A-Za-z][\w.=-]*|\d+[A-Za-z0-9]*", word, re.ASCII):
-            yield _refusal(option, f"{word!r} behind # is no word", "#excl or #shared")
-            return
-    for count, host, words in _node_parts(option.value):
-        factors = {"ppn": 1, "cpp": 1}
+    good = r"(ppn=0*[1-9]|(cpp|ncpus)=\d)\d{0,8}|[A-Za-z][\w.-]*|\d+[A-Za-z][A-Za-z0-9]*"
+    for _, host, words in _node_parts(option.value):
         for word in host + words:
-            key, equals, number = word.lower().partition("=")
-            good = r"ppn=0*[1-9]\d{0,8}|(cpp|ncpus)=\d{1,9}" if equals else r"[A-Za-z][\w.-]*|\d+[A-Za-z][A-Za-z0-9]*"
             if not re.fullmatch(good, word, re.ASCII | re.IGNORECASE):
                 instead = f"select=N:ncpus=…:mpiprocs=P:ngpus=…; {ON_TORQUE}"
                 yield _refusal(option, f"{word!r}: nodes takes N or a host, and ppn=P", instead)
                 return
-            if equals:
-                factors["ppn" if key == "ppn" else "cpp"] = int(number)
-                exact = exact or key != "ppn"
-        total += count * factors["ppn"] * factors["cpp"]
-    if ncpus and total and re.fullmatch(r"\d{1,18}", ncpus.value, re.ASCII):
-        asked = int(ncpus.value)
-        if asked % total or (exact and asked != total):
-            yield _refusal(ncpus, f"{option.text} has {total} CPUs, and ncpus has to be a multiple", "leave out ncpus")
 
 
 def _node_parts(nodes: str) -> Iterator[tuple[int, list[str], list[str]]]:

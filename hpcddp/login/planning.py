@@ -94,7 +94,7 @@ def read_request(
     site = open_site(choice, env)
     if os.path.basename(choice.site) != site.name:  # a file: job.yaml has to lead to it again, from any folder
         given = {**given, "site": (os.path.abspath(choice.site), choice.reason)}
-    spec, remarks = see_spawn(read_spec(given, site.variables))
+    spec, remarks = see_spawn(read_spec(given, site.vars))
     remarks = (*remarks, *remark_age(site, today(env)))
     corrected = f", corrected by {site.overlay}" if site.overlay else ""
     return spec, site, (*remarks, f"site {site.name} ({choice.reason}){corrected}")

@@ -253,6 +253,34 @@ def read_mapping(value: object, readers: Mapping[str, Reader], where: str) -> di
     return {key: readers[key](v, f"{key} in {where}") for key, v in value.items() if v != ""}
 
 
+_BY_TYPE: dict[str, Reader] = {
+    "str": read_text,
+    "int": read_count,
+    "float": read_hours,
+    "bool": read_flag,
+    "tuple[str, ...]": read_words,
+    "Mapping[str, str]": read_variables,
+}
+
+
+def readers_of(record: type[Any], **others: Reader | None) -> dict[str, Reader]:
+    """The keys that a record is read from, each with its reader: that of `others` (None: it is no key), else the usual
+    one of the field's type. A field `walltime_s` is the key `walltime`, whose text is a time."""
+    readers: dict[str, Reader] = {}
+    for field, kind in record.__annotations__.items():
+        key = field.removesuffix("_s")
+        if key not in others:
+            readers[key] = read_walltime if key != field else _BY_TYPE[kind.removesuffix(" | None")]
+        elif (reader := others[key]) is not None:
+            readers[key] = reader
+    return readers
+
+
+def fields_of(record: type[Any]) -> dict[str, str]:
+    """The field of each key: `walltime_s` of `walltime`."""
+    return {field.removesuffix("_s"): field for field in record.__annotations__}
+
+
 def refuse_unknown(given: Mapping[str, str], known: list[str], keys: str) -> None:
     """RequestError that names every key of `given` which is not known, each with its source and the key that is
     nearest. `keys`: where all of them are listed."""

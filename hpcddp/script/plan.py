@@ -131,11 +131,11 @@ def plan_site_words(spec: JobSpec, site: Site) -> dict[str, str]:
     """The words that only this site asks for: what the job gives, else the site's default; without either, none."""
     given = spec.variables or {}
     for name in given:
-        if name not in site.variables:
-            known = ", ".join(site.variables) or "none"
+        if name not in site.vars:
+            known = ", ".join(site.vars) or "none"
             raise RequestError(f"site {site.name} has no key {name!r}", f"leave out {name}; its own keys: {known}")
     values = {}
-    for name, rule in site.variables.items():
+    for name, rule in site.vars.items():
         value = given.get(name) or rule.default
         if value and not re.fullmatch(rule.pattern or r"[\w.+:,@=%/-]+", value, re.ASCII):
             raise RequestError(
@@ -192,7 +192,7 @@ def _missing(spec: JobSpec, site: Site, cpus_known: bool) -> Iterator[Missing]:
         yield Missing("a walltime", "--walltime", "1:00:00", True)
     if not (spec.launcher or site.launcher.name):
         yield Missing("a launcher", "--launcher", JOB_LAUNCHERS[0], True)
-    for name, variable in site.variables.items():
+    for name, variable in site.vars.items():
         if variable.required and not variable.default and not (spec.variables or {}).get(name):
             what = f"{name} ({site.source(variable.source)})"
             yield Missing(what, "--set", f"{name}={variable.example or 'VALUE'}", True)
@@ -685,7 +685,7 @@ def _plan_chunk(site: Site, words: Mapping[str, str], options: SchedulerOptions)
     """What the site's and the job's own words add to each chunk of the request, as in PBS's select."""
     if not find_scheduler(site.scheduler).directives.chunks:
         return ()
-    chosen = [v.chunk.replace("{}", words[name]) for name, v in site.variables.items() if v.chunk and name in words]
+    chosen = [v.chunk.replace("{}", words[name]) for name, v in site.vars.items() if v.chunk and name in words]
     return (*(word for word in site.chunk if "=" in word), *chosen, *filter(None, [options.constraint]))
 
 

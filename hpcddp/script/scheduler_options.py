@@ -230,7 +230,7 @@ def plan_directives(
         raise RequestError(f"directive {wanted[0]!r}: this site has no scheduler to read it", "leave out directives")
     _check_wanted(site, wanted, tuple(requested))
     reserved = [text.replace("{queue}", queue) for text in site.reservation] if spec.reservation else []
-    printed = ((v.directive, values[name]) for name, v in site.variables.items() if v.directive and name in values)
+    printed = ((v.directive, values[name]) for name, v in site.vars.items() if v.directive and name in values)
     own = [directive.replace("{}", value) for directive, value in printed]
     lines = (*site.directives, *own, *reserved, *further, *wanted)
     for text in lines:
@@ -305,7 +305,7 @@ def check_script(spec: JobSpec, site: Site, script: str) -> None:
     keys = [key for key, name in rules.options.items() if spec.asks_for(key) and name in {one.name for one in both}]
     clashing = {option.text for option in both}
     for name, value in (spec.variables or {}).items():
-        if name in site.variables and site.variables[name].directive.replace("{}", value) in clashing:
+        if name in site.vars and site.vars[name].directive.replace("{}", value) in clashing:
             keys.append(name)
     if not own and not keys:
         raise SiteError(f"{what}, and both are from {site.file}", "leave one of them out of the site's file")

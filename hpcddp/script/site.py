@@ -164,11 +164,11 @@ class Site(Record):
     sources: Mapping[str, str] = _NONE
     cited: Mapping[str, str] = _NONE
     hostname: str = ""
+    account: Account = Account()
     walltime_s: int | None = None
     queue: str = ""
     queues: Mapping[str, Queue] = _NONE
-    account: Account = Account()
-    variables: Mapping[str, Variable] = _NONE
+    vars: Mapping[str, Variable] = _NONE
     size: str = ""
     queue_option: str = ""
     gpus_option: str = ""

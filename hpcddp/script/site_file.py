@@ -23,20 +23,18 @@ from hpcddp.script.container_runtimes import RUNTIMES
 from hpcddp.script.fields import (
     MODULE_WORDS,
     Reader,
+    fields_of,
     read_choice,
     read_count,
     read_day,
-    read_flag,
-    read_hours,
     read_known,
     read_lines,
     read_mapping,
     read_modules,
     read_number,
     read_text,
-    read_variables,
-    read_walltime,
     read_words,
+    readers_of,
 )
 from hpcddp.script.site import (
     Account,
@@ -282,111 +280,44 @@ def read_blocks(make: type[Any], readers: Mapping[str, Reader], value: object, w
     return read_mapping(value, dict.fromkeys(merged, partial(read_block, make, readers)), where)
 
 
-# Keys whose field carries its unit, or another word where the key is short for people.
-FIELDS = {"walltime": "walltime_s", "least": "least_s", "vars": "variables"}
-
-LIMIT: dict[str, Reader] = {
-    "nodes": read_range,
-    "gpus": read_range,
-    "walltime": read_walltime,
-    "least": read_walltime,
-    "node_hours": read_hours,
-}
-QUEUE: dict[str, Reader] = {
-    "gpus": read_number,
-    "gpu": read_text,
-    "vendor": read_choice("nvidia", "amd", "intel"),
-    "gpu_type": read_text,
-    "gpu_mem_gb": read_count,
-    "cpus": read_count,
-    "cpus_per_gpu": read_count,
-    "cpu_unit": read_choice("core", "hwthread"),
-    "mem_gb": read_count,
-    "local_gb": read_count,
-    "exclusive": read_flag,
-    "routing": read_flag,
-    "partition": read_text,
-    "qos": read_text,
-    "account": read_text,  # site_keys puts in the block
-    "gpu_chunks": read_flag,
-    "limits": read_limits,
-    "source": read_text,
-}
-ACCOUNT: dict[str, Reader] = {
-    "required": read_flag,
-    "option": read_text,  # site_keys puts in the words
-    "pattern": read_pattern,
-    "example": read_text,
-    "command_line": read_flag,
-    "without": read_text,
-    "source": read_text,
-}
-VARIABLE: dict[str, Reader] = {
-    "required": read_flag,
-    "default": read_text,
-    "directive": read_text,
-    "chunk": read_text,
-    "pattern": read_pattern,
-    "example": read_text,
-    "meaning": read_text,
-    "source": read_text,
-}
-MODULES: dict[str, Reader] = {
-    "init": read_text,
-    "before": read_lines,
-    "load": read_names_of_modules,
-    "after": read_lines,
-    "source": read_text,
-}
-LAUNCHER: dict[str, Reader] = {
-    "name": read_launcher,
-    "options": read_words,
-    "forward": read_words,
-    "bind": read_text,
-    "bind_full": read_text,
-    **dict.fromkeys(AGENTS, read_text),
-    "source": read_text,
-}
-CONTAINER: dict[str, Reader] = {
-    "runtime": read_choice(*RUNTIMES),
-    "options": read_words,
-    "directives": read_words,
-    "source": read_text,
-}
+LIMIT = readers_of(Limit, nodes=read_range, gpus=read_range)
+QUEUE = readers_of(
+    Queue,
+    gpus=read_number,
+    vendor=read_choice("nvidia", "amd", "intel"),
+    cpu_unit=read_choice("core", "hwthread"),
+    account=read_text,  # site_keys puts in the block
+    limits=read_limits,
+)
+ACCOUNT = readers_of(Account, pattern=read_pattern)
+VARIABLE = readers_of(Variable, pattern=read_pattern)
+MODULES = readers_of(Modules, before=read_lines, load=read_names_of_modules, after=read_lines)
+LAUNCHER = {**readers_of(SiteLauncher, name=read_launcher, agents=None), **dict.fromkeys(AGENTS, read_text)}
+CONTAINER = readers_of(SiteContainer, runtime=read_choice(*RUNTIMES))
 SITE: dict[str, Reader] = {
     "schema": read_choice("1"),
-    "summary": read_text,
-    "scheduler": read_scheduler,
-    "standing": read_choice("documented", "practice", "generic"),
-    "verified": read_day,
-    "sources": read_variables,
-    "cited": read_variables,
-    "hostname": read_pattern,
-    "account": partial(read_block, Account, ACCOUNT),
-    "walltime": read_walltime,
-    "queue": read_text,
-    "queues": partial(read_blocks, Queue, QUEUE),
-    "vars": partial(read_blocks, Variable, VARIABLE),
-    **dict.fromkeys(("size", "queue_option", "gpus_option"), read_text),  # site_keys puts in the words
-    "chunk": read_chunk,
-    "placement": read_word,
-    "asks_memory": read_flag,
-    "constraint": read_text,
-    "reservation": read_words,
-    "rejects": read_words,
-    "directives": read_words,
-    "modules": partial(read_block, Modules, MODULES),
-    "launcher": partial(read_block, _make_launcher, LAUNCHER),
-    "gpu_order": read_gpu_order,
-    "rendezvous": partial(
-        read_block, SiteRendezvous, {"suffix": read_word, "interface": read_word, "source": read_text}
+    **readers_of(
+        Site,
+        **dict.fromkeys(("name", "file", "guide", "overlay")),  # no keys
+        scheduler=read_scheduler,
+        standing=read_choice("documented", "practice", "generic"),
+        verified=read_day,
+        hostname=read_pattern,
+        account=partial(read_block, Account, ACCOUNT),
+        queues=partial(read_blocks, Queue, QUEUE),
+        chunk=read_chunk,
+        placement=read_word,
+        modules=partial(read_block, Modules, MODULES),
+        launcher=partial(read_block, _make_launcher, LAUNCHER),
+        gpu_order=read_gpu_order,
+        rendezvous=partial(read_block, SiteRendezvous, readers_of(SiteRendezvous, suffix=read_word)),
+        staging=partial(read_block, Staging, readers_of(Staging)),
+        container=partial(read_block, SiteContainer, CONTAINER),
+        vars=partial(read_blocks, Variable, VARIABLE),
+        notes=read_lines,
     ),
-    "staging": partial(read_block, Staging, {"folder": read_text, "source": read_text}),
-    "container": partial(read_block, SiteContainer, CONTAINER),
-    "env": read_variables,
-    "prepend": read_variables,
-    "notes": read_lines,
 }
+FIELDS = {**fields_of(Limit), **fields_of(Site)}
 
 
 def site_keys(rows: Sequence[Scheduler]) -> dict[str, Reader]:

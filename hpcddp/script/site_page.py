@@ -75,7 +75,7 @@ def _plan(site: Site) -> JobPlan:
     for option, value in _examples(site):
         key, _, said = value.partition("=") if option == "--set" else (option[2:].replace("-", "_"), "", value)
         given[key] = said
-    spec = read_spec({key: (value, key) for key, value in given.items()}, site.variables)
+    spec = read_spec({key: (value, key) for key, value in given.items()}, site.vars)
     return plan_job(spec, site, PlannedBy(python="/usr/bin/python3", version=__version__, created_by="", cpus=1))
 
 

@@ -23,7 +23,7 @@ def site_rows(site: Site) -> list[tuple[str, str]]:
         ("account", _format_account(site)),
         ("walltime", f"{format_walltime(site.walltime_s)} if not said" if site.walltime_s else "--walltime"),
         *queues,
-        *((f"own key {name}", _format_variable(site, name)) for name in site.variables),
+        *((f"own key {name}", _format_variable(site, name)) for name in site.vars),
         ("modules", " ".join(site.modules.load) or "none"),
         ("launcher", site.launcher.name or "--launcher: the guide names none"),
         ("network", site.rendezvous.suffix and f"ranks meet on HOST{site.rendezvous.suffix}"),
@@ -57,7 +57,7 @@ def site_record(site: Site) -> dict[str, Any]:
         "walltime_s": site.walltime_s,
         "queue": site.queue,
         "queues": {name: _queue_record(queue) for name, queue in site.queues.items()},
-        "variables": {name: rule._asdict() for name, rule in site.variables.items()},
+        "variables": {name: rule._asdict() for name, rule in site.vars.items()},
         "modules": list(site.modules.load),
         "launcher": site.launcher.name,
         "rendezvous_suffix": site.rendezvous.suffix,
@@ -114,7 +114,7 @@ def _format_account(site: Site) -> str:
 
 
 def _format_variable(site: Site, name: str) -> str:
-    rule = site.variables[name]
+    rule = site.vars[name]
     absent = "required" if rule.required else "optional"
     need = f"{rule.default} if not said" if rule.default else absent
     example = f"; for example {rule.example}" if rule.example else ""

@@ -16,18 +16,15 @@ from hpcddp.record import Record
 from hpcddp.runs.command import check_name
 from hpcddp.script.container_runtimes import RUNTIMES
 from hpcddp.script.fields import (
-    Reader,
+    fields_of,
     read_choice,
     read_command,
-    read_count,
-    read_flag,
     read_job_modules,
     read_names,
     read_number,
     read_text,
     read_variables,
-    read_walltime,
-    read_words,
+    readers_of,
     refuse_unknown,
 )
 from hpcddp.sweep import read_axes
@@ -35,82 +32,6 @@ from hpcddp.units import assign
 
 if TYPE_CHECKING:
     from hpcddp.ranks.launcher import Word
-
-
-def _launcher_synonyms() -> dict[str, tuple[str, ...]]:
-    """What people write for a launcher: the program that its job scripts call, or the scheduler that brings it."""
-    found: dict[str, tuple[str, ...]] = {}
-    for row in map(LAUNCHERS.__getitem__, JOB_LAUNCHERS):
-        for word in (row.program, *(row.schedulers if row.of_scheduler else ())):
-            found[word] = (*found.get(word, ()), row.name)
-    return found
-
-
-read_launcher = read_choice(*JOB_LAUNCHERS, synonyms=_launcher_synonyms())
-
-# Every key of a job file, and how its value is read. `--set KEY=VALUE` takes the same keys.
-KEYS: dict[str, Reader] = {
-    "site": read_text,
-    "name": lambda value, where: check_name(read_text(value, where), where, assign(where, "{}")),
-    "nodes": read_count,
-    "ranks": read_choice("each", "node"),
-    "ranks_per_node": read_count,
-    "gpus_per_node": read_number,
-    "gpus_per_rank": read_count,
-    "gpu_type": read_text,
-    "cpus_per_node": read_count,
-    "cpus_per_rank": read_count,
-    "mem_gb": read_count,
-    "walltime": read_walltime,
-    "queue": read_text,
-    "account": read_text,
-    "launcher": read_launcher,
-    "independent": read_flag,
-    "global_batch": read_count,
-    "max_micro_batch": read_count,
-    "parallel": lambda value, where: str(read_parallel(read_text(value, where) if value == "" else value, where)),
-    "modules": read_job_modules,
-    "env": read_variables,
-    "pythonpath": read_words,
-    "python": read_text,
-    "venv": read_text,
-    "uv": read_text,
-    "conda": read_text,
-    "container": read_text,
-    "container_runtime": read_choice(*RUNTIMES),
-    "binds": read_words,
-    "stage_in": read_words,
-    "stage_dir": read_text,
-    "workdir": read_text,
-    "run_dir": read_text,
-    "supervise": read_flag,
-    "fresh": read_flag,
-    "resume": read_text,
-    "accept": read_names,
-    "keep": read_names,
-    "reservation": read_text,
-    "constraint": read_text,
-    "exclusive": read_flag,
-    "output": read_text,
-    "mail": read_words,
-    "mail_to": read_text,
-    "array": read_text,
-    "array_limit": read_count,
-    "dependency": read_words,
-    "hold": read_flag,
-    "requeue": read_flag,
-    "signal": read_walltime,
-    "chain": read_count,
-    "max_restarts": read_count,
-    "min_nodes": read_count,
-    "spares": read_count,
-    "stall_limit": read_walltime,
-    "health_check": read_text,
-    "sweep": lambda value, where: read_axes(read_text(value, where) if value == "" else value, where),
-    "directives": read_words,
-    "command": read_command,
-}
-FIELDS = {"walltime": "walltime_s", "signal": "signal_s", "stall_limit": "stall_limit_s"}
 
 
 class JobSpec(Record):
@@ -183,7 +104,38 @@ class JobSpec(Record):
 
     def asks_for(self, key: str) -> bool:
         """Whether the job asks for this key of a job file."""
-        return getattr(self, FIELDS.get(key, key)) is not None
+        return getattr(self, FIELDS[key]) is not None
+
+
+def _launcher_synonyms() -> dict[str, tuple[str, ...]]:
+    """What people write for a launcher: the program that its job scripts call, or the scheduler that brings it."""
+    found: dict[str, tuple[str, ...]] = {}
+    for row in map(LAUNCHERS.__getitem__, JOB_LAUNCHERS):
+        for word in (row.program, *(row.schedulers if row.of_scheduler else ())):
+            found[word] = (*found.get(word, ()), row.name)
+    return found
+
+
+read_launcher = read_choice(*JOB_LAUNCHERS, synonyms=_launcher_synonyms())
+
+# Every key of a job file, and how its value is read. `--set KEY=VALUE` takes the same keys.
+KEYS = readers_of(
+    JobSpec,
+    name=lambda value, where: check_name(read_text(value, where), where, assign(where, "{}")),
+    ranks=read_choice("each", "node"),
+    gpus_per_node=read_number,
+    launcher=read_launcher,
+    parallel=lambda value, where: str(read_parallel(read_text(value, where) if value == "" else value, where)),
+    modules=read_job_modules,
+    container_runtime=read_choice(*RUNTIMES),
+    accept=read_names,
+    keep=read_names,
+    sweep=lambda value, where: read_axes(read_text(value, where) if value == "" else value, where),
+    command=read_command,
+    variables=None,
+    sources=None,
+)
+FIELDS = fields_of(JobSpec)
 
 
 def read_spec(given: Mapping[str, tuple[object, str]], site_keys: Iterable[str] = ()) -> JobSpec:
@@ -210,7 +162,7 @@ def read_spec(given: Mapping[str, tuple[object, str]], site_keys: Iterable[str] 
         elif key in site_keys:
             own[key] = read_text(value, where)
         else:
-            values[FIELDS.get(key, key)] = KEYS[key](value, where)
+            values[FIELDS[key]] = KEYS[key](value, where)
     if axes:
         more = read_axes(axes, next(where for key, (_, where) in given.items() if key.startswith("sweep.")))
         values["sweep"] = {**values.get("sweep", {}), **more}

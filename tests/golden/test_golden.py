@@ -37,7 +37,7 @@ PLANNED_BY = PlannedBy(python="/opt/env/bin/python", version="1.2.3", created_by
 def plan_case(name: str) -> JobPlan:
     asked = {key: (value, key) for key, value in CASES[name].items()}
     site = open_site(SiteChoice(str(CASES[name]["site"]), "golden"), {})
-    return plan_job(read_spec(asked, site.variables), site, PLANNED_BY)
+    return plan_job(read_spec(asked, site.vars), site, PLANNED_BY)
 
 
 def render_case(name: str) -> str:

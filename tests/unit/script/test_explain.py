@@ -42,7 +42,7 @@ def test_options_job_file_site_and_defaults_are_told_apart():
         "command": (["python", "train.py"], "the command after --"),
     }
     site = open_site(SiteChoice("abci3", "--site"), {})
-    text = explain_script(plan_job(read_spec(asked, site.variables), site, PLANNED_BY))
+    text = explain_script(plan_job(read_spec(asked, site.vars), site, PLANNED_BY))
     lines = {line.rpartition(" | ")[0].strip() or line: line.rpartition(" | ")[2] for line in text.splitlines()}
     assert lines["#PBS -N train"] == "default: made from the command"
     assert lines["#PBS -P gabc12345"] == "account in job.yaml"

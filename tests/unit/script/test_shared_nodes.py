@@ -36,14 +36,12 @@ def request(site: Site, queue: str, **asked: str) -> dict[str, tuple[object, str
     words = {"queue": queue, "walltime": "0:10:00", **asked}
     if site.account.required:
         words["account"] = site.account.example or "abc"
-    words |= {name: rule.example or "x" for name, rule in site.variables.items() if rule.required}
+    words |= {name: rule.example or "x" for name, rule in site.vars.items() if rule.required}
     return {**{key: (value, "test") for key, value in words.items()}, "command": (["python", "t.py"], "test")}
 
 
 def plan(site: Site, queue: str, **asked: str):  # type: ignore[no-untyped-def]  # of plan_job
-    return plan_job(
-        read_spec(request(site, queue, **asked), site.variables), site, PlannedBy("/usr/bin/python", "0", "x")
-    )
+    return plan_job(read_spec(request(site, queue, **asked), site.vars), site, PlannedBy("/usr/bin/python", "0", "x"))
 
 
 def least_nodes(about: Queue, gpus: int) -> int:
