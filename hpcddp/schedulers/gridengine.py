@@ -56,11 +56,11 @@ def _time(text: str) -> int | None:
         return None
 
 
-def parse_state(answer: Answer) -> str | None:
+def parse_job(job: JobId, answer: Answer, _states: Mapping[str, str], _env: Mapping[str, str]) -> JobFound | None:
     """`qstat -j` shows the jobs that have not ended; their states only in some releases."""
     if answer.status == 0 and "job_number:" in answer.stdout:
-        return "r"
-    return "gone" if "do not exist" in answer.stdout + answer.stderr else None
+        return JobFound(job, "running")
+    return JobFound(job, "gone") if "do not exist" in answer.stdout + answer.stderr else None
 
 
 SCHEDULER = Scheduler(
@@ -136,7 +136,7 @@ SCHEDULER = Scheduler(
         identified=False,
         of_index="{job}.{index}",
         state=("qstat", "-j", "{}"),
-        parse_state=parse_state,
+        parse_job=parse_job,
         parse_jobs=parse_jobs,
         jobs=("qstat", "-u", "{user}", "-xml"),
     ),

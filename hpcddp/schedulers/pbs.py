@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from hpcddp.record import TYPE_CHECKING, Record
-from hpcddp.schedulers.allocation import is_address, read_lines, same_host
+from hpcddp.schedulers.allocation import read_lines
 from hpcddp.schedulers.job_id import parse_id
 from hpcddp.schedulers.row import (
     Answer,
@@ -133,11 +133,22 @@ def _describe(job: str, about: Mapping[str, Any], states: Mapping[str, str]) -> 
     else:
         estimated = about.get("estimated")
         starts = _time(estimated.get("start_time")) if isinstance(estimated, dict) else None
-    if state == "exiting" and _number(about.get("substate")) in _BY_QRERUN:
+    is_taken = _number(about.get("substate")) in _BY_QRERUN
+    if state == "exiting" and is_taken:
         state, comment, starts, ends = "queued", "it is started again", None, None
     if state == "held" and after and str(about.get("Hold_Types", "s")) == "s":  # by nobody else
         state, comment = "queued", f"waits for {after}"
-    return JobFound(parse_id(job), state, "" if _is_usual(comment) else comment, starts, ends, status)
+    reason = "" if _is_usual(comment) else comment
+    return JobFound(parse_id(job), state, reason, starts, ends, status, is_taken, _read_vnodes(about))
+
+
+def _read_vnodes(about: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
+    """Hosts and vnodes of a job that runs: each entry of exec_host belongs to one chunk of exec_vnode,
+    `(node4[0]:ncpus=4+node4[1]:ncpus=4)+(node5:ncpus=8)`."""
+    entries = str(about.get("exec_host", "")).split("+")
+    chunks = str(about.get("exec_vnode", "")).strip("()").split(")+(")
+    pairs = [(entry, part) for entry, chunk in zip(entries, chunks, strict=False) for part in chunk.split("+") if part]
+    return tuple((entry.partition("/")[0], part.partition(":")[0]) for entry, part in pairs)
 
 
 def _is_usual(comment: str) -> bool:
@@ -345,62 +356,6 @@ def find_hostfile_copy(env: Mapping[str, str]) -> str | None:
     return path if read_lines(path) else None
 
 
-def parse_state(answer: Answer) -> str | None:
-    """`job_state = R` of `qstat -x -f`; Torque's `-x` prints XML."""
-    import re
-
-    said = re.search(r"\bjob_state(?: = |>)([A-Z])", answer.stdout)
-    if said:
-        return said[1]
-    return "gone" if re.search("Unknown Job", answer.stderr, re.IGNORECASE) else None
-
-
-def parse_end(answer: Answer) -> int | None:
-    """When the job ends: `stime = Sat Nov 21 01:12:37 2026`, in this host's time, and the walltime that it has."""
-    import re
-    import time
-
-    started = re.search(r"^ *stime = (.+)$", answer.stdout, re.MULTILINE)
-    limit = re.search(r"^ *Resource_List\.walltime = (\d+):(\d+):(\d+)$", answer.stdout, re.MULTILINE)
-    if not started or not limit:
-        return None
-    hours, minutes, seconds = map(int, limit.groups())
-    try:
-        since = time.mktime(time.strptime(started[1], "%a %b %d %H:%M:%S %Y"))
-    except ValueError:
-        return None
-    return int(since) + hours * 3600 + minutes * 60 + seconds
-
-
-def parse_taken(answer: Answer, _env: Mapping[str, str]) -> bool:
-    """A job that is run again (`qrerun`) has one of four substates (OpenPBS, src/include/job.h, JOB_SUBSTATE_RERUN)."""
-    import re
-
-    return re.search(r"^ *substate = 6[0-3]$", answer.stdout, re.MULTILINE) is not None
-
-
-def parse_vnodes(answer: Answer, host: str) -> tuple[str, ...]:
-    """The vnodes that a job has on a host, by what `qstat -f` prints: the list of hosts may have names with a domain,
-    which `pbs_release_nodes` refuses, and a host may have several vnodes. Without an answer, the name's first label.
-
-    Each entry of exec_host belongs to one chunk of exec_vnode, `(node4[0]:ncpus=4+node4[1]:ncpus=4)+(node5:ncpus=8)`.
-    """
-    import re
-
-    text = answer.stdout.replace("\n\t", "")
-    found = [re.search(rf"^ *{name} = (.+)$", text, re.MULTILINE) for name in ("exec_host", "exec_vnode")]
-    entries, chunks = (
-        match[1].strip("()").split(by) if match else [] for match, by in zip(found, ("+", ")+("), strict=True)
-    )
-    names = [
-        part.partition(":")[0]
-        for entry, chunk in zip(entries, chunks, strict=False)
-        if same_host(entry.partition("/")[0], host)
-        for part in chunk.split("+")
-    ]
-    return tuple(dict.fromkeys(names)) or (host if is_address(host) else host.partition(".")[0],)
-
-
 # Resources of a chunk: beside a select they are refused. ngpus is the name that sites with GPUs have for theirs.
 OF_CHUNK = (
     *("mem", "vmem", "hbmem", "ncpus", "mpiprocs", "ompthreads", "naccelerators", "arch", "vntype", "host", "vnode"),
@@ -492,20 +447,14 @@ SCHEDULER = Scheduler(
         submitted=r"(\d+(?:\[\])?(?:\.\S+)?)",
         question=("qsub", "-h"),  # there is no dry run: the job is submitted held, and deleted
         queued=r"\d+(?:\[\])?\.\S+",
-        state=("qstat", "-x", "-f", "{}"),  # -x: also a job that has ended
-        live_state=("qstat", "-f", "{}"),
-        parse_state=parse_state,
         parse_jobs=parse_jobs,
-        parse_end=parse_end,
-        parse_taken=parse_taken,
-        jobs=("qstat", "-t", "-x", "-f", "-F", "json", "{ids}"),
+        jobs=("qstat", "-t", "-x", "-f", "-F", "json", "{ids}"),  # -x: also jobs that have ended
         live_jobs=("qstat", "-t", "-f", "-F", "json", "{ids}"),
         older_jobs=("qstat", "-t", "-x", "{ids}"),  # Torque's
         keeps_none="not configured to maintain job history",
         starter=("pbs_tmrsh", "{host}"),
         remote_shell=TMRSH,
         drop=("pbs_release_nodes", "-j", "{job}", "{host}"),
-        parse_names=parse_vnodes,
         survey=(("qstat", "-Q", "-f", "-F", "json"), ("pbsnodes", "-a", "-F", "json")),
         parse_survey=parse_queues,
         site_lines=("chunk: [ncpus, ngpus]      # what a chunk of select has to name", "placement: scatter"),

@@ -142,9 +142,11 @@ class QueueFound(Record):
 
 class JobFound(Record):
     """One job as its scheduler shows it, or several of an array that wait together. `state`: one of the words that all
-    schedulers share, or `unknown`. `starts`: when it has started, or when the scheduler thinks that it will.
-    `ends`: the end of a running job's walltime, or when it ended. Times are seconds since 1970; None: it does not say.
-    `reason`: why it waits, or why it ended, in the scheduler's words. `status`: its exit status."""
+    schedulers share, or `unknown`; `gone`: no such job, of one that was asked for alone. `starts`: when it has started,
+    or when the scheduler thinks that it will. `ends`: the end of a running job's walltime, or when it ended. Times are
+    seconds since 1970; None: it does not say. `reason`: why it waits, or why it ended, in the scheduler's words.
+    `status`: its exit status. `is_taken`: whether the scheduler takes the nodes away itself: by preemption, because one
+    failed, or to start the job again. `vnodes`: a host of its list, and the scheduler's own name of a part of it."""
 
     id: JobId
     state: str
@@ -152,6 +154,13 @@ class JobFound(Record):
     starts: int | None = None
     ends: int | None = None
     status: int | None = None
+    is_taken: bool = False
+    vnodes: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def runs_until(self) -> int | None:
+        """The end of a job that runs; None where it does not, or nobody says."""
+        return self.ends if self.state == "running" else None
 
 
 class JobsFound(Record):
@@ -198,15 +207,11 @@ class Commands(Record):
     question: tuple[str, ...] = ()  # takes a script on its standard input and queues nothing that could run
     queued: str = ""  # pattern of the id of the job that the question leaves; "": it leaves none
     describe: Callable[[Answer], str] = lambda _answer: ""  # what the answer says beside yes
-    state: tuple[str, ...] = ()  # asks for the state of one job, whose id goes in place of {}
-    live_state: tuple[str, ...] = ()  # the same, where the scheduler keeps no word of a job that has ended
-    #: Its answer -> the state in its own word, "gone" for no such job, None: no answer; the job's end, as `end` of
-    #: Variables.
-    parse_state: Callable[[Answer], str | None] = lambda _answer: None
-    parse_end: Callable[[Answer], int | None] = lambda _answer: None
-    #: The same answer, in the job's environment -> whether the scheduler takes the nodes away itself: by preemption,
-    #: because one failed, or to start the job again.
-    parse_taken: Callable[[Answer, Mapping[str, str]], bool] = lambda _answer, _env: False
+    state: tuple[str, ...] = ()  # asks for one job, whose id goes in place of {}; (): `jobs` does
+    #: The job, its answer, the row's `states`, and the job's environment -> the job; None: no answer.
+    parse_job: Callable[[JobId, Answer, Mapping[str, str], Mapping[str, str]], JobFound | None] = (
+        lambda _job, _answer, _states, _env: None
+    )
     #: Shows the jobs {ids}, or all of the users {user}; `older_jobs` is asked where the first is refused as unknown,
     #: `live_jobs` where the scheduler keeps no word of jobs that have ended. `parse_jobs`:
     #: their answers, by the row's `states`.
@@ -223,8 +228,6 @@ class Commands(Record):
     remote_shell: RemoteShell | None = None
     #: Takes the host {host}, which is gone, out of the running job {job}, so that the job lives on {kept}.
     drop: tuple[str, ...] = ()
-    #: The answer of `state`, and a host of the job's list -> the scheduler's own names of it, for `drop`.
-    parse_names: Callable[[Answer, str], tuple[str, ...]] = lambda _answer, host: (host,)
     survey: tuple[tuple[str, ...], ...] = ()  # commands that list queues and nodes
     parse_survey: Callable[..., list[QueueFound]] = lambda *_answers: []  # their outputs -> the queues
     accounts: tuple[str, ...] = ()  # lists the accounts that the user {user} may charge, one in a line

@@ -15,7 +15,7 @@ from hpcddp.errors import NoAnswerError, RequestError, SchedulerError
 from hpcddp.record import TYPE_CHECKING
 from hpcddp.schedulers.job_id import parse_id
 from hpcddp.schedulers.registry import find_scheduler
-from hpcddp.schedulers.row import Answer, JobsFound, QueueFound
+from hpcddp.schedulers.row import Answer, JobFound, JobsFound, QueueFound
 
 if TYPE_CHECKING:
     from hpcddp.schedulers.row import Scheduler
@@ -217,38 +217,29 @@ def run_side_by_side(
     return failed
 
 
-def ask_job_state(name: str, job: str, env: Mapping[str, str], patience_s: float | None = None) -> str | None:
+def ask_job_state(name: str, job: str, env: Mapping[str, str], patience_s: float = _PATIENCE_S) -> str | None:
     """What became of a job: one of the words that all schedulers share, `gone` if its scheduler does not know it (any
     more); None if that cannot be found out here."""
-    answer = ask_about(name, job, env, patience_s)
-    return None if answer is None else read_job_state(name, answer)
+    found = ask_about(name, job, env, patience_s)
+    return None if found is None or found.state == "unknown" else found.state
 
 
-def read_job_state(name: str, answer: Answer) -> str | None:
-    """The state that an answer to `ask_about` gives, as `ask_job_state`."""
-    scheduler = find_scheduler(name)
-    said = scheduler.commands.parse_state(answer)
-    return said if said in {None, "gone"} else scheduler.states.get(said or "")
-
-
-def ask_job_end(name: str, job: str, env: Mapping[str, str]) -> int | None:
-    """When a job ends, in seconds since 1970; None if its scheduler does not say it here."""
-    answer = ask_about(name, job, env)
-    return None if answer is None else find_scheduler(name).commands.parse_end(answer)
-
-
-def ask_about(name: str, job: str, env: Mapping[str, str], patience_s: float | None = None) -> Answer | None:
-    """What the scheduler's command says of a job; None if there is no such command, or if it does not answer."""
-    commands = find_scheduler(name).commands
-    answer = None
-    try:
-        for question in filter(None, (commands.state, commands.live_state)):
-            answer = run_program([word.replace("{}", job) for word in question], env, patience_s=patience_s)
-            if not commands.keeps_none or commands.keeps_none not in answer.stderr:
-                break
-    except SchedulerError:
+def ask_about(name: str, job: str, env: Mapping[str, str], patience_s: float = 10.0) -> JobFound | None:
+    """One job as its scheduler shows it now; None if it cannot be asked, or if it does not answer."""
+    scheduler, wanted = find_scheduler(name), parse_id(job)
+    commands = scheduler.commands
+    if commands.state:
+        try:
+            words = [word.replace("{}", job) for word in commands.state]
+            answer = run_program(words, {**env, **commands.ask_env}, patience_s=patience_s)
+        except SchedulerError:
+            return None
+        return commands.parse_job(wanted, answer, scheduler.states, env)
+    if not commands.jobs:
         return None
-    return answer
+    found = ask_jobs(name, [job], env, patience_s=patience_s)
+    its = next((one for one in found.jobs if wanted.is_same(one.id)), None)
+    return its or (None if found.problem else JobFound(wanted, "gone"))
 
 
 def ask_jobs(

@@ -244,40 +244,27 @@ def describe_answer(answer: Answer) -> str:
     return said[-1].removeprefix("sbatch: ") if said else ""
 
 
-def parse_state(answer: Answer) -> str | None:
-    """`JobState=RUNNING` of `scontrol show job`."""
+def parse_job(job: JobId, answer: Answer, states: Mapping[str, str], env: Mapping[str, str]) -> JobFound | None:
+    """A job by `scontrol show job`. `EndTime` is in this host's time, and the present once the job has ended.
+
+    A preempted job has `PreemptTime=`; one whose node failed, or that is queued again, its own state. One at its time
+    limit, which may have been changed, is COMPLETING for a reason, while `scancel` leaves Reason=None. While one that
+    will be queued again ends (`scontrol requeue`), its next start is counted already.
+    """
     import re
 
-    said = re.search(r"\bJobState=(\w+)", answer.stdout)
-    return said[1] if said else "gone" if "Invalid job id" in answer.stderr else None
-
-
-def parse_end(answer: Answer) -> int | None:
-    """`EndTime=2026-11-21T02:12:37`, in this host's time, of a job that runs; later it is the present."""
-    import re
-    import time
-
-    said = re.search(r"\bEndTime=(\S+)", answer.stdout)
-    if not said or parse_state(answer) != "RUNNING":
-        return None
-    try:
-        return int(time.mktime(time.strptime(said[1], "%Y-%m-%dT%H:%M:%S")))
-    except ValueError:
-        return None
-
-
-def parse_taken(answer: Answer, env: Mapping[str, str]) -> bool:
-    """A preempted job has `PreemptTime=`; one whose node failed, or that is queued again, its own state. One at its
-    time limit, which may have been changed, is COMPLETING for a reason, while `scancel` leaves Reason=None. While one
-    that will be queued again ends (`scontrol requeue`), its next start is counted already."""
-    import re
-
-    starts = re.search(r"\bRestarts=(\d+)", answer.stdout)
-    if starts and int(starts[1]) > (read_number(env.get("SLURM_RESTART_COUNT", "")) or 0):
-        return True
-
-    why = re.search(r"\bPreemptTime=(?!None)|\bReason=(TimeLimit|NodeDown|Preempt)", answer.stdout)
-    return why is not None or parse_state(answer) in {"NODE_FAIL", "PREEMPTED", "REQUEUED", "TIMEOUT"}
+    told = dict(re.findall(r"\b(JobState|EndTime|Restarts|Reason|PreemptTime)=(\S+)", answer.stdout))
+    word = told.get("JobState")
+    if word is None:
+        return JobFound(job, "gone") if "Invalid job id" in answer.stderr else None
+    restarts = read_number(told.get("Restarts", "")) or 0
+    is_taken = (
+        restarts > (read_number(env.get("SLURM_RESTART_COUNT", "")) or 0)
+        or told.get("PreemptTime", "None") != "None"
+        or told.get("Reason", "").startswith(("TimeLimit", "NodeDown", "Preempt"))
+        or word in {"NODE_FAIL", "PREEMPTED", "REQUEUED", "TIMEOUT"}
+    )
+    return JobFound(job, states.get(word, "unknown"), ends=read_time(told.get("EndTime", "")), is_taken=is_taken)
 
 
 SCHEDULER = Scheduler(
@@ -404,10 +391,8 @@ SCHEDULER = Scheduler(
         question=("sbatch", "--test-only"),
         describe=describe_answer,
         state=("scontrol", "show", "job", "{}"),
-        parse_state=parse_state,
+        parse_job=parse_job,
         parse_jobs=parse_jobs,
-        parse_end=parse_end,
-        parse_taken=parse_taken,
         jobs=("squeue", "--noheader", "--states=all", "--user={user}", "--format=%F|%A|%K|%T|%S|%e|%r|%E|"),
         ended=(
             *("sacct", "--noheader", "--parsable2", "--allocations", "--jobs={}"),

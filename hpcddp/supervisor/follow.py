@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from typing import Any, TypeVar
 
     from hpcddp.runs.folder import AttemptFolder
+    from hpcddp.schedulers.row import Commands
 
     T = TypeVar("T")
 else:
@@ -97,9 +98,8 @@ def find_end(job: CurrentJob, env: Mapping[str, str], walltime_s: int | None, *,
     at = read_number(env.get(row.variables.end, "")) if row.variables.end else None
     if at is not None:
         end = End(at, f"as {row.variables.end} says")
-    elif job.id and (answer := ask_about(job.scheduler, job.id, env, _PATIENCE_S)) is not None:
-        said = row.commands.parse_end(answer)
-        end = End(said, f"as {row.commands.state[0]} says")
+    elif job.id and (found := ask_about(job.scheduler, job.id, env)) is not None:
+        end = End(found.runs_until, _name_asked(row.commands))
     else:
         end = End(None, "")
     # `hpcddp launch` without a walltime asks for what is left of the allocation, which is no end of its own.
@@ -149,17 +149,22 @@ class MovingEnd:
         self.end = end
         self._commands = find_scheduler(job.scheduler).commands
         begins = clock() + _ASK_AGAIN_S if job.id and end.at is not None else float("inf")
-        question = partial(ask_about, job.scheduler, job.id, env, _PATIENCE_S)
+        question = partial(ask_about, job.scheduler, job.id, env)
         self._asked = Repeated(question, _ASK_AGAIN_S, begins, clock)
 
     def look(self) -> bool:
         """Whether it is another one than it was said to be. Does not wait for the scheduler."""
-        answer = self._asked.look()
-        now_at = self._commands.parse_end(answer) if answer is not None else None
+        found = self._asked.look()
+        now_at = found.runs_until if found is not None else None
         if now_at is None or self.end.at is None or abs(now_at - self.end.at) <= _SAME_S:
             return False
-        self.end = End(now_at, f"as {self._commands.state[0]} says")
+        self.end = End(now_at, _name_asked(self._commands))
         return True
+
+
+def _name_asked(commands: Commands) -> str:
+    """The source of an end: the command that is asked for it."""
+    return f"as {(commands.state or commands.jobs)[0]} says"
 
 
 class StopRequest:
@@ -184,13 +189,12 @@ class StopRequest:
 def is_wish(job: CurrentJob, end: End, env: Mapping[str, str], came: float) -> bool:
     """Whether a SIGTERM that `came` at this time is the owner's wish: the walltime, a preemption, a failed node and a
     job that is queued again are not."""
-    answer = ask_about(job.scheduler, job.id, env, _PATIENCE_S) if job.id else None
-    commands = find_scheduler(job.scheduler).commands
-    now_ends = commands.parse_end(answer) if answer is not None else None  # the walltime may have been changed
+    found = ask_about(job.scheduler, job.id, env) if job.id else None
+    now_ends = found.runs_until if found is not None else None  # the walltime may have been changed
     ends = now_ends if now_ends is not None else end.at
     if ends is not None and came > ends - _EARLY_S:
         return False
-    return answer is None or not commands.parse_taken(answer, env)
+    return found is None or not found.is_taken
 
 
 def is_ending(job: CurrentJob, env: Mapping[str, str]) -> bool:

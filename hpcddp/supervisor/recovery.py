@@ -20,9 +20,8 @@ from hpcddp.runs.jsonfile import read_object, write_object
 from hpcddp.runs.lock import release_run
 from hpcddp.runs.start import hold
 from hpcddp.runs.state import read_state, replace_state
-from hpcddp.schedulers.allocation import same_host
+from hpcddp.schedulers.allocation import is_address, same_host
 from hpcddp.schedulers.registry import find_scheduler
-from hpcddp.schedulers.row import Answer
 from hpcddp.schedulers.run import ask_about, run_program, run_side_by_side
 from hpcddp.supervisor.events import ERROR, KILLED, STUCK, UNHEARD, UNKNOWN
 from hpcddp.supervisor.leftover import kill_left
@@ -201,9 +200,11 @@ class Hosts:
         if not words or not gone or not shutil.which(words[0], path=self._env.get("PATH")):
             return
         each = gone if "{host}" in " ".join(words) else gone[:1]
-        answer = ask_about(self._job.scheduler, self._job.id, self._env, _PROBE_S) or Answer(1, "", "")
+        job = ask_about(self._job.scheduler, self._job.id, self._env, _PROBE_S)
         for name in each:
-            called = self._commands.parse_names(answer, name)
+            # a list of hosts may have names with a domain, which PBS refuses, and a host may be several vnodes
+            vnodes = dict.fromkeys(vnode for host, vnode in (job.vnodes if job else ()) if same_host(host, name))
+            called = [*vnodes] or [name if is_address(name) else name.partition(".")[0]]
             command = [one for word in words for one in (called if word == "{host}" else self._fill((word,), name))]
             why = self._insist(command)
             if why:

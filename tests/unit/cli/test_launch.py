@@ -1,5 +1,6 @@
 """`hpcddp launch`: the script it makes for what is here. Real launches are in tests/multirank."""
 
+import json
 import os
 import re
 import subprocess
@@ -258,10 +259,8 @@ def test_srun_from_inside_a_step_is_told_of_overlap(tmp_path: Path, shell: dict[
 def test_what_is_left_of_a_pbs_job_is_the_walltime(tmp_path: Path) -> None:
     started = time.time() - 1800
     said = time.strftime("%a %b %d %H:%M:%S %Y", time.localtime(started))
-    (tmp_path / "qstat").write_text(
-        "#!/bin/sh\n[ \"$*\" = '-x -f 47.pbs1' ] || exit 1\necho 'Job Id: 47.pbs1'\necho '    job_state = R'\n"
-        f"echo '    Resource_List.walltime = 02:00:00'\necho '    stime = {said}'\n"
-    )
+    job = {"job_state": "R", "stime": said, "Resource_List": {"walltime": "02:00:00"}}
+    (tmp_path / "qstat").write_text(f"#!/bin/sh\necho '{json.dumps({'Jobs': {'47.pbs1': job}})}'\n")
     (tmp_path / "qstat").chmod(0o755)
     line = ("--dry-run", "--launcher", "openmpi", "--", "true")
     done = launch(tmp_path, *line, **pbs_job(tmp_path, "a.x"), PATH=f"{tmp_path}:{_PATH}")

@@ -12,11 +12,12 @@ MODULE = '''"""Moonshot, which does not exist."""
 
 from __future__ import annotations
 
-from hpcddp.schedulers.row import Commands, Directives, QueueFound, Scheduler, Variables
+from hpcddp.schedulers.row import Commands, Directives, JobFound, QueueFound, Scheduler, Variables
 
 
-def parse_state(answer):
-    return "gone" if "no such flight" in answer.stderr else answer.stdout.strip() or None
+def parse_job(job, answer, states, env):
+    word = "gone" if "no such flight" in answer.stderr else states.get(answer.stdout.strip())
+    return JobFound(job, word) if word else None
 
 
 def parse_queues(text):
@@ -55,7 +56,7 @@ SCHEDULER = Scheduler(
         interactive=("mshell", "--now"),
         question=("msub", "--ask"),
         state=("mstat", "{}"),
-        parse_state=parse_state,
+        parse_job=parse_job,
         survey=(("mqueues",),),
         parse_survey=parse_queues,
         site_lines=("env: {MOON_PHASE: full}",),

@@ -11,20 +11,36 @@ import pytest
 from hpcddp.cli import launch, sites
 from hpcddp.errors import LaunchError, SchedulerError
 from hpcddp.schedulers import run
+from hpcddp.schedulers.job_id import parse_id
 from hpcddp.schedulers.registry import find_scheduler
-from hpcddp.schedulers.row import Answer
-from hpcddp.schedulers.run import ask_job_end, ask_job_state
+from hpcddp.schedulers.row import Answer, JobFound
+from hpcddp.schedulers.run import ask_about, ask_job_state
 
 SLURM_GONE = "slurm_load_jobs error: Invalid job id specified\n"
 SGE_GONE = "Following jobs do not exist: \n41\n"
 
 
+def pbs(**about: object) -> str:
+    return json.dumps({"Jobs": {"41.pbs1": about}})
+
+
+def say(folder: Path, program: str, answer: Answer) -> dict[str, str]:
+    """An environment in which this command gives this answer."""
+    (folder / "out").write_text(answer.stdout)
+    (folder / "err").write_text(answer.stderr)
+    text = f'[ "${{!#}}" = 41 ] || exit 9\ncat {folder}/out; cat {folder}/err >&2; exit {answer.status}\n'
+    (folder / program).write_text(f"#!/bin/bash\n# a stand-in, no scheduler\n{text}")
+    (folder / program).chmod(0o755)
+    return {"PATH": f"{folder}:/usr/bin:/bin"}
+
+
 @pytest.mark.parametrize(
     ("scheduler", "answer", "state"),
     [
-        ("pbs", Answer(0, "Job Id: 41.pbs1\n    job_state = R\n    queue = workq\n", ""), "running"),
-        ("pbs", Answer(0, "Job Id: 41.pbs1\n    job_state = F\n", ""), "finished"),
-        ("pbs", Answer(0, "<Data><Job><job_state>Q</job_state></Job></Data>", ""), "queued"),
+        ("pbs", Answer(0, pbs(job_state="R", queue="workq"), ""), "running"),
+        ("pbs", Answer(0, pbs(job_state="F", Exit_status=0), ""), "finished"),
+        ("pbs", Answer(0, pbs(job_state="F", substate=91, Exit_status=271), ""), "cancelled"),
+        ("pbs", Answer(0, "<Data><Job><Job_Id>41</Job_Id><job_state>Q</job_state></Job></Data>", ""), "queued"),
         ("pbs", Answer(153, "", "qstat: Unknown Job Id 41.pbs1\n"), "gone"),
         ("pbs", Answer(1, "", "Connection refused\nqstat: cannot connect to server pbs1 (errno=111)\n"), None),
         ("slurm", Answer(0, "JobId=41 JobName=x\n   JobState=COMPLETING Reason=None\n", ""), "exiting"),
@@ -39,47 +55,28 @@ SGE_GONE = "Following jobs do not exist: \n41\n"
 def test_the_answer_says_whether_a_job_has_ended(
     tmp_path: Path, scheduler: str, answer: Answer, state: str | None
 ) -> None:
-    program = tmp_path / find_scheduler(scheduler).commands.state[0]
-    (tmp_path / "out").write_text(answer.stdout)
-    (tmp_path / "err").write_text(answer.stderr)
-    told = f"cat {tmp_path}/out; cat {tmp_path}/err >&2"
-    program.write_text(f'#!/bin/bash\n[ "${{!#}}" = 41 ] || exit 9\n{told}; exit {answer.status}\n')
-    program.chmod(0o755)
-    assert ask_job_state(scheduler, "41", {"PATH": f"{tmp_path}:/usr/bin:/bin"}) == state
+    commands = find_scheduler(scheduler).commands
+    assert ask_job_state(scheduler, "41", say(tmp_path, (commands.state or commands.jobs)[0], answer)) == state
 
 
 def test_what_cannot_be_asked_is_not_known() -> None:
     assert ask_job_state("slurm", "41", {"PATH": "/nowhere"}) is None
-    assert ask_job_state("lsf", "41", {}) is None
+    assert ask_about("pbs", "41", {"PATH": "/nowhere"}) is None
+    assert ask_about("lsf", "41", {}) is None
 
 
-def test_pbs_was_recorded_to_say_that_it_knows_no_such_job(repo: Path) -> None:
-    said = json.dumps(json.loads((repo / "tests/captures/pbs/arrays.json").read_text()))
-    parse = find_scheduler("pbs").commands.parse_state
-    assert "Unknown Job Id" in said
-    assert parse(Answer(153, "", said)) == "gone"
-
-
-PBS_RUNS = """\
-Job Id: 41.pbs1
-    job_state = R
-    Resource_List.walltime = 30:00:10
-    stime = Sat Nov 21 02:00:39 2026
-"""
-
-
-def test_the_end_of_a_pbs_job_is_its_start_and_its_walltime() -> None:
-    parse = find_scheduler("pbs").commands.parse_end
+def test_the_end_of_a_pbs_job_is_its_start_and_its_walltime(tmp_path: Path) -> None:
     began = time.mktime((2026, 11, 21, 2, 0, 39, 0, 0, -1))
-    assert parse(Answer(0, PBS_RUNS, "")) == began + 30 * 3600 + 10
-    for line in PBS_RUNS.splitlines()[2:]:
-        assert parse(Answer(0, PBS_RUNS.replace(line, ""), "")) is None
-    assert parse(Answer(0, PBS_RUNS.replace("Sat Nov", "Sam. nov."), "")) is None
+    runs = {"job_state": "R", "Resource_List": {"walltime": "30:00:10"}, "stime": "Sat Nov 21 02:00:39 2026"}
 
+    def ask(**changed: object) -> int | None:
+        found = ask_about("pbs", "41", say(tmp_path, "qstat", Answer(0, pbs(**{**runs, **changed}), "")))
+        assert found is not None
+        return found.runs_until
 
-def test_an_end_that_cannot_be_asked_is_not_known() -> None:
-    assert ask_job_end("pbs", "41", {"PATH": "/nowhere"}) is None
-    assert ask_job_end("lsf", "41", {}) is None
+    assert ask() == began + 30 * 3600 + 10
+    for changed in ({"Resource_List": {}}, {"stime": ""}, {"stime": "Sam. nov. 21 02:00:39 2026"}, {"job_state": "F"}):
+        assert ask(**changed) is None
 
 
 def test_no_other_module_asks_a_program() -> None:
@@ -135,13 +132,18 @@ _CANCELLED = _RUNS.replace("RUNNING", "COMPLETING").replace(
 )
 
 
+def ask_slurm(text: str, env: dict[str, str] | None = None) -> JobFound:
+    row = find_scheduler("slurm")
+    found = row.commands.parse_job(parse_id("6"), Answer(0, text, ""), row.states, env or {})
+    assert found is not None
+    return found
+
+
 def test_slurm_says_when_a_running_job_ends_and_of_one_that_is_being_ended_nothing() -> None:
-    commands = find_scheduler("slurm").commands
     end = time.mktime(time.strptime("2026-11-23 13:31:06", "%Y-%m-%d %H:%M:%S"))
-    assert commands.parse_end(Answer(0, _RUNS, "")) == int(end)
-    assert commands.parse_end(Answer(0, _RUNS.replace("EndTime=2026-11-23T13:31:06", "EndTime=Unknown"), "")) is None
-    assert commands.parse_end(Answer(0, _CANCELLED, "")) is None
-    assert commands.parse_end(Answer(1, "", "slurm_load_jobs error: Invalid job id specified")) is None
+    assert ask_slurm(_RUNS).runs_until == int(end)
+    assert ask_slurm(_RUNS.replace("EndTime=2026-11-23T13:31:06", "EndTime=Unknown")).runs_until is None
+    assert ask_slurm(_CANCELLED).runs_until is None
 
 
 @pytest.mark.parametrize(
@@ -153,48 +155,33 @@ def test_slurm_says_when_a_running_job_ends_and_of_one_that_is_being_ended_nothi
         ("Deadline=N/A", "Deadline=N/A\n   PreemptTime=2026-11-23T13:26:08", True),
         ("JobState=COMPLETING", "JobState=NODE_FAIL", True),
         ("Restarts=0", "Restarts=1", False),
-        ("Restarts=0", "Restarts=2", True),
+        ("Restarts=0", "Restarts=2", True),  # the next start of a job is counted while it ends
     ],
 )
 def test_slurm_says_whether_it_takes_the_nodes_away_itself(old: str, new: str, is_taken: bool) -> None:
-    started_again = {"SLURM_RESTART_COUNT": "1"}
-    answer = Answer(0, _CANCELLED.replace(old, new), "")
-    assert find_scheduler("slurm").commands.parse_taken(answer, started_again) == is_taken
-
-
-def test_slurm_counts_the_next_start_of_a_job_while_it_ends() -> None:
-    requeued = _CANCELLED.replace("Restarts=0", "Restarts=1").replace("EndTime=2026-11-23T13:26:08", "EndTime=Unknown")
-    assert find_scheduler("slurm").commands.parse_taken(Answer(0, requeued, ""), {})
-    assert not find_scheduler("slurm").commands.parse_taken(Answer(0, _CANCELLED, ""), {})
+    assert ask_slurm(_CANCELLED.replace(old, new), {"SLURM_RESTART_COUNT": "1"}).is_taken == is_taken
 
 
 @pytest.mark.parametrize(("substate", "is_taken"), [(42, False), (63, True), (92, False)])
-def test_pbs_says_that_it_runs_a_job_again(substate: int, is_taken: bool) -> None:
+def test_pbs_says_that_it_runs_a_job_again(substate: int, is_taken: bool, tmp_path: Path) -> None:
     """The numbers are of OpenPBS' source: no rerun was recorded while the job ended."""
-    answer = Answer(0, f"    job_state = R\n    substate = {substate}\n", "")
-    assert find_scheduler("pbs").commands.parse_taken(answer, {}) is is_taken
-
-
-_TWO = ("node001/0*2+node002/0*2", "(node001:ncpus=2)+(node002:ncpus=2)")
+    said = say(tmp_path, "qstat", Answer(0, pbs(job_state="R", substate=substate), ""))
+    found = ask_about("pbs", "41", said)
+    assert found is not None
+    assert found.is_taken is is_taken
 
 
 @pytest.mark.parametrize(
-    ("hosts", "vnodes", "host", "names"),
-    [  # recorded on OpenPBS 23.06, whose list of hosts then had node004.hpc.test
-        (*_TWO, "node002.hpc.test", ("node002",)),
-        (*_TWO, "node002", ("node002",)),
-        ("node004/0*0", "(node004[0]:ngpus=4:ncpus=96+node004[1]:ngpus=4:ncpus=96)", "node004.hpc.test", (0, 1)),
-        ("node004/0+node004/1*0+node004/2*0", "(node004[0]:ncpus=1)+(node004)+(node004[1])", "node004", (0, "", 1)),
-        ("node001/0+node002/0+node001/1", "(node001:ncpus=1)+(node002:ncpus=1)+(node001:ncpus=1)", "node001", None),
-        ("", "", "node003.hpc.test", ("node003",)),  # no answer
-        ("", "", "10.0.0.3", ("10.0.0.3",)),
+    ("hosts", "vnodes", "found"),
+    [  # recorded on OpenPBS 23.06
+        ("n1/0*2+n2/0*2", "(n1:ncpus=2)+(n2:ncpus=2)", "n1=n1 n2=n2"),
+        ("n4/0*0", "(n4[0]:ngpus=4:ncpus=96+n4[1]:ngpus=4:ncpus=96)", "n4=n4[0] n4=n4[1]"),
+        ("n4/0+n4/1*0+n4/2*0", "(n4[0]:ncpus=1)+(n4)+(n4[1])", "n4=n4[0] n4=n4 n4=n4[1]"),
+        ("", "", ""),
     ],
 )
-def test_pbs_has_names_of_its_own_for_the_hosts_of_a_job(
-    hosts: str, vnodes: str, host: str, names: tuple[object, ...] | None
-) -> None:
-    """qstat breaks long values: a line begins with a tab then."""
-    text = f"Job Id: 41.pbs1\n    exec_host = {hosts}\n    exec_vnode = {vnodes[:30]}\n\t{vnodes[30:]}\n    queue = q\n"
-    found = find_scheduler("pbs").commands.parse_names(Answer(0, text if hosts else "", ""), host)
-    wanted = [f"node004[{one}]" if isinstance(one, int) else one or "node004" for one in names or ("node001",)]
-    assert list(found) == wanted
+def test_pbs_has_names_of_its_own_for_the_hosts_of_a_job(hosts: str, vnodes: str, found: str, tmp_path: Path) -> None:
+    said = pbs(job_state="R", exec_host=hosts, exec_vnode=vnodes) if hosts else pbs(job_state="R")
+    job = ask_about("pbs", "41", say(tmp_path, "qstat", Answer(0, said, "")))
+    assert job is not None
+    assert " ".join("=".join(pair) for pair in job.vnodes) == found

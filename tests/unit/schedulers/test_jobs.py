@@ -328,5 +328,4 @@ def test_pbs_without_a_history_is_asked_again_for_what_lives(tmp_path: Path, mon
     env = {"PATH": f"{tmp_path}:/usr/bin:/bin"}
     found = ask_jobs("pbs", ["353[].pbs1"], env)
     assert (len(found.jobs), found.problem) == (4, "")
-    answer.write_text("Job Id: 7.pbs1\n    job_state = R\n")
-    assert ask_job_state("pbs", "7.pbs1", env) == "running"
+    assert ask_job_state("pbs", "353[2].pbs1", env) == "running"

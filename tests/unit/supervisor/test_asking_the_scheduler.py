@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import threading
 import time
@@ -37,6 +38,10 @@ class Cluster:
         (self.folder / "answer.new").write_text(text)
         (self.folder / "answer.new").rename(self.folder / "answer")
 
+    def runs_since(self, began: str, walltime: str) -> None:
+        job = {"job_state": "R", "stime": began, "Resource_List": {"walltime": walltime}}
+        self.answers(json.dumps({"Jobs": {"7.server": job}}))
+
     def lines(self, name: str) -> list[str]:
         return (self.folder / name).read_text().splitlines()
 
@@ -47,8 +52,7 @@ def cluster(tmp_path: Path) -> Cluster:
 
 
 def test_the_end_of_a_job_follows_a_walltime_that_is_changed(cluster: Cluster):
-    told = "job_state = R\n    stime = Sat Nov 21 01:12:37 2026\n    Resource_List.walltime = {}\n"
-    cluster.answers(told.format("01:00:00"))
+    cluster.runs_since("Sat Nov 21 01:12:37 2026", "01:00:00")
     job, now = CurrentJob("pbs", "7.server", "7.server"), [0.0]
     end = find_end(job, cluster.env, 60, by_hand=False)
     assert end.source == "as qstat says"
@@ -67,7 +71,7 @@ def test_the_end_of_a_job_follows_a_walltime_that_is_changed(cluster: Cluster):
     assert moving.end == end
     (cluster.folder / "answer").unlink()
     assert not look()  # and does not wait
-    cluster.answers(told.format("02:00:00"))
+    cluster.runs_since("Sat Nov 21 01:12:37 2026", "02:00:00")
     wait_until(look)
     assert moving.end == End(end.at + 3600, "as qstat says")
 
@@ -76,7 +80,7 @@ def test_what_is_left_of_an_allocation_is_no_end_of_its_own(cluster: Cluster):
     """`hpcddp launch` without a walltime asks for it, and knows it to a second or two."""
     now = int(time.time())
     began = time.strftime("%a %b %d %H:%M:%S %Y", time.localtime(now))
-    cluster.answers(f"job_state = R\n    stime = {began}\n    Resource_List.walltime = 01:00:00\n")
+    cluster.runs_since(began, "01:00:00")
     job = CurrentJob("pbs", "7.server", "7.server")
     script_s = (find_end(CurrentJob("local", "", "x"), cluster.env, 0, by_hand=False).at or 0) - now
     left_s = 3600 - script_s
@@ -102,7 +106,7 @@ def test_who_ends_a_job_with_a_chain_need_not_wait_for_the_scheduler(cluster: Cl
     follow_up.hear(signal.SIGTERM)
     follow_up.hear(signal.SIGTERM)
     assert told == []
-    cluster.answers("job_state = R\n")
+    cluster.answers('{"Jobs": {"7.server": {"job_state": "R"}}}')
     follow_up.cancel("nothing is left to do")
     assert cluster.lines("deleted") == ["8.server"]
     assert told == ["somebody ends this job long before its end, and with it the chain: 8.server is cancelled"]

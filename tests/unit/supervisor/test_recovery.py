@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import shutil
 import signal
@@ -133,9 +134,8 @@ def test_a_host_that_is_gone_is_left_out_and_given_back(cluster: Cluster):
 def test_a_host_is_given_back_by_the_names_that_the_scheduler_itself_has_for_it(cluster: Cluster):
     (cluster.folder / "silent-n3.site").touch()
     vnodes = "(n1:ncpus=8)+(n2:ncpus=8)+(n3[0]:ngpus=4:ncpus=4+n3[1]:ngpus=4:ncpus=4)+(n4:ncpus=8)"
-    qstat = f"    exec_host = n1/0*8+n2/0*8+n3/0*0+n4/0*8\n    exec_vnode = {vnodes}\n"
-    (cluster.folder / "qstat").write_text('#!/bin/sh\n[ "$2 $3" != "-f 7.server" ] || cat "$CLUSTER/answer"\n')
-    (cluster.folder / "answer").write_text(qstat)
+    job = {"job_state": "R", "exec_host": "n1/0*8+n2/0*8+n3/0*0+n4/0*8", "exec_vnode": vnodes}
+    (cluster.folder / "qstat").write_text(f"#!/bin/sh\necho '{json.dumps({'Jobs': {'7.server': job}})}'\n")
     (cluster.folder / "qstat").chmod(0o755)
     assert cluster.recovery().goes_on(cluster.attempt, LOST, LATER, {"n3"})
     assert cluster.lines("released") == ["-j 7.server n3[0] n3[1]"]
