@@ -231,49 +231,21 @@ def _fill(parallel: Parallel, hosts: Sequence[str]) -> dict[str, int]:
 
 
 def _fit(parallel: Parallel, hosts: Sequence[str]) -> Parallel:
-    """What is nearest to what was asked for and is accepted: degrees that come out even, and one takes the rest.
-
-    A dimension that can have no degree above 1 is left out; where none is left, a word is.
-    """
-    given = dict(parallel.degrees)
-    rest = next((name for name in ("data", "shard") if given.get(name) == _REST), "")
-    rest = rest or ("data" if given.keys() & {"data", "shard"} else "shard")
-    fixed = math.prod(degree for degree in given.values() if degree != _REST)
-    left, inside = len(hosts), _ranks_in_line(hosts)
-    others = max(left // fixed, 2) if list(given.values()).count(_REST) == 1 else inside
-    fitted: dict[str, int] = {}
-    for name in ("tensor", "shard", "data"):  # neighbours first: they depend on the nodes
-        degree = given.get(name, 1)
-        if name != rest and degree != 1:
-            stays = name == "tensor" and not parallel.across_nodes
-            fitted[name] = _nearest_divisor(others if degree == _REST else degree, left, inside, stays=stays)
-            left //= fitted[name]
-            inside //= math.gcd(inside, fitted[name])
-    fitted = {name: degree for name, degree in fitted.items() if degree > 1}
-    if not fitted:
-        return parallel._replace(word="ddp" if given.keys() == {"data"} else "fsdp", degrees=())
-    if "shard" in given and rest != "shard":
-        fitted.setdefault("shard", 1)
-    elif "tensor" in fitted:  # and not DDP over tensor parallel
-        rest = "shard"
-    fitted[rest] = _REST
-    return parallel._replace(degrees=tuple((name, fitted[name]) for name in DIMENSIONS if name in fitted))
+    """What is accepted here and near to what was asked for: the degrees' common divisors with the ranks, and a word
+    where none is above 1."""
+    given, inside = dict(parallel.degrees), _ranks_in_line(hosts)
+    tensor, shard = (inside if given.get(name) == _REST else given.get(name, 1) for name in ("tensor", "shard"))
+    tensor, shard = math.gcd(len(hosts) if parallel.across_nodes else inside, tensor), math.gcd(len(hosts), shard)
+    if tensor > 1:
+        return parallel._replace(degrees=(("shard", _REST), ("tensor", tensor)))
+    if shard > 1:
+        return parallel._replace(degrees=(("data", _REST), ("shard", shard)))
+    return parallel._replace(word="ddp" if given.keys() == {"data"} else "fsdp", degrees=())
 
 
 def _ranks_in_line(hosts: Sequence[str]) -> int:
     """The largest number such that every so many ranks, from the first on, are on one node."""
     return math.gcd(len(hosts), *(rank for rank in range(1, len(hosts)) if hosts[rank] != hosts[rank - 1]))
-
-
-def _nearest_divisor(degree: int, ranks: int, inside: int, *, stays: bool) -> int:
-    """Of those above 1 the one that is nearest, better one that comes out even with the nodes; 1 where there is none.
-
-    `stays`: one that stays inside of a node.
-    """
-    divisors = [number for number in range(2, ranks + 1) if ranks % number == 0]
-    even = [number for number in divisors if inside % number == 0 or (number % inside == 0 and not stays)]
-    fits = even if even or stays else divisors
-    return min(fits, key=lambda number: (abs(number - degree), number), default=1)
 
 
 def _check_inside_nodes(parallel: Parallel, tensor: int, hosts: Sequence[str]) -> None:

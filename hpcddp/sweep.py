@@ -40,22 +40,14 @@ _PLACES = (
     ("rank", "rank", "world-size", "worldsize"),
     ("node-rank", "node_rank", "nnodes", "num-nodes", "nodes"),
 )
-_ALIKE = 0.85  # {world_sise} is meant to be one, {micro_batch_size} need not be
 
 
 def find_placeholders(command: Sequence[str]) -> tuple[str, ...]:
-    """The names that stand in a command, each once. RequestError for one that is misspelt; others are the program's
-    own, and so is all of a text for a shell or Python behind `-c`."""
+    """The names that stand in a command, each once. Others are the program's own, and so is all of a text for a shell
+    or Python behind `-c`."""
     code = find_code(command)
     words = (word for i, word in enumerate(command) if "{" in word and i != code)
     found = dict.fromkeys(name for word in words for name in _FORM.findall(word))
-    for name in found.keys() - _KNOWN:
-        from difflib import get_close_matches  # only for a name that is none of ours
-
-        near = get_close_matches(name, _KNOWN, n=1, cutoff=_ALIKE) if "_" in name else []
-        if near:
-            hint = f"{{{near[0]}}}; for the program's own: {{{{{name}}}}}; all: {_shown(_KNOWN)}"
-            raise RequestError(f"{{{name}}} in the command is no placeholder", hint)
     return tuple(name for name in found if name in _KNOWN)
 
 

@@ -79,7 +79,7 @@ def parse_walltime(text: str, where: str = "walltime") -> int:
 
 
 def _refused_walltime(text: str, where: str) -> RequestError:
-    """What is wrong with it: two readings, too large a field, or no duration at all."""
+    """What is wrong with it: two readings, or none."""
     fields = [read_number(field) for field in text.split(":")]
     if len(fields) == 1 and fields[0] is not None:
         both = f"{assign(where, f'{text}m')}, or {assign(where, f'{text}s')}"
@@ -95,27 +95,7 @@ def _refused_walltime(text: str, where: str) -> RequestError:
             f"{where} {text!r} is either minutes:seconds or hours:minutes",
             f"{assign(where, short)}, or {assign(where, long)}",
         )
-    if len(fields) == 3 and None not in fields and any(field > 59 for field in fields[1:] if field is not None):
-        return RequestError(f"{where} {text!r} has minutes or seconds above 59", example(where, _WALLTIME_EXAMPLE))
-    meant = _guess_walltime(text)
-    return RequestError(
-        f"{where} {shorten(text)!r} is not a duration", assign(where, meant) if meant else f"write it as {_FORMS}"
-    )
-
-
-def _guess_walltime(text: str) -> str | None:
-    """The form of `2H`, `2 h`, `1.5h` or `2 hours` that is read; None for anything else."""
-    import re
-
-    words = {"days": "d", "day": "d", "hours": "h", "hour": "h", "hrs": "h", "hr": "h", "minutes": "m", "min": "m"}
-    pattern = rf"(\d{{1,4}})(\.\d{{1,2}})? *({'|'.join(words)}|[dhm])"
-    found = re.fullmatch(pattern, text.lower(), re.ASCII)
-    if found is None:
-        return None
-    number, part, unit = found.groups()
-    minutes = round(float(number + (part or "")) * {"d": 1440, "h": 60, "m": 1}[words.get(unit, unit)])
-    hours, rest = divmod(minutes, 60)
-    return (f"{hours}h" if hours else "") + (f"{rest}m" if rest else "") or None
+    return RequestError(f"{where} {shorten(text)!r} is not a duration", f"write it as {_FORMS}")
 
 
 def format_walltime(seconds: int) -> str:

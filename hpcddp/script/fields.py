@@ -10,7 +10,6 @@ import datetime
 import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from itertools import pairwise
 from typing import Any
 
 from hpcddp.errors import RequestError, nearest
@@ -158,6 +157,17 @@ def read_names(value: object, where: str) -> tuple[str, ...]:
     return tuple(name for word in read_words(value, where) for name in word.split(",") if name)
 
 
+def read_directives(value: object, where: str) -> tuple[str, ...]:
+    """Options of a scheduler's directive: a word without a dash is the value of the option before it."""
+    options: list[str] = []
+    for word in read_words(value, where):
+        if word.startswith("-") or not options:
+            options.append(word)
+        else:
+            options[-1] += f"{'=' if options[-1].startswith('--') else ' '}{word}"
+    return tuple(options)
+
+
 def read_modules(value: object, where: str) -> tuple[str, ...]:
     """Names of modules. A comma is none of a name's letters: it would be one module that nobody has."""
     words = read_words(value, where)
@@ -176,11 +186,6 @@ def read_job_modules(value: object, where: str) -> tuple[str, ...]:
     """Names of modules, and what else `module` does: `purge gcc/12`, `use /apps/modulefiles cuda`."""
     words = read_modules(value, where)
     lines = module_lines(words)
-    for (call, *_), (load, name, *_) in pairwise(line for line in lines if len(line) > 1):
-        is_folder = call in {"use", "unuse"} and name.startswith(("/", "~", "$", "."))
-        if load == "load" and (call == "unload" or is_folder):
-            what = f"{where} has {call!r} with two words behind it, or a module to load: {' '.join(words)!r}"
-            raise RequestError(what, f"{call} … {call} {name}, or, to load {name}, write it before {call}")
     for line in lines:
         if len(line) - 1 != MODULE_WORDS.get(line[0], 1):
             raise RequestError(

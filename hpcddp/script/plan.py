@@ -434,25 +434,8 @@ def _default(key: str, plan: JobPlan) -> str:
 
 _SHELLS = {"bash", "dash", "ksh", "sh", "zsh"}
 # Commands of a shell that are no programs, or do nothing as one: each rank would end at once.
-_OF_SHELL = {
-    *(
-        ".",
-        "alias",
-        "cd",
-        "declare",
-        "eval",
-        "exec",
-        "export",
-        "for",
-        "if",
-        "module",
-        "set",
-        "source",
-        "trap",
-        "ulimit",
-    ),
-    *("umask", "unset", "while", "{"),
-}
+_OF_SHELL = {".", "alias", "cd", "declare", "eval", "exec", "export", "for", "if", "module", "set", "source", "trap",
+             "ulimit", "umask", "unset", "while", "{"}  # fmt: skip
 _ANSWERS = {"-V", "-VV", "--version", "-h", "-?", "--help", "--help-env", "--help-xoptions", "--help-all"}  # of python
 _SEPARATOR = ":"  # of programs, in the command line of every launcher that is no agent
 # Set by the script, the launchers and hpcddp exec: a job's own value would be lost, or would break the ranks.
@@ -560,13 +543,11 @@ def plan_job(spec: JobSpec, site: Site, planned_by: PlannedBy) -> JobPlan:
     site = site._replace(account=site.account_of(queue_name))
     shape = plan_shape(spec, site, queue, planned_by.cpus if scheduler.this_machine else None)
     check_gpu_chunks(spec, site, queue_name, shape.ranks_per_node, shape.gpus_per_node)
-    check_whole_nodes(
-        site, queue, shape.nodes + (spec.spares or 0), shape.cpus_per_node, requested=spec.cpus_per_node is not None
-    )
+    allocated = shape.nodes + (spec.spares or 0)
+    check_whole_nodes(site, queue, allocated, shape.cpus_per_node, requested=spec.cpus_per_node is not None)
     counted = remark_counted(rank_maker, shape.nodes, shape.ranks_per_node, shape.gpus_per_node)
     walltime_s = known(spec.walltime_s or site.walltime_s)
     if queue_name in site.queues and not spec.reservation:  # a reservation has limits of its own
-        allocated = shape.nodes + (spec.spares or 0)
         check_limits(site, queue_name, allocated, walltime_s, allocated * shape.gpus_per_node)
     if spec.stage_in and not (spec.stage_dir or site.staging.folder):
         raise SiteError(f"site {site.name} does not name a node's own disk", "--set stage_dir=/local/scratch")
@@ -612,15 +593,8 @@ def plan_job(spec: JobSpec, site: Site, planned_by: PlannedBy) -> JobPlan:
         queue_profile=queue,
         account=account,
         account_option=account_option,
-        nodes=shape.nodes,
-        allocated_nodes=shape.nodes + (spec.spares or 0),
-        ranks_per_node=shape.ranks_per_node,
-        gpus_per_node=shape.gpus_per_node,
-        gpus_per_rank=shape.gpus_per_rank,
-        cpus_per_node=shape.cpus_per_node,
-        cpus_per_rank=shape.cpus_per_rank,
-        threads_per_rank=shape.threads_per_rank,
-        mem_gb=shape.mem_gb,
+        **shape._asdict(),
+        allocated_nodes=allocated,
         walltime_s=walltime_s,
         launcher=launcher,
         outer_launcher=outer_launcher,

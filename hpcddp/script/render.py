@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
-import marshal
 import os
+import pickle
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -14,6 +13,7 @@ from typing import Any
 import jinja2
 from jinja2.bccache import Bucket
 
+from hpcddp import __version__
 from hpcddp.errors import RequestError, SiteError
 from hpcddp.ranks.launchers import LAUNCHERS
 from hpcddp.schedulers.registry import find_scheduler
@@ -23,84 +23,26 @@ from hpcddp.script.scheduler_options import check_script
 from hpcddp.script.site_file import find_folder
 from hpcddp.script.spec import LONGEST_ARGUMENT, quote_line, quote_path, quote_word, quote_words
 
-# Templates compiled ahead. Parsing and compiling four templates costs a quarter of `hpcddp render`.
 
+class CompiledTemplates(jinja2.FileSystemBytecodeCache):
+    """Templates that were compiled before, in `__pycache__` beside them: to compile four costs a quarter of `hpcddp
+    render`. jinja2 looks whether the text is the same; another Python or hpcddp has files of its own."""
 
-_HASH_BYTES = hashlib.sha256().digest_size
-
-
-class CompiledTemplates(jinja2.BytecodeCache):
-    """jinja2 asks it for a template's code before it compiles the template. `settings`: what else changes the code."""
-
-    def __init__(self, settings: object) -> None:
-        self._known = repr((settings, _jinja2_version(), sys.version)).encode()
-
-    def get_cache_key(self, name: str, filename: str | None = None) -> str:
-        """The file of the compiled form."""
-        return compiled_path(filename or name)
-
-    def get_source_checksum(self, source: str) -> str:
-        """The text itself: it goes into the hash."""
-        return source
+    def __init__(self, templates: str) -> None:
+        folder = os.path.join(sys.pycache_prefix or "/", templates.lstrip("/"))
+        super().__init__(os.path.join(folder, "__pycache__"), f"%s-{__version__}.{sys.implementation.cache_tag}")
 
     def load_bytecode(self, bucket: Bucket) -> None:
-        """Give `bucket` the code from its file, if the hash is right."""
-        try:
-            with open(bucket.key, "rb") as file:
-                found = file.read()
-        except OSError:
-            return
-        digest, code = found[:_HASH_BYTES], found[_HASH_BYTES:]
-        if digest == self._digest(bucket, code):
-            bucket.code = marshal.loads(code)  # noqa: S302  # the hash shows that it is what dump_bytecode wrote
+        """A file that cannot be read is made again."""
+        with contextlib.suppress(OSError, EOFError, pickle.UnpicklingError):
+            super().load_bytecode(bucket)
 
     def dump_bytecode(self, bucket: Bucket) -> None:
-        """Write the code of `bucket`. A folder that cannot be written is no error: the next render compiles again."""
-        if sys.dont_write_bytecode:
-            return
-        code = marshal.dumps(bucket.code)
-        with contextlib.suppress(OSError):
-            _write_whole(bucket.key, self._digest(bucket, code) + code)
-
-    def _digest(self, bucket: Bucket, code: bytes) -> bytes:
-        parts = (self._known, bucket.checksum.encode(), code)
-        return hashlib.sha256(b"".join(len(part).to_bytes(8, "big") + part for part in parts)).digest()
-
-
-def compiled_path(template: str) -> str:
-    """`templates/__pycache__/pbs.sh.j2.cpython-311` for `templates/pbs.sh.j2`."""
-    folder, name = os.path.split(os.path.abspath(template))
-    if sys.pycache_prefix:
-        folder = os.path.join(sys.pycache_prefix, folder.lstrip("/"))
-    else:
-        folder = os.path.join(folder, "__pycache__")
-    return os.path.join(folder, f"{name}.{sys.implementation.cache_tag}")
-
-
-def _write_whole(path: str, content: bytes) -> None:
-    """Under another name first, so that a render which reads at the same time finds all of it or nothing."""
-    os.makedirs(os.path.dirname(path), exist_ok=True)
-    partial = f"{path}.{os.uname().nodename}.{os.getpid()}"
-    try:
-        with open(partial, "xb") as file:
-            file.write(content)
-        os.replace(partial, path)
-    except FileExistsError:  # another process's
-        raise
-    except BaseException:
-        with contextlib.suppress(OSError):
-            os.unlink(partial)
-        raise
-
-
-def _jinja2_version() -> str:
-    """jinja2 3.1 has it in a variable; later versions may leave it to the package's metadata."""
-    version = vars(jinja2).get("__version__")
-    if version is None:
-        from importlib.metadata import version as installed
-
-        version = installed("jinja2")
-    return str(version)
+        """A folder that cannot be written is no error: the next render compiles again."""
+        if not sys.dont_write_bytecode:
+            with contextlib.suppress(OSError):
+                os.makedirs(self.directory, exist_ok=True)
+                super().dump_bytecode(bucket)
 
 
 #: Bytes for what stands before the command: Python's path, `hpcddp exec` and its options.
@@ -136,7 +78,7 @@ SETTINGS: dict[str, Any] = {"trim_blocks": True, "lstrip_blocks": True, "keep_tr
 def render_script(plan: JobPlan) -> str:
     """The whole job script. Raises SiteError when a template asks for a value that the plan does not have; RequestError
     and SiteError for directives that cannot stand together."""
-    compiled = CompiledTemplates(SETTINGS)
+    compiled = CompiledTemplates(find_folder("templates"))
     text = "".join(render_pieces(plan.site.scheduler, plan, FILTERS, printable, compiled))
     check_script(plan.spec, plan.site, text)
     return text

@@ -20,21 +20,8 @@ from hpcddp.script.site import Site
 from hpcddp.script.spec import JobSpec
 
 #: The keys of a job file that not every scheduler has an option for. Not `signal`: a script can warn its ranks itself.
-KEYS = (
-    *(
-        "mem_gb",
-        "gpu_type",
-        "reservation",
-        "constraint",
-        "exclusive",
-        "output",
-        "mail",
-        "mail_to",
-        "array",
-        "array_limit",
-    ),
-    *("dependency", "hold", "requeue", "chain"),
-)
+KEYS = ("mem_gb", "gpu_type", "reservation", "constraint", "exclusive", "output", "mail", "mail_to", "array",
+        "array_limit", "dependency", "hold", "requeue", "chain")  # fmt: skip
 _AFTER = re.compile(r"(afterok|afterany|afternotok|after)((?::[0-9][A-Za-z0-9_.\[\]-]*)+)").fullmatch
 
 
@@ -235,35 +222,11 @@ def plan_directives(
     lines = (*site.directives, *own, *reserved, *further, *wanted)
     for text in lines:
         if not _LINE(text):
-            whole = _joined_words(wanted, spec.sources.get("directives", ""), rules) if text in wanted else ""
             raise RequestError(
                 f"directive {text!r} is not one option that a directive can carry",
-                whole
-                or "one option per item: '-v USE_SSH=1' or '--constraint=gpu'; no blanks, quotes, # or \\ in values",
+                "one option per item: ['-v USE_SSH=1', '--constraint=gpu']; no blanks, quotes, # or \\ in values",
             )
     return _joined(lines, rules.joined)
-
-
-def _joined_words(items: Iterable[str], where: str, rules: Directives) -> str:
-    """What to type where blanks or YAML's brackets have split options from their values; "" if that is not what is
-    wrong. The last of an option that may stand once only."""
-    options: list[str] = []
-    text = re.sub("[\"']", "", " ".join(items))
-    is_list = text.startswith("[") and text.endswith("]")
-    for word in (re.sub(r", *-", " -", text[1:-1]) if is_list else text).split():
-        if word.startswith("-") or not options:
-            options.append(word)
-        else:
-            options[-1] += f"{'=' if options[-1].startswith('--') else ' '}{word}"
-    if not all(map(_LINE, options)):
-        return ""
-    names = {text: tuple(option.name for option in read_options(rules, text)) for text in options}
-    again = {(name,) for name in (*rules.several, rules.joined)}
-    last = {name if name not in again else (text,): text for text, name in names.items()}
-    quoted = [f"'{option}'" for option in last.values()]
-    return (
-        f'--set "directives={" ".join(quoted)}"' if where.startswith("--set") else f"directives: [{', '.join(quoted)}]"
-    )
 
 
 def _check_wanted(site: Site, wanted: Iterable[str], requested: tuple[str, ...]) -> None:

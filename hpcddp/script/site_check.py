@@ -154,26 +154,23 @@ class ModulesFound(Record):
 def compare_modules(site: Site, ask: Callable[[str], Answer]) -> tuple[list[Difference], list[str]]:
     """The modules of the file that are not there, and what could not be asked. `ask` gives lines to a login shell.
 
-    A module may show only what others need once it is loaded. So one that is not there is asked again with the only
-    other version in its place, and without one, those that are not found after it are unknown.
+    A module may show only what others need once it is loaded: behind one that is not there nothing is known.
     """
-    load, told, unasked = list(site.modules.load), list[tuple[str, bool]](), list[str]()
-    for _ in site.modules.load:
-        answer = ask(module_questions(site, load))
-        found = read_modules(answer.stdout, answer.status)
-        missing = [name for name in load if name in found.missing]
-        if found.problem or not missing:
-            unasked += [found.problem] if found.problem else []
-            break
-        first, others = missing[0], found.missing[missing[0]]
-        known = f"; there is {', '.join(others[:6])}" if others else ""
-        told.append((f"module {first} is not there{known}", len(others) == 1))
-        if len(others) != 1:
-            unasked += [f"module {name}: not found without {first}" for name in missing[1:]]
-            break
-        load[load.index(first)] = others[0]
-    correction: dict[str, Any] = {"modules": {"load": load, "source": CHECKED}}
-    return [Difference(text, correction if clear else {}) for text, clear in told], unasked
+    load = list(site.modules.load)
+    answer = ask(module_questions(site, load))
+    found = read_modules(answer.stdout, answer.status)
+    if found.problem:
+        return [], [found.problem]
+    missing = [name for name in load if name in found.missing]
+    if not missing:
+        return [], []
+    first, *behind = missing
+    others = found.missing[first]
+    known = f"; there is {', '.join(others[:6])}" if others else ""
+    right = [others[0] if name == first else name for name in load] if len(others) == 1 else []
+    correction: dict[str, Any] = {"modules": {"load": right, "source": CHECKED}} if right else {}
+    told = Difference(f"module {first} is not there{known}", correction)
+    return [told], [f"module {name}: not found without {first}" for name in behind]
 
 
 def module_questions(site: Site, load: Sequence[str]) -> str:

@@ -58,8 +58,6 @@ from hpcddp.units import WALLTIME_PATTERN
 _Base: Any = getattr(yaml, "CBaseLoader", yaml.BaseLoader)
 _TWICE = "stands twice"
 _MAPPING = "write key: value, one per line"
-_DEEP = 100
-_MANY = 1000  # marks that begin a level; more than any file of a person has
 
 
 class _Loader(_Base):  # type: ignore[misc]  # the C loader is there or not
@@ -94,11 +92,7 @@ def load_text(path: str, error: type[HpcddpError] = RequestError) -> str:
 def parse_yaml(text: str, where: str, error: type[HpcddpError] = RequestError) -> dict[str, Any]:
     """The mapping that `text` holds; an empty text is an empty mapping."""
     try:
-        if sum(map(text.count, "[{-?")) > _MANY and _is_deep(text):
-            raise RecursionError
         value = yaml.load(text, _Loader)  # noqa: S506  # this loader makes text, lists and mappings only
-    except RecursionError as e:
-        raise error(f"{where} has lists or mappings inside each other, more than {_DEEP} deep", _MAPPING) from e
     except yaml.YAMLError as e:
         mark = getattr(e, "problem_mark", None)
         line = f" line {mark.line + 1}" if mark else ""
@@ -114,16 +108,6 @@ def parse_yaml(text: str, where: str, error: type[HpcddpError] = RequestError) -
         kind = "a list" if isinstance(value, list) else "plain text"
         raise error(f"{where} holds {kind}, not a mapping of keys", _MAPPING)
     return value
-
-
-def _is_deep(text: str) -> bool:
-    """libyaml calls itself for each level when it loads, and the process would end where its stack ends."""
-    depth = 0
-    for event in yaml.parse(text, _Loader):
-        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
-        if depth > _DEEP:
-            return True
-    return False
 
 
 def _line(text: str, number: int) -> str:

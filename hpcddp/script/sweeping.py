@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Mapping
 from typing import Any
@@ -88,19 +89,13 @@ def is_one_array(spec: JobSpec) -> bool:
 
 def _loop(axes: Mapping[str, tuple[str, ...]], spec: JobSpec) -> str:
     """A shell's line that submits each point as a job of its own."""
-    file = _job_file(spec.sources.get("sweep", ""))
-    words = ["hpcddp submit", file]
-    for key, source in spec.sources.items() if file != _ELSE else ():
-        if source.startswith("--") and key not in {"name", "command"} and not key.startswith("sweep"):
-            words.append(f"{source}{'=' if ' ' in source else ' '}{spec.chain if key == 'chain' else _ELSE}")
-    name, heads = spec.name or "", ""
-    for number, (axis, values) in enumerate(axes.items()):
-        variable = "xyzuvw"[number : number + 1] or f"x{number}"
-        heads += f"for {variable} in {' '.join(map(shlex.quote, values))}; do "
-        words.append(f'--set "sweep.{axis}=${variable}"')
-        name += f"-{axis}${variable}" if name else ""
-    words += [f'--name "{name}"'] if name else []
-    return f"{heads}{' '.join(words)}{'; done' * len(axes)}"
+    variables = {axis: re.sub(r"\W", "_", axis) for axis in axes}
+    words = ["hpcddp submit", _job_file(spec.sources.get("sweep", "")), _ELSE]
+    words += [f'--set "sweep.{axis}=${variable}"' for axis, variable in variables.items()]
+    name = "".join(f"-{axis}${{{variable}}}" for axis, variable in variables.items())
+    words += [f'--name "{spec.name}{name}"'] if spec.name else []
+    heads = "".join(f"for {variables[axis]} in {shlex.join(values)}; do " for axis, values in axes.items())
+    return f"{heads}{' '.join(dict.fromkeys(words))}{'; done' * len(axes)}"
 
 
 def _job_file(source: str) -> str:

@@ -55,16 +55,6 @@ def test_the_usual_forms_of_a_walltime_are_read(text: str, seconds: int) -> None
 
 
 @pytest.mark.parametrize(
-    ("text", "meant"),
-    [("2H", "2h"), ("2 h", "2h"), ("1.5h", "1h30m"), ("30 min", "30m"), ("2 days", "48h"), ("0.5 H", "30m")],
-)
-def test_a_walltime_that_is_almost_right_is_answered_with_the_form_that_is_read(text: str, meant: str) -> None:
-    with pytest.raises(RequestError) as refused:
-        parse_walltime(text, "--walltime")
-    assert refused.value.hint == f"--walltime {meant}"
-
-
-@pytest.mark.parametrize(
     ("where", "hints"),
     [
         ("--walltime", ("--walltime 10m", "--walltime 10h")),

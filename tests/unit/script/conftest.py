@@ -31,9 +31,7 @@ def plan(site: str, planned_by: PlannedBy = PLANNED_BY, /, **asked: object) -> J
     """The plan of a request on a shipped site; what is not asked for is the least that the site takes."""
     values = {"command": ["python", "train.py"], **enough_for(site), **asked}
     profile = open_site(SiteChoice(site, "--site"), {})
-    spec = read_spec(
-        {key: (value, f"--{key}") for key, value in values.items() if value is not None}, profile.vars
-    )
+    spec = read_spec({key: (value, f"--{key}") for key, value in values.items() if value is not None}, profile.vars)
     return plan_job(spec, profile, planned_by)
 
 

@@ -8,7 +8,7 @@ from functools import partial
 import pytest
 
 from hpcddp.errors import RequestError, SiteError
-from hpcddp.script.fields import read_command, read_job_modules, read_names, read_variables, read_words
+from hpcddp.script.fields import read_command, read_directives, read_job_modules, read_names, read_variables, read_words
 from hpcddp.script.site_file import (
     FIELDS,
     SiteChoice,
@@ -52,10 +52,10 @@ def test_what_is_no_mapping_of_keys_is_refused(text, words):
         parse_yaml(text, "job.yaml")
 
 
-@pytest.mark.parametrize("depth", [900, 3000, 200_000])
+@pytest.mark.parametrize("depth", [3000, 200_000])
 @pytest.mark.parametrize(("begin", "end"), [("[", "]"), ("[", ""), ("{a: ", "}")])
 def test_levels_without_end_are_refused_and_end_no_process(depth, begin, end):
-    with pytest.raises(RequestError, match=r"job.yaml (has lists or mappings inside each other|line \d is not YAML)"):
+    with pytest.raises(RequestError, match=r"job.yaml line \d is not YAML"):
         parse_yaml(f"a: {begin * depth}{end * depth}", "job.yaml")
 
 
@@ -85,8 +85,6 @@ def test_an_empty_file_asks_for_nothing():
         ("modules", "load gcc", "'load', which is no module's name\nhint: leave out load$"),
         ("modules", "--force purge", "'--force', which is no module's name"),
         ("modules", "gcc swap a", "'swap' without what it needs: 'gcc swap a'\nhint: swap NAME NAME$"),
-        ("modules", "unload a b", "hint: unload … unload b, or, to load b, write it before unload$"),
-        ("modules", "use /a /b gcc", "hint: use … use /b, or, to load /b, write it before use$"),
         ("modules", "spider gcc", "'spider', which is no module's name"),
         ("modules", "unuse", "'unuse' without what it needs: 'unuse'\nhint: unuse NAME$"),
         ("exclusive", "yes", "'yes' is not known\nhint: exclusive: true$"),
@@ -203,7 +201,7 @@ def test_no_words_at_all_can_be_asked_for():
 @pytest.mark.parametrize("key", KEYS)
 def test_an_empty_value_empties_a_list_or_variables_and_is_refused_for_every_other_key(key, where):
     where = where.replace("KEY", key)
-    if KEYS[key] in {read_words, read_names, read_command, read_job_modules, read_variables}:
+    if KEYS[key] in {read_words, read_names, read_command, read_directives, read_job_modules, read_variables}:
         assert not getattr(read_spec({key: ("", where)}), key)
         return
     with pytest.raises(RequestError) as error:

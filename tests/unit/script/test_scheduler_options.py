@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import re
-import shlex
 import subprocess
 
 import pytest
 
 from hpcddp.errors import RequestError, SiteError
 from hpcddp.schedulers.registry import scripted_schedulers
-from hpcddp.script.plan import JobPlan, plan_job
+from hpcddp.script.plan import plan_job
 from hpcddp.script.render import interactive_command, render_script
 from hpcddp.script.site import Account
-from hpcddp.script.site_file import SiteChoice, load_site, open_site, parse_yaml
+from hpcddp.script.site_file import load_site
 from hpcddp.script.spec import read_spec
 from hpcddp.script.sweeping import check_sweep
 
@@ -199,13 +198,13 @@ def test_a_chain_of_a_sweep_is_refused_as_a_sweep_and_the_hint_is_a_loop_that_su
     assert names == ["a-lr0.1-n-x1", "a-lr0.1-n-x2", "a-lra b-n-x1", "a-lra b-n-x2"]
 
 
-def test_the_loop_for_a_chain_of_a_sweep_has_the_options_that_were_typed():
+def test_a_chain_for_each_point_of_a_sweep_is_a_loop_to_type():
     asked = {"chain": ("3", "--set chain"), "walltime": ("1:00:00", "--walltime"), "nodes": ("2", "nodes in a.yaml")}
     asked |= {"sweep": ({"lr": ["1", "2"]}, "sweep in a.yaml"), "command": (["python", "a.py", "{lr}"], "a.yaml")}
     with pytest.raises(RequestError) as error:
         check_sweep(read_spec(asked))
-    line = 'hpcddp submit a.yaml --set chain=3 --walltime … --set "sweep.lr=$x"'
-    assert error.value.hint == f"a chain for each point: for x in 1 2; do {line}; done"
+    line = 'hpcddp submit a.yaml … --set "sweep.lr=$lr"'
+    assert error.value.hint == f"a chain for each point: for lr in 1 2; do {line}; done"
 
 
 def test_a_sweep_that_cannot_be_an_array_is_no_one_script():
@@ -379,43 +378,15 @@ def test_this_machine_needs_no_interactive_job():
         interactive_command("local", script("local"))
 
 
+@pytest.mark.parametrize("where", ["--set directives", "directives in job.yaml"])
 @pytest.mark.parametrize(
-    ("option", "in_file"),
+    ("typed", "options"),
     [
-        ("-v USE_SSH=1", "['-v USE_SSH=1']"),
-        ("-v USE_SSH=1 -W umask=022 -V", "['-v USE_SSH=1', '-W umask=022', '-V']"),
-        ('["-v USE_SSH=1", "-V"]', "['-v USE_SSH=1', '-V']"),
-        ("--mem-per-gpu 4G", "['--mem-per-gpu=4G']"),
-        ("[-v USE_SSH=1]", "['-v USE_SSH=1']"),
+        ("-v USE_SSH=1", ("-v USE_SSH=1",)),
+        ("-v USE_SSH=1 -W umask=022 -V", ("-v USE_SSH=1", "-W umask=022", "-V")),
+        (["-v", "USE_SSH=1"], ("-v USE_SSH=1",)),
+        ("--mem-per-gpu 4G", ("--mem-per-gpu=4G",)),
     ],
 )
-def test_directives_that_blanks_have_split_are_answered_with_words_that_can_be_typed(option, in_file):
-    site = open_site(SiteChoice("generic-pbs", "test"), {})
-
-    def planned(value: object, where: str) -> JobPlan:
-        asked = {"gpus_per_node": "2", "cpus_per_rank": "8", "walltime": "1:00:00", "command": ["true"]}
-        asked_with = {key: (text, "test") for key, text in asked.items()} | {"directives": (value, where)}
-        return plan_job(read_spec(asked_with), site, PLANNED_BY)
-
-    with pytest.raises(RequestError) as error:
-        planned(option, "--set directives")
-    _, _, typed = shlex.split(error.value.hint)[1].partition("=")
-    with pytest.raises(RequestError, match=re.escape(f"hint: directives: {in_file}") + "$"):
-        planned(option, "directives in job.yaml")
-    of_file = parse_yaml(f"directives: {in_file}", "job.yaml")["directives"]
-    assert planned(typed, "--set directives").directives == planned(of_file, "job.yaml").directives != ()
-
-
-@pytest.mark.parametrize(
-    ("site", "asked", "hint"),
-    [
-        ("generic-slurm", '["--mem=4G","--mem=8G"]', "directives: ['--mem=8G']"),
-        ("generic-slurm", '["--mem=4G","--comment=a"]', "directives: ['--mem=4G', '--comment=a']"),
-        ("generic-pbs", '["-v A=1", "-v B=2"]', "directives: ['-v A=1', '-v B=2']"),
-        ("generic-pbs", '["-l a=1","-l b=2","-l a=3"]', "directives: ['-l a=3', '-l b=2']"),
-    ],
-)
-def test_a_list_in_one_word_is_named_option_by_option_and_one_of_two_that_clash(site, asked, hint):
-    with pytest.raises(RequestError) as error:
-        directives(site, directives=[asked])
-    assert error.value.hint == hint
+def test_a_word_behind_an_option_is_its_value(where, typed, options):
+    assert read_spec({"directives": (typed, where)}).directives == options
