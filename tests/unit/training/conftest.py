@@ -38,6 +38,7 @@ class Outcome:
 
 
 RunRanks = Callable[..., Outcome]
+RunPython = Callable[..., subprocess.CompletedProcess[str]]
 
 
 class Heard(NamedTuple):
@@ -197,13 +198,33 @@ def run_ranks(_server: subprocess.Popen[str], tmp_path: Path, request: pytest.Fi
                 "env": env or {},
                 "env_of_rank": env_of_rank or {},
                 "port": port,
-                "folder": str(folder),
+                "outputs": str(folder),
                 "whole_end": whole_end,
             }
-            _server.stdin.write(json.dumps(asked) + "\n")
-            _server.stdin.flush()
-            answer = json.loads(_server.stdout.readline())
-        return Outcome(answer["statuses"], answer["outputs"])
+            return Outcome(**_ask(_server, asked))
+
+    return run
+
+
+def _ask(server: subprocess.Popen[str], asked: dict[str, Any]) -> dict[str, Any]:
+    server.stdin.write(json.dumps(asked) + "\n")
+    server.stdin.flush()
+    return json.loads(server.stdout.readline())
+
+
+@pytest.fixture
+def run_python(_server: subprocess.Popen[str], tmp_path_factory: pytest.TempPathFactory) -> RunPython:
+    """run_python(folder, "script.py", …, NAME="value"): what `python script.py …` does there, torch being imported.
+
+    Its environment is PATH, OMP_NUM_THREADS=1 and what is given.
+    """
+
+    def run(folder: Path, *words: str, **env: str) -> subprocess.CompletedProcess[str]:
+        environment = {"PATH": os.environ["PATH"], "OMP_NUM_THREADS": "1", **env}
+        outputs = tmp_path_factory.mktemp("python")
+        asked = {"words": words, "folder": str(folder), "env": environment, "outputs": str(outputs)}
+        answer = _ask(_server, asked)
+        return subprocess.CompletedProcess(words, *answer["statuses"], *answer["outputs"])
 
     return run
 

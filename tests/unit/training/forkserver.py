@@ -3,23 +3,30 @@
 Run as a program by `run_ranks`. A request is one line of JSON on stdin: the function ("module:name"), the number of
 ranks, its argument, more environment. The answer is one line: each rank's exit status and output.
 
-At a program's end C++ takes torch apart, which takes longer than all that a short rank does. A rank of a quick test
-does that only where its function runs for the first time: aborts in C++ destructors must show, if not each time.
+`run_python` asks for one process that runs a script and its arguments as a new Python does, in this environment alone.
+
+At a program's end Python and C++ take torch apart, which takes longer than all that a short rank does. A rank of a
+quick test does that only where a function of its module runs for the first time: aborts in destructors must show, if
+not each time. The others end behind their last `atexit` function.
 """
 
 from __future__ import annotations
 
+import atexit
 import contextlib
-import ctypes
+import functools
 import gc
 import importlib
 import json
 import os
+import runpy
 import select
 import signal
 import sys
 import time
 import traceback
+import warnings
+from collections.abc import Callable
 from pathlib import Path
 
 sys.modules["triton"] = None  # nothing here compiles for GPUs, and it complains at a rank's end of what is frozen below
@@ -35,8 +42,14 @@ with contextlib.suppress(
 ):  # where only the parts that depend on torch's version are tested, without torchvision
     import hpcddp.trainer  # the same, with torchvision
 
-import hpcddp.runs.start
+import encodings.idna  # noqa: F401  # a look-up of an address does
 
+import hpcddp.api
+import hpcddp.ranks.launch
+import hpcddp.runs.start
+import hpcddp.training.opening
+
+_is_interactive = hpcddp.runs.start.is_interactive
 hpcddp.runs.start.is_interactive = lambda: True  # as in a notebook: a rank may play several attempts of a run
 
 PATIENCE_S = 600  # a limit for hangs: a busy machine must not reach it
@@ -57,36 +70,75 @@ def _become_rank(request: dict, rank: int, output: Path) -> None:
         if value is None:
             del os.environ[name]
     torch.set_num_threads(1)
-    if not request["whole_end"]:
-        libc = ctypes.CDLL(None)
-        libc.on_exit(libc._exit, None)  # called first of all, when Python has ended, with the status
     module, name = request["function"].split(":")
+    _run(
+        lambda: getattr(importlib.import_module(module), name)(request["argument"]),
+        traceback.print_exc,
+        request["whole_end"],
+    )
+
+
+def _run(body: Callable[[], object], report: Callable[[], object], whole_end: bool) -> None:
+    status = 0
+    if not whole_end:
+
+        @atexit.register  # what comes first here is called last
+        def _end_here() -> None:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(status)
+
     try:
-        getattr(importlib.import_module(module), name)(request["argument"])
-    except SystemExit:
+        try:
+            body()
+        except Exception:
+            report()  # which may end the process with another status
+            sys.exit(1)
+        sys.exit(0)
+    except SystemExit as end:
+        status = end.code if isinstance(end.code, int) else int(end.code is not None)
         raise
-    except BaseException:
-        traceback.print_exc()
-        sys.exit(1)
+
+
+def _become_python(request: dict, outputs: list[Path]) -> None:
+    for number, output in enumerate(outputs, 1):
+        os.dup2(os.open(output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
+    os.chdir(request["folder"])
+    os.environ.clear()
+    os.environ.update(request["env"])
+    hpcddp.runs.start.is_interactive = _is_interactive
+    sys.argv = request["words"]
+    sys.orig_argv = [sys.executable, *sys.argv]
+    sys.path[0] = request["folder"]
+    warnings.filterwarnings("default", category=UserWarning)
+    torch.set_num_threads(1)
+    body = functools.partial(runpy.run_path, sys.argv[0], run_name="__main__")
+    _run(body, lambda: sys.excepthook(*sys.exc_info()), whole_end=False)
 
 
 def serve() -> None:
     # A rank's collector leaves alone what came from here, also at the end: else that is two thirds of its time.
     gc.collect()
     gc.freeze()
-    ended = set()  # functions
+    ended = set()  # modules
     while (line := sys.stdin.readline()) not in ("", END):
         request = json.loads(line)
-        outputs = [Path(request["folder"]) / f"rank-{rank}.out" for rank in range(request["world_size"])]
-        request["whole_end"] |= request["function"] not in ended
-        ended.add(request["function"])
+        folder = Path(request["outputs"])
+        if "words" in request:
+            outputs = [folder / "stdout", folder / "stderr"]
+            bodies = [functools.partial(_become_python, request, outputs)]
+        else:
+            module = request["function"].partition(":")[0]
+            request["whole_end"] |= module not in ended
+            ended.add(module)
+            outputs = [folder / f"rank-{rank}.out" for rank in range(request["world_size"])]
+            bodies = [functools.partial(_become_rank, request, *one) for one in enumerate(outputs)]
         children = {}
-        for rank, output in enumerate(outputs):
+        for rank, body in enumerate(bodies):
             sys.stdout.flush()
             pid = os.fork()
             if pid == 0:
-                _become_rank(request, rank, output)
-                sys.exit(0)  # a normal end of the interpreter
+                body()
             children[rank] = pid
         answer = _wait(children)
         print(json.dumps({"statuses": answer, "outputs": [path.read_text() for path in outputs]}), flush=True)

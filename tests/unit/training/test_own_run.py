@@ -5,11 +5,11 @@ from __future__ import annotations
 import itertools
 import os
 import re
-import subprocess
 import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -29,6 +29,8 @@ from hpcddp.training.rendezvous.failure import PeerFailedError
 from hpcddp.training.rendezvous.group import Group
 from hpcddp.training.rendezvous.roll_call import Member
 from hpcddp.training.torch_compat import HashStore, Store
+
+RunPython = Callable[..., Any]
 
 
 def group_of(rank: int, store: Store) -> Group:
@@ -299,30 +301,21 @@ def test_a_file_of_the_run_that_finds_the_disk_full_ends_the_start_and_the_next_
     assert _fold(x)[:2] == ("x", 3)
 
 
-USERS = """
-import sys, hpcddp
+OPENS = """import hpcddp
 with hpcddp.runtime(global_batch=4, run_dir="shared"):
-    print("open", flush=True)
-    sys.stdin.readline()
+    pass
 """
 
 
-def test_of_two_scripts_with_one_run_dir_the_second_is_told_who_holds_it_and_what_it_runs(tmp_path: Path) -> None:
-    env = {"PATH": os.environ["PATH"], "HOME": str(tmp_path), "OMP_NUM_THREADS": "1"}
-    for name in ("mine.py", "theirs.py"):
-        (tmp_path / name).write_text(USERS)
-    words = [sys.executable, "mine.py"]
-    with subprocess.Popen(
-        words, cwd=tmp_path, env=env, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE
-    ) as first:
-        assert first.stdout is not None
-        assert first.stdout.readline() == "open\n"
-        words = [sys.executable, "theirs.py"]
-        second = subprocess.run(words, cwd=tmp_path, env=env, capture_output=True, text=True, check=False)
-        first.communicate("on\n")
-    assert (first.returncode, second.returncode) == (0, 4), second.stderr
+def test_of_two_scripts_with_one_run_dir_the_second_is_told_who_holds_it_and_what_it_runs(
+    tmp_path: Path, run_python: RunPython
+) -> None:
+    take_run(RunFolder(str(tmp_path / "shared")), describe_process("1", os.getpid(), {}, ("python", "mine.py")), len)
+    (tmp_path / "theirs.py").write_text(OPENS)
+    second = run_python(tmp_path, "theirs.py")
+    assert second.returncode == 4
     assert re.search(
-        rf"hpcddp: run shared is in use by attempt \S+ on \S+ \(process {first.pid}, since .*\), and one attempt"
+        rf"hpcddp: run shared is in use by attempt 1 on \S+ \(process {os.getpid()}, since .*\), and one attempt"
         r" at a time holds a run; it runs python mine.py, and this is python theirs.py\n"
         "hint: wait for its end; or a run of its own: ",
         second.stderr,
@@ -371,40 +364,23 @@ def test_a_resume_that_does_not_fit_leaves_the_run_at_its_step(tmp_path: Path) -
     assert (state.status, state.step) == ("failed", 1)
 
 
-SCRIPT = """import hpcddp
+FAILS = """import hpcddp
 with hpcddp.runtime(global_batch=4, run_dir="own"):
     raise ZeroDivisionError
 """
 
 
-def start_script(folder: Path, **more: str) -> tuple[int, str]:
-    """Exit status and stderr of a user's script that opens a runtime."""
-    (folder / "own.py").write_text(SCRIPT)
-    env = {"PATH": os.environ["PATH"], "HOME": str(folder), **more}
-    done = subprocess.run([sys.executable, "own.py"], cwd=folder, env=env, capture_output=True, text=True, check=False)
-    return done.returncode, done.stderr
-
-
-@pytest.mark.slow
-def test_a_variable_that_is_wrong_ends_a_script_in_two_lines(tmp_path: Path) -> None:
-    """Which values are wrong: test_progress.py."""
-    assert start_script(tmp_path, HPCDDP_PROGRESS="abc") == (
-        2,
-        "hpcddp: HPCDDP_PROGRESS is 'abc', which is no number of seconds above 0\nhint: HPCDDP_PROGRESS=30, or off\n",
-    )
-
-
-@pytest.mark.slow
-def test_a_held_run_ends_a_script_in_two_lines_and_its_own_errors_keep_their_traceback(tmp_path: Path) -> None:
-    status, told = start_script(tmp_path)
-    assert (status, told.splitlines()[-1].endswith("ZeroDivisionError")) == (1, True)
-    assert "Traceback" in told
-    run = RunFolder(str(tmp_path / "own"))
-    take_run(run, describe_process("41", os.getppid(), {}, ()), lambda _scheduler, _job: None)
-    status, told = start_script(tmp_path)
-    first, second = told.splitlines()
-    assert (status, first.startswith("hpcddp: run own is in use by attempt 41")) == (4, True)
-    assert second == "hint: wait for its end; or a run of its own: --name X, or another run_dir"
+def test_what_is_refused_ends_a_script_in_two_lines_and_its_own_errors_keep_their_traceback(
+    tmp_path: Path, run_python: RunPython
+) -> None:
+    """Which values of the variable are wrong: test_progress.py."""
+    (tmp_path / "own.py").write_text(FAILS)
+    done = run_python(tmp_path, "own.py", HPCDDP_PROGRESS="abc")
+    told = "hpcddp: HPCDDP_PROGRESS is 'abc', which is no number of seconds above 0\nhint: HPCDDP_PROGRESS=30, or off\n"
+    assert (done.returncode, done.stderr) == (2, told)
+    done = run_python(tmp_path, "own.py")
+    assert (done.returncode, done.stderr.splitlines()[-1].endswith("ZeroDivisionError")) == (1, True)
+    assert "Traceback" in done.stderr
 
 
 FOLDS = """
@@ -429,16 +405,16 @@ for fold in range(3):
 
 @pytest.mark.parametrize("where", ["job", "own", "bare"])
 def test_a_stop_in_time_ends_the_script_behind_its_with_block_and_the_job_begins_no_other_training(
-    tmp_path: Path, where: str
+    tmp_path: Path, run_python: RunPython, where: str
 ) -> None:
     """What stands there may print the mean of the folds, with the number of the fold before in place of this one's."""
     (tmp_path / "folds.py").write_text(FOLDS)
-    env = {"PATH": os.environ["PATH"], "HOME": str(tmp_path)}
+    env = {}
     if where != "bare":
-        env |= {"HPCDDP_RUN_DIR": f"{tmp_path}/runs/j", "HPCDDP_ATTEMPT": "7.1"}
+        env = {"HPCDDP_RUN_DIR": f"{tmp_path}/runs/j", "HPCDDP_ATTEMPT": "7.1"}
         (tmp_path / "runs/j/attempts/7.1").mkdir(parents=True)  # as the supervisor does
-    words = [sys.executable, "folds.py", "job" if where == "job" else "own"]
-    done = subprocess.run(words, cwd=tmp_path, env=env, capture_output=True, text=True, check=False)
+    words = ["folds.py", "job" if where == "job" else "own"]
+    done = run_python(tmp_path, *words, **env)
     assert (done.returncode, done.stdout) == (85 if where == "bare" else 0, ""), done.stderr
     assert done.stderr.endswith("hpcddp: the script ends here: the run stopped (SIGTERM)\n")
     run = tmp_path / "runs" / ("j" if where == "job" else "fold0")
@@ -446,7 +422,7 @@ def test_a_stop_in_time_ends_the_script_behind_its_with_block_and_the_job_begins
     assert state is not None
     assert (state.status, state.step) == ("unfinished", 4)
     if where == "own":  # the next process of a script such as `python folds.py; python folds.py`
-        done = subprocess.run(words, cwd=tmp_path, env=env, capture_output=True, text=True, check=False)
+        done = run_python(tmp_path, *words, **env)
         told = "hpcddp: no training begins: the job stopped (SIGTERM) in run runs/fold0\n"
         assert (done.returncode, done.stdout, done.stderr) == (0, "", told)
     assert not (tmp_path / "runs/fold1").exists()
@@ -480,15 +456,15 @@ print(json.dumps([weights, sum(scores) / len(scores)]))
 """
 
 
-def test_folds_and_a_sweep_that_are_killed_and_started_again_end_as_undisturbed(tmp_path: Path) -> None:
+def test_folds_and_a_sweep_that_are_killed_and_started_again_end_as_undisturbed(
+    tmp_path: Path, run_python: RunPython
+) -> None:
     """Each training made once, the same weights, and the same mean of the scores."""
 
     def start(folder: Path, kill: str) -> tuple[int, list[str]]:
         folder.mkdir(exist_ok=True)
         (folder / "folds.py").write_text(KILLED_FOLDS)
-        env = {"PATH": os.environ["PATH"], "HOME": str(tmp_path), "OMP_NUM_THREADS": "1", "KILLED": kill}
-        words = [sys.executable, "folds.py"]
-        done = subprocess.run(words, cwd=folder, env=env, capture_output=True, text=True, check=False)
+        done = run_python(folder, "folds.py", KILLED=kill)
         assert done.returncode in {0, -9}, done.stderr
         return done.returncode, done.stdout.splitlines()
 
