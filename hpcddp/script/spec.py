@@ -30,6 +30,7 @@ from hpcddp.script.fields import (
     read_words,
     refuse_unknown,
 )
+from hpcddp.supervisor.notice import Notify, read_notify
 from hpcddp.sweep import read_axes
 from hpcddp.units import assign
 
@@ -106,6 +107,7 @@ KEYS: dict[str, Reader] = {
     "spares": read_count,
     "stall_limit": read_walltime,
     "health_check": read_text,
+    "notify": read_notify,
     "sweep": lambda value, where: read_axes(read_text(value, where) if value == "" else value, where),
     "directives": read_words,
     "command": read_command,
@@ -175,6 +177,7 @@ class JobSpec(Record):
     spares: int | None = None
     stall_limit_s: int | None = None
     health_check: str | None = None
+    notify: Notify | None = None
     sweep: Mapping[str, tuple[str, ...]] | None = None
     directives: tuple[str, ...] | None = None
     command: tuple[str, ...] | None = None
