@@ -18,7 +18,7 @@ from hpcddp.cli.parser import VerbParser
 from hpcddp.cli.request import FRESH, NAME, RESUME, listed, read_settings
 from hpcddp.cli.streams import exact_bytes, tell, tell_each, write_exactly
 from hpcddp.errors import LaunchError, RequestError, SchedulerError, find_missing_library
-from hpcddp.login.planning import on_path, remark_start, see_spawn, this_process
+from hpcddp.login.planning import on_path, read_spec_here, remark_start, see_spawn, this_process
 from hpcddp.ranks.allocation import Allocation, find_allocation
 from hpcddp.ranks.candidates import find_candidates
 from hpcddp.ranks.device import count_gpus
@@ -37,7 +37,6 @@ from hpcddp.script.recover import RECOVERY_KEYS
 from hpcddp.script.render import render_script
 from hpcddp.script.site import Account, Site
 from hpcddp.script.site_file import SiteChoice, open_site
-from hpcddp.script.spec import read_spec
 from hpcddp.units import format_count, parse_count, read_number
 
 # What an allocation, or this machine, has to start ranks on.
@@ -94,7 +93,7 @@ _OF_ALLOCATION = "nodes, queue and account are the allocation's"
 
 
 # What --set takes: other keys of a job file are options here, or are for a job that is queued.
-_SETTABLE = ("ranks", "max_micro_batch", "independent", *RECOVERY_KEYS)
+_SETTABLE = ("ranks", "max_micro_batch", "independent", "notify", *RECOVERY_KEYS)
 
 
 def build_parser() -> VerbParser:
@@ -188,7 +187,7 @@ def run(args: argparse.Namespace, env: Mapping[str, str]) -> int:
         keys["ranks_per_node"] = (str(ranks), "--ranks-per-node")
     if args.launcher:
         keys["launcher"] = (args.launcher, "--launcher")
-    spec, remarks = see_spawn(read_spec(keys))
+    spec, remarks = see_spawn(read_spec_here(keys, (), env))
     tell_each(remarks)
     spec, rank_maker = plan_rank_maker(spec)
     if not spec.launcher:

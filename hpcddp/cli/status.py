@@ -12,11 +12,11 @@ from collections.abc import Mapping
 from hpcddp.cli.parser import VerbParser
 from hpcddp.cli.streams import tell, tell_each
 from hpcddp.errors import RequestError
-from hpcddp.login.find_cause import add_cause
+from hpcddp.login.find_cause import add_cause, send_notices
 from hpcddp.login.find_run import find_runs
 from hpcddp.login.judge import find_status
 from hpcddp.login.status_text import format_statuses, status_record
-from hpcddp.runs.folder import RUNS
+from hpcddp.runs.folder import RUNS, RunFolder
 
 _DESCRIPTION = """\
 Say what became of runs: queued with its estimated start and the reason, running with step, loss, samples/s, time left
@@ -74,6 +74,8 @@ def _watch(args: argparse.Namespace, env: Mapping[str, str]) -> int:
             tell_each(found.problems)
             sys.stdout.write(text)
         sys.stdout.flush()
+        for one in found.runs:
+            tell_each(send_notices(RunFolder(one.path), one, env))
         before = text
         if not any(one.lives for one in found.runs):
             return 0

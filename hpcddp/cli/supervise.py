@@ -55,6 +55,8 @@ def build_parser() -> VerbParser:
     add("--fewer-nodes", metavar="2-3,6", help="on which smaller numbers of nodes they may be")
     add("--stall-limit", metavar="TIME", help="how long ranks may be silent or make no step (60s)")
     add("--health-check", metavar="LINE", help="what a node has to run without an error, for a shell")
+    add = parser.add_argument_group("who is told").add_argument
+    add("--notify", metavar="JSON", help="when and where to send notices: the keys of notify in a job file")
     return parser
 
 

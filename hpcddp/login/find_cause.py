@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 
-from hpcddp.diagnose.judge import Cause, diagnose, judge_record, say_cause, show_line
-from hpcddp.errors import RequestError
+from hpcddp.diagnose.judge import Cause, diagnose, format_cause, judge_record, say_cause, show_line
+from hpcddp.errors import HpcddpError, RequestError
 from hpcddp.login.judge import LIVE, RunStatus, find_status
 from hpcddp.record import Record
 from hpcddp.runs.folder import RunFolder, show_path
@@ -14,6 +15,7 @@ from hpcddp.runs.logs import Source, list_sources, order_attempts
 from hpcddp.runs.submitted import read_submissions
 from hpcddp.schedulers.registry import scripted_schedulers
 from hpcddp.schedulers.run import ask_job
+from hpcddp.supervisor.notice import END, FAILURE, send_left
 
 
 class Found(Record):
@@ -66,6 +68,20 @@ def add_cause(run: RunFolder, status: RunStatus) -> RunStatus:
         return status
     line = show_line(cause._replace(file=show_path(cause.file)))
     return status._replace(cause=f"{say_cause(cause)}: {line}")
+
+
+def send_notices(run: RunFolder, status: RunStatus, env: Mapping[str, str]) -> list[str]:
+    """Send the notices of a run that its jobs could not send; what did not work."""
+
+    def describe_end() -> tuple[str, str, str]:
+        if status.state != "failed":
+            return END, "has ended" if status.state in {"finished", "ended"} else f"is {status.state}", status.why
+        cause = Cause("unknown")
+        with suppress(HpcddpError):
+            cause = diagnose_status(run, status)
+        return FAILURE, "has failed", status.why if cause.class_ == "unknown" else format_cause(cause, "cause").strip()
+
+    return send_left(order_attempts(run), env, None if status.lives else describe_end)
 
 
 def find_cause_of_job(job: str, env: Mapping[str, str]) -> Cause:

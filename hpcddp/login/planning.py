@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import partial
 from types import MappingProxyType
 
@@ -16,8 +16,18 @@ from hpcddp.runs.start import NEW, Request, foresee, make_stamp
 from hpcddp.script.plan import JobPlan, PlannedBy, plan_job
 from hpcddp.script.preflight import Here
 from hpcddp.script.site import Site, remark_age
-from hpcddp.script.site_file import SiteChoice, chosen_site, open_site, site_of_host, site_of_scheduler, source_root
+from hpcddp.script.site_file import (
+    SiteChoice,
+    chosen_site,
+    config_folder,
+    load_yaml,
+    open_site,
+    site_of_host,
+    site_of_scheduler,
+    source_root,
+)
 from hpcddp.script.spec import JobSpec, quote_words, read_spec
+from hpcddp.supervisor.notice import check_notify
 
 # A training script that starts a node's ranks itself (mp.spawn, notebook_launcher) is started once per node.
 
@@ -94,10 +104,22 @@ def read_request(
     site = open_site(choice, env)
     if os.path.basename(choice.site) != site.name:  # a file: job.yaml has to lead to it again, from any folder
         given = {**given, "site": (os.path.abspath(choice.site), choice.reason)}
-    spec, remarks = see_spawn(read_spec(given, site.vars))
+    spec, remarks = see_spawn(read_spec_here(given, site.vars, env))
     remarks = (*remarks, *remark_age(site, today(env)))
     corrected = f", corrected by {site.overlay}" if site.overlay else ""
     return spec, site, (*remarks, f"site {site.name} ({choice.reason}){corrected}")
+
+
+def read_spec_here(given: GivenKeys, site_keys: Iterable[str], env: Mapping[str, str]) -> JobSpec:
+    """The spec, with the notices of the user's own `notify.yaml` where the request says nothing of them. RequestError
+    also for an address in a file that others may read."""
+    path = os.path.join(config_folder(env), "notify.yaml")
+    if not {"notify", "supervise"} & {*given} and os.path.exists(path):
+        given = {**given, "notify": (load_yaml(path)[0], path)}
+    spec = read_spec(given, site_keys)
+    if spec.notify is not None:
+        check_notify(spec.notify, env)
+    return spec
 
 
 def today(env: Mapping[str, str]) -> float:

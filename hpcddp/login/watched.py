@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 
 from hpcddp.errors import HpcddpError
+from hpcddp.login.find_cause import send_notices
 from hpcddp.login.judge import Answers, ask, judge, say_end
 from hpcddp.login.on_disk import OnDisk, read_on_disk
 from hpcddp.record import TYPE_CHECKING, Record
@@ -69,6 +70,7 @@ class Watcher:
         self._question: tuple[object, ...] = ()  # the jobs that were asked about, and what the folder said then
         self._question_at = 0.0
         self._asking: SimpleQueue[Answers | None] | None = None
+        self._sent_at = 0.0
         self.curve = LossCurve()
         self._ranks: dict[str, dict[str, int]] = {}  # attempt -> host -> ranks
 
@@ -83,6 +85,9 @@ class Watcher:
         except HpcddpError as error:
             problem = problem or error.message
         status = judge(one, answers).status
+        if time.monotonic() - self._sent_at > ASK_S:
+            self._sent_at = time.monotonic()
+            ask_in_thread(lambda: send_notices(self._run, status, self._env))
         current = None if one.holder is None else self._run.attempt(one.holder.attempt)
         end = None
         with suppress(HpcddpError):

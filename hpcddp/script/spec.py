@@ -28,6 +28,7 @@ from hpcddp.script.fields import (
     readers_of,
     refuse_unknown,
 )
+from hpcddp.supervisor.notice import Notify, read_notify
 from hpcddp.sweep import read_axes
 from hpcddp.units import assign
 
@@ -97,6 +98,7 @@ class JobSpec(Record):
     spares: int | None = None
     stall_limit_s: int | None = None
     health_check: str | None = None
+    notify: Notify | None = None
     sweep: Mapping[str, tuple[str, ...]] | None = None
     directives: tuple[str, ...] | None = None
     command: tuple[str, ...] | None = None
@@ -132,6 +134,7 @@ KEYS = readers_of(
     accept=read_names,
     keep=read_names,
     sweep=lambda value, where: read_axes(read_text(value, where) if value == "" else value, where),
+    notify=read_notify,
     directives=read_directives,
     command=read_command,
     variables=None,

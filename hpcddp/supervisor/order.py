@@ -18,6 +18,7 @@ from hpcddp.record import TYPE_CHECKING, Record
 from hpcddp.runs.command import check_name, name_command
 from hpcddp.runs.folder import RUNS
 from hpcddp.schedulers.registry import find_current_job, find_scheduler
+from hpcddp.supervisor.notice import read_notify
 from hpcddp.sweep import check_axes, count_points, fill_point, find_point, format_point, read_axes
 from hpcddp.units import parse_count, parse_walltime, shorten
 
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from hpcddp.ranks.launcher import Launcher
+    from hpcddp.supervisor.notice import Notify
 
 _NOTHING: Mapping[str, Any] = {}
 _TEXTS = ("name", "run_dir", "scheduler", "launcher", "site", "resume", "scratch", "health_check", "fresh")
@@ -58,6 +60,7 @@ class Order(Record):
     fewer_nodes: tuple[int, ...] = ()
     stall_limit_s: int = 60
     health_check: str = ""
+    notify: Notify | None = None
     sweep: Mapping[str, Sequence[str]] = _NOTHING
     point: Mapping[str, str] = _NOTHING
 
@@ -72,6 +75,7 @@ def read_order(options: Mapping[str, Any], words: Sequence[str], env: Mapping[st
         "submit_options": tuple(options.get("submit_option") or ()),
         "fewer_nodes": tuple(parse_count(number, "--fewer-nodes") for number in fewer),
         "sweep": _read_sweep(options.get("sweep") or ()),
+        "notify": read_notify(options["notify"], "--notify") if options.get("notify") else None,
     }
     line = read_line(words, options["launcher"], lambda: _count_hosts(options["scheduler"], env))
     order = Order(line=line, **values)

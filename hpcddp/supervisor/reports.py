@@ -261,6 +261,7 @@ class Reports:
         self._stuck = StuckDetector(limit_s)
         self._hang = PlainHang(*self._hang_limits)
         self.remarks: list[str] = []  # for people
+        self.hang = ""  # the last remark on ranks that wait for each other
         self._is_ending = False
         self.is_deaf = False  # ranks were started long ago, and none has called
         self._opened = 0.0
@@ -413,6 +414,7 @@ class Reports:
             return
         text, late = self._hang.look(self.ranks.values(), self._world_size, now)
         self.remarks += [text] if text else []
+        self.hang = text or self.hang
         self._add_late([self.ranks[rank] for rank in late], now)
 
     def _add_late(self, late: list[Rank], at: float) -> None:

@@ -34,6 +34,7 @@ from hpcddp.supervisor.follow import (
     read_walltime,
 )
 from hpcddp.supervisor.leftover import end_left
+from hpcddp.supervisor.notice import Notices
 from hpcddp.supervisor.order import find_folder, name_hosts, take_index
 from hpcddp.supervisor.program import WISHES, Ended, LauncherProcess, Output, Passing, Signals, Teardown, watch
 from hpcddp.supervisor.reports import Reports, allow_more_files
@@ -95,6 +96,8 @@ def _run_job(
     env["HPCDDP_RUN_DIR"] = attempt.run.path
     status: int | None = None
     by = why = ""
+    notices = Notices(order.notify, env, tell)
+    notices.open(attempt)
     reports = Reports(order.stall_limit_s if order.max_restarts else 0, env)
     try:
         end = find_end(job, env, order.walltime_s or read_walltime(job.scheduler, script), by_hand=by_hand)
@@ -115,7 +118,7 @@ def _run_job(
 
             env = {**env, **reach_hosts(order.scheduler, order.launcher, attempt, env, tell)}
         parts = signals, output, reports, follow_up, moving, tell, recovery
-        attempts = Attempts(order, env, job, *parts, staged=attempt.name, by_hand=by_hand)
+        attempts = Attempts(order, env, job, *parts, notices, staged=attempt.name, by_hand=by_hand)
         while isinstance(following := attempts.find_next(attempt, attempts.run(attempt)), AttemptFolder):
             attempt = following
         attempts.hear("after the ranks had ended")  # the owner's wish ends a chain then, too
@@ -126,6 +129,9 @@ def _run_job(
     finally:
         reports.close()
         release_run(attempt.run, attempt.name, status, by, why)
+        if not order.scratch:
+            notices.end(attempt, status, by, why)
+            notices.finish()
         if order.scratch:
             shutil.rmtree(attempt.run.path, ignore_errors=True)
             with suppress(OSError):  # it has other runs
@@ -175,11 +181,12 @@ class Attempts:
         end: MovingEnd,
         tell: Callable[[str], None],
         recovery: Recovery | None,
+        notices: Notices,
         *,
         staged: str,
         by_hand: bool,
     ) -> None:
-        self._staged = staged
+        self._staged, self._notices = staged, notices
         self._recovery, self._by_hand = recovery, by_hand
         self._order, self._env, self._job, self._signals, self._output = order, env, job, signals, output
         self._files = allow_more_files((order.line.world_size or 1) + _MORE_FILES)  # one for each rank
@@ -247,7 +254,10 @@ class Attempts:
             note_lost(attempt, cause)
         if late is not None:
             return ended._replace(signal=late.signal)
-        return (recovery.begin_again(attempt) if goes_on else None) or ended
+        following = recovery.begin_again(attempt) if goes_on else None
+        if following is not None:
+            self._notices.restart(following, str(cause))
+        return following or ended
 
     def _name_hosts(self, words: list[str], hosts: Sequence[str], file: str) -> list[str]:
         """The launcher's words for these hosts, which a file in the attempt's folder lists."""
@@ -275,6 +285,7 @@ class Attempts:
     def _look_around(self) -> None:
         """Tell the ranks if the job ends at another time than they know, and end them if a person asks for it."""
         self._stop_request.look()
+        self._notices.stall(self._attempt, self._reports.hang)
         if self._end.look() and self._end.end.at is not None:
             self._tell(f"the job ends at {self._end.end} now")
             self._reports.tell_end(self._end.end.at)

@@ -69,11 +69,16 @@ def test_an_error_of_the_program_is_a_failure(job: Job):
 
 
 @pytest.mark.parametrize("kind", ["kill", pytest.param("freeze", marks=pytest.mark.slow)])
-def test_ranks_are_started_again_from_the_newest_checkpoint(job: Job, kind: str, tmp_path: Path):
-    state = job.train(kind, 1, "max_restarts=1", *(["stall_limit=10s"] if kind == "freeze" else []))
+def test_ranks_are_started_again_from_the_newest_checkpoint_and_a_notice_says_so(job: Job, kind: str, tmp_path: Path):
+    notify = json.dumps({"on": ["restart", "end"], "command": ["tee", "-a", str(tmp_path / "notices")]})
+    more = ["stall_limit=10s"] if kind == "freeze" else []
+    state = job.train(kind, 1, "max_restarts=1", f"notify={notify}", *more)
     assert job.status == 0, job.said
     assert (state["status"], state["step"]) == ("finished", 16)
     assert "start 2 of at most 2, from step 9" in job.said
+    sent = (tmp_path / "notices").read_text()
+    assert sent.index("t is started again, job ") < sent.index("t has ended, job ")
+    assert "rank 1 on " in sent
     first, second = sorted((tmp_path / "runs/t/attempts").iterdir())
     assert state["attempt"] == second.name
     assert steps_of(first)[:9] == list(range(1, 10))
