@@ -134,7 +134,7 @@ KEYS = readers_of(
     accept=read_names,
     keep=read_names,
     sweep=lambda value, where: read_axes(read_text(value, where) if value == "" else value, where),
-    notify=read_notify,
+    notify=lambda value, where: read_notify(read_text(value, where) if value == "" else value, where),
     directives=read_directives,
     command=read_command,
     variables=None,

@@ -9,6 +9,7 @@ from hpcddp.runs.folder import RunFolder
 from hpcddp.runs.submitted import JobEnd, note_job_end, read_job_end
 from hpcddp.schedulers.registry import CurrentJob, find_scheduler
 from hpcddp.supervisor.follow import End, MovingEnd
+from hpcddp.supervisor.notice import Notices
 from hpcddp.supervisor.order import Line, Order
 from hpcddp.supervisor.supervise import Attempts
 
@@ -36,6 +37,7 @@ def test_the_file_follows_an_end_that_is_moved(tmp_path):
 
     class Ranks:
         tell_end = told.append
+        hang = ""
 
     job = CurrentJob("slurm", "77", "77")
     attempts = Attempts.__new__(Attempts)
@@ -50,6 +52,7 @@ def test_the_file_follows_an_end_that_is_moved(tmp_path):
         lambda _text: None,
     )
     attempts._stop_request = type("Nobody", (), {"look": lambda self: None})()
+    attempts._notices = Notices(None, {}, print)
     attempts._look_around()
     while read_job_end(attempt) is None:  # it is written beside the supervisor
         time.sleep(0.01)
