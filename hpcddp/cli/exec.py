@@ -396,10 +396,9 @@ def _guard(env: Mapping[str, str]) -> dict[str, str]:
     from hpcddp.ranks.launchers import AGENTS, LAUNCHERS
 
     found = {"PYTHONPATH": os.pathsep.join(filter(None, (*guard.__path__, env.get("PYTHONPATH", ""))))}
-    agent = next((row for row in map(LAUNCHERS.__getitem__, AGENTS) if row.agent_store and row.restarts), None)
+    agent = next((row for row in map(LAUNCHERS.__getitem__, AGENTS) if row.agent_store), None)
     if agent is not None:
-        names = (agent.name, agent.marks[0], agent.num_nodes, agent.agent_store, agent.restarts)
-        found[guard.AGENT_NAMES] = " ".join(names)
+        found[guard.AGENT_NAMES] = " ".join((agent.name, agent.marks[0], agent.num_nodes))
     return found
 
 

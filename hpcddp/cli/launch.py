@@ -19,7 +19,6 @@ from hpcddp.cli.request import FRESH, NAME, RESUME, listed, read_settings
 from hpcddp.cli.streams import exact_bytes, tell, tell_each, write_exactly
 from hpcddp.errors import LaunchError, RequestError, SchedulerError, find_missing_library
 from hpcddp.login.planning import on_path, read_spec_here, remark_start, see_spawn, this_process
-from hpcddp.ranks.allocation import Allocation, find_allocation
 from hpcddp.ranks.candidates import find_candidates
 from hpcddp.ranks.device import count_gpus
 from hpcddp.ranks.launch_commands import launcher_of_version
@@ -27,8 +26,8 @@ from hpcddp.ranks.launcher import Launcher
 from hpcddp.ranks.launchers import AGENTS, JOB_LAUNCHERS, LAUNCHERS, launchers_under
 from hpcddp.ranks.resolve import launch_line
 from hpcddp.runs.start import make_stamp
-from hpcddp.schedulers.allocation import expand_counts
-from hpcddp.schedulers.registry import find_scheduler, scripted_schedulers, submit_commands
+from hpcddp.schedulers.allocation import Allocation, expand_counts
+from hpcddp.schedulers.registry import find_allocation, find_scheduler, scripted_schedulers, submit_commands
 from hpcddp.schedulers.run import ask_about, run_program
 from hpcddp.script.agents import plan_rank_maker
 from hpcddp.script.jobplan import JobPlan

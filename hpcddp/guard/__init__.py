@@ -10,5 +10,5 @@ RANK_MARKS = "HPCDDP_RANK_MARKS"
 #: The variable with the number of ranks that the agents of all nodes are to start.
 AGENT_RANKS = "HPCDDP_AGENT_RANKS"
 #: The variable with the name of the agent that serves a store to its ranks, and the names of its variables: its run,
-#: the number of agents, whether its store is used, how often it has started its ranks again.
+#: and the number of agents.
 AGENT_NAMES = "HPCDDP_AGENT_NAMES"

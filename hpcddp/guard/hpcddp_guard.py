@@ -3,6 +3,8 @@ One that sends nothing in its group is warned at its 64th.
 
 W ranks that never met train W copies of one model, and end with 0: Accelerate, Lightning and HF's Trainer do where they
 find no GPU, and so does a script that starts processes itself.
+
+A rank's end waits for gloo's threads: torch would abort by chance.
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ from __future__ import annotations
 import atexit
 import os
 import sys
+import time
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -29,6 +32,8 @@ _AGENT_RANKS = "HPCDDP_AGENT_RANKS"
 _AGENT_NAMES = "HPCDDP_AGENT_NAMES"
 _GPUS_PER_NODE = "HPCDDP_GPUS_PER_NODE"  # as in hpcddp/ranks/device.py
 _HEARTBEAT = "HPCDDP_HEARTBEAT"  # as in hpcddp/runs/heartbeat.py
+_GLOO_THREADS = "pt_gloo_runloop"  # what torch calls them, by 2.14 at the latest; 2.6 gave them no name
+_GLOO_TIMEOUT_S = 5.0
 _KINDS = ("accelerator", "cuda", "xpu")  # torch's names for what can train in place of a CPU; the first is 2.6's
 _MASKS = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
 HINT_NO_GPU = (
@@ -222,12 +227,39 @@ def _watch_steps(watch: Watch, marks: str = "") -> None:
     AtImport("torch.optim.optimizer", begin).begin()
 
 
-def agents_words() -> tuple[str, str, str, str, str]:
-    """The name of the agent that serves a store, and what its variables say here: its run, the number of agents,
-    whether its store is used, how often it has started its ranks again. "" for what is not there."""
-    name, *variables = os.environ.get(_AGENT_NAMES, "").split() or [""]
-    run, agents, uses_store, restarts = [os.environ.get(variable, "") for variable in variables] or [""] * 4
-    return name, run, agents, uses_store, restarts
+def let_gloo_end() -> None:
+    """Wait, before Python ends, until no thread of gloo's runs; for 5 s at most.
+
+    Such a thread gives a collective's tensors back after it has told the program that the collective is done. One that
+    comes to this while Python ends is stopped inside of C++: "terminate called without an active exception", SIGABRT.
+    """
+    if "torch.distributed" not in sys.modules:
+        return
+    deadline = time.monotonic() + _GLOO_TIMEOUT_S
+    rounds_asleep = 0  # several, for a thread that waits for Python's lock sleeps too, until this one gives it away
+    while rounds_asleep < 3 and time.monotonic() < deadline:
+        time.sleep(0.001)
+        rounds_asleep = 0 if "R" in _states() else rounds_asleep + 1
+
+
+def _states() -> list[str]:
+    """Of gloo's threads, as the kernel writes them: R if it runs. Where they have no name, of all but this one."""
+    named, others = [], []
+    try:
+        numbers = os.listdir("/proc/self/task")
+    except OSError:  # no Linux
+        return []
+    for number in numbers:
+        try:
+            with open(f"/proc/self/task/{number}/stat", encoding="utf-8") as file:
+                name, _, rest = file.read().partition("(")[2].rpartition(") ")
+        except OSError:  # it has ended
+            continue
+        if name == _GLOO_THREADS:
+            named.append(rest[0])
+        elif int(number) != os.getpid():  # Python ends in the first thread
+            others.append(rest[0])
+    return named or others
 
 
 def start() -> None:
@@ -236,8 +268,10 @@ def start() -> None:
     The rank is the first process with torch in it: not a Python that only starts another (a tracer, `conda run`), and
     no actor or probe that the rank starts, but each agent of one node. An agent is no rank, unless it trains.
     """
+    atexit.register(let_gloo_end)  # the first to be registered is called last
     is_independent = os.environ.get("HPCDDP_INDEPENDENT", "").lower() not in ("", "0", "false", "no")
-    agent, run, agents, _, _ = agents_words()
+    agent, *variables = os.environ.get(_AGENT_NAMES, "").split() or [""]
+    run, agents = [os.environ.get(variable, "") for variable in variables] or ["", ""]
     gpus = os.environ.get(_GPUS_PER_NODE, "")
     size = "1" if is_independent else os.environ.get("WORLD_SIZE", "")
     marks = os.environ.get(_RANK_MARKS, "").split()

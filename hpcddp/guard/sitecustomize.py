@@ -6,11 +6,9 @@ import sys
 _here = os.path.dirname(os.path.abspath(__file__))
 _is_started = "hpcddp_guard" in sys.modules  # by another such file: two of hpcddp are on the path
 if sys.version_info >= (3, 8) and not _is_started:  # a rank may start another Python, with this path
-    import hpcddp_faults  # type: ignore[import-not-found]  # this folder is on the path
-    import hpcddp_guard  # type: ignore[import-not-found]
+    import hpcddp_guard  # type: ignore[import-not-found]  # this folder is on the path
 
     hpcddp_guard.start()
-    hpcddp_faults.start()
 sys.path[:] = [folder for folder in sys.path if os.path.abspath(folder) != _here]
 _this = sys.modules.pop("sitecustomize")
 try:

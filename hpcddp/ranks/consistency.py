@@ -12,9 +12,9 @@ from hpcddp.units import read_number, shorten
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from hpcddp.ranks.allocation import Allocation
     from hpcddp.ranks.candidates import Candidate
     from hpcddp.ranks.launcher import Launcher
+    from hpcddp.schedulers.allocation import Allocation
 
 # (smaller, larger, whether they may be equal)
 _BOUNDS = (

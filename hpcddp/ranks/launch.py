@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from hpcddp.ranks.allocation import find_allocation
 from hpcddp.ranks.rendezvous import find_rendezvous, launch_key, parent_key
 from hpcddp.ranks.resolve import find_rank, require_info
 from hpcddp.record import TYPE_CHECKING
+from hpcddp.schedulers.registry import find_allocation
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from functools import cached_property
 
-    from hpcddp.ranks.allocation import Allocation
     from hpcddp.ranks.launcher import RankInfo
     from hpcddp.ranks.rendezvous import Rendezvous
     from hpcddp.ranks.resolve import FoundRank
+    from hpcddp.schedulers.allocation import Allocation
 else:
 
     class cached_property:  # noqa: N801  # the name of functools', whose import takes longer than all that is read here

@@ -181,8 +181,6 @@ class Launcher(Record):
 
     #: The variable that sends the ranks to the store that its agent hosts, where it is `True`.
     agent_store: str = ""
-    #: Such an agent's variable that counts how often it has started its ranks again.
-    restarts: str = ""
     #: The variable with the CPUs per rank that the job asked for, and the one by which this launcher has to be given
     #: them; None: it takes them over by itself.
     cpus_per_rank: tuple[str, str] | None = None

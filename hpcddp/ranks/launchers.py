@@ -400,7 +400,6 @@ LAUNCHERS: dict[str, Launcher] = {
         sets_master=True,
         agent_store="TORCHELASTIC_USE_AGENT_STORE",
         fills_arguments=True,
-        restarts="TORCHELASTIC_RESTART_COUNT",
         command="torchrun --nproc-per-node={n}",
         typed=_TORCHRUN_TYPED,
         commands=("torchrun", "-m torch.distributed.run", "-m torch.distributed.launch"),

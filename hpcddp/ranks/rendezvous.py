@@ -55,8 +55,8 @@ def ephemeral_range() -> tuple[int, int]:
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from hpcddp.ranks.allocation import Allocation, FindAllocation
     from hpcddp.ranks.launcher import RankInfo
+    from hpcddp.schedulers.allocation import Allocation, FindAllocation
 
     FindKey = Callable[[], tuple[str, str]]
 

@@ -23,8 +23,8 @@ from hpcddp.units import read_number
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from hpcddp.ranks.allocation import Allocation, FindAllocation
     from hpcddp.ranks.candidates import Candidate
+    from hpcddp.schedulers.allocation import Allocation, FindAllocation
 
 
 # Which of several launchers started this process: the innermost one.

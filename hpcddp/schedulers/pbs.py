@@ -40,9 +40,6 @@ def parse_jobs(answer: Answer, states: Mapping[str, str]) -> JobsFound:
     else:
         found = _read_json(text) if text else ([] if answer.status in _SOME_UNKNOWN else None)
         found = _read_json(_mend(text)) if found is None and text else found
-    if found is None and text.startswith("{"):
-        found = _read_each(_mend(text))
-        problem = "qstat: a part of its answer cannot be read"
     if answer.status not in _SOME_UNKNOWN:  # it may show some, and not those of the server that did not answer
         said = [line.strip() for line in answer.stderr.splitlines() if line.strip()]
         problem = problem or (f"qstat: {said[-1][:200]}" if said else f"qstat ended with {answer.status}")
@@ -79,19 +76,6 @@ def _mend(text: str) -> str:
 
     text = re.sub(r"\\(u[0-9a-fA-F]{4}|.)", escape, text, flags=re.DOTALL)
     return re.sub(r'^(\t+"[^"\n]*":\t)([^"{\[\n]*?)(,?)$', r'\1"\2"\3', text, flags=re.MULTILINE)
-
-
-def _read_each(text: str) -> list[tuple[str, Mapping[str, Any]]]:
-    """The jobs one by one, without their variables: invalid UTF-8 in one job's environment makes all of it no JSON, and
-    an answer may be cut off."""
-    import re
-
-    found = []
-    for job in re.finditer(r'^\t\t"(\d[^"\n]*)":\t\{\n(.*?)^\t\t\}', text, re.MULTILINE | re.DOTALL):
-        body = re.sub(r'^\t\t\t"Variable_List":\t\{\n.*?^\t\t\t\},?\n', "", job[2], flags=re.MULTILINE | re.DOTALL)
-        whole = _read_json(f'{{"Jobs": {{"{job[1]}": {{{body.rstrip().rstrip(",")}}}}}}}')
-        found += whole or []
-    return found
 
 
 def _read_xml(text: str) -> list[tuple[str, Mapping[str, Any]]] | None:

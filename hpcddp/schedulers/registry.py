@@ -7,6 +7,7 @@ import sys
 
 from hpcddp.errors import SiteError, nearest
 from hpcddp.record import TYPE_CHECKING, Record
+from hpcddp.schedulers.allocation import Allocation, read_named_file, read_nodefile
 from hpcddp.schedulers.job_id import JobId
 
 if TYPE_CHECKING:
@@ -75,6 +76,26 @@ def _read_job(row: Scheduler, env: Mapping[str, str]) -> CurrentJob:
     of_array = JobId(array, array).at(index, row.commands.of_index)
     # the last job of a Slurm array has the array's own id, by which commands mean all of its jobs
     return CurrentJob(row.name, str(of_array) if job == array else job, of_array.name, index)
+
+
+def find_allocation(env: Mapping[str, str], nodefile: str | None = None, *, live: bool = False) -> Allocation | None:
+    """The innermost job that this environment shows, or None. `nodefile` replaces the file that the environment names.
+
+    A file that the environment names and that cannot be read here gives hosts None; one that the caller names must be
+    readable. With `live` (the environment is this process's own) a scheduler's own copy of that file is looked for too.
+    """
+    job = find_current_job(env)
+    row = find_scheduler(job.scheduler) if job is not None else None
+    if job is not None and row is not None and not row.this_machine:
+        nodefile = nodefile or (row.find_hostfile_copy(env) if live else None)
+        says = row.variables
+        found = row.find_hosts(env, nodefile) if row.find_hosts else read_named_file(env, says.nodefile, nodefile)
+        is_shell = any(value in env.get(name, "") for name, value in says.interactive.items() if name in env)
+        return Allocation(job.scheduler, job.id, *found, is_shell)
+    if nodefile is None:
+        return None
+    owner = next(scheduler.name for scheduler in all_schedulers() if scheduler.owns_bare_hostfile)
+    return Allocation(owner, "", read_nodefile(nodefile), nodefile)
 
 
 def job_variables(env: Mapping[str, str]) -> list[str]:

@@ -12,12 +12,11 @@ import shlex
 from contextlib import suppress
 
 from hpcddp.errors import LaunchError, RequestError
-from hpcddp.ranks.allocation import find_allocation
 from hpcddp.ranks.launchers import AGENTS, LAUNCHERS
 from hpcddp.record import TYPE_CHECKING, Record
 from hpcddp.runs.command import check_name, name_command
 from hpcddp.runs.folder import RUNS
-from hpcddp.schedulers.registry import find_current_job, find_scheduler
+from hpcddp.schedulers.registry import find_allocation, find_current_job, find_scheduler
 from hpcddp.supervisor.notice import read_notify
 from hpcddp.sweep import check_axes, count_points, fill_point, find_point, format_point, read_axes
 from hpcddp.units import parse_count, parse_walltime, shorten

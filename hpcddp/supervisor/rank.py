@@ -12,16 +12,11 @@ from hpcddp.supervisor.events import GONE, SILENT
 from hpcddp.supervisor.wire import Incoming
 
 if TYPE_CHECKING:
-    import signal
     import socket
     from collections.abc import Collection, Iterable, Mapping
-else:
-    import _signal as signal
 
 #: That a rank may take to save and end after a signal, also one that is no wish to end the job.
 SAVES_S = 300.0
-_LEAST_SAVES_S = 30.0  # that ranks get to save after one has failed behind a signal that is no such wish
-_WISHES = (signal.SIGTERM, signal.SIGINT)  # to end the job
 
 # The states.
 STARTING = "starting"  # its program has not opened hpcddp's runtime, nor touched its page
@@ -121,15 +116,6 @@ class Rank:
         signal. 0: by none."""
         killed_by = os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
         return next((one for one, at in self.signals.items() if killed_by in {0, one} and now - at <= SAVES_S), 0)
-
-    @property
-    def others_save_until(self) -> float:
-        """Until when others may save, of a rank that is held. One that failed behind a signal that is no wish to end
-        the job may have saved, trained on and failed: the others would wait for it, and get as long again as it
-        took."""
-        if self.status is None or self.is_well or self.signal in _WISHES or os.WIFSIGNALED(self.status):
-            return float("inf")
-        return self.heard + max(self.heard - self.signals[self.signal], _LEAST_SAVES_S)
 
 
 # Whether the ranks of an attempt get on, by what they have shown so far of how long they may stand.

@@ -10,7 +10,6 @@ import time
 from collections import Counter
 
 from hpcddp.errors import HpcddpError
-from hpcddp.ranks.allocation import find_allocation
 from hpcddp.ranks.launchers import LAUNCHERS
 from hpcddp.record import TYPE_CHECKING, Record
 from hpcddp.runs.chain import find_follow_up, list_opened, start_attempt, write_follow_up
@@ -21,7 +20,7 @@ from hpcddp.runs.lock import release_run
 from hpcddp.runs.start import hold
 from hpcddp.runs.state import read_state, replace_state
 from hpcddp.schedulers.allocation import is_address, same_host
-from hpcddp.schedulers.registry import find_scheduler
+from hpcddp.schedulers.registry import find_allocation, find_scheduler
 from hpcddp.schedulers.run import ask_about, run_program, run_side_by_side
 from hpcddp.supervisor.events import ERROR, KILLED, STUCK, UNHEARD, UNKNOWN
 from hpcddp.supervisor.leftover import kill_left

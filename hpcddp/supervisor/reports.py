@@ -509,14 +509,15 @@ class Reports:
         return self._is_ending or any(known)
 
     def _find_saving_s(self, now: float) -> float:
-        """How long ranks may still save after a signal that a rank has ended by; 0: none does. What came to one rank
-        came to all a moment later, if it was sent to the job."""
+        """How long ranks may still save after a signal by which a rank has ended; 0: none does."""
         held = [one for one in self.ranks.values() if one.state == HELD]
         left = [one for one in self.ranks.values() if one.status is None and not one.is_noted]
-        if not left or not (any(one.signals for one in left) or any(now - one.heard <= _BACK_S for one in held)):
+        # what came to one rank came to all a moment later, if it was sent to the job
+        may_save = any(one.signals for one in left) or any(now - one.heard <= _BACK_S for one in held)
+        if not left or not may_save:
             return 0.0
-        until = max(at for one in (*left, *held) for at in one.signals.values()) + SAVES_S
-        return max(min([until, *(one.others_save_until for one in held)]) - now, 0.0)
+        last = max(at for one in (*left, *held) for at in one.signals.values())
+        return max(last + SAVES_S - now, 0.0)
 
     def _let_end(self) -> None:
         """The agents that wait for others end now."""

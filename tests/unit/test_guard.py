@@ -19,7 +19,7 @@ from hpcddp.guard import hpcddp_guard
 from hpcddp.ranks.launch import Launch
 
 GUARD = next(iter(guard.__path__))
-AGENT = "torchrun TORCHELASTIC_RUN_ID GROUP_WORLD_SIZE TORCHELASTIC_USE_AGENT_STORE TORCHELASTIC_RESTART_COUNT"
+AGENT = "torchrun TORCHELASTIC_RUN_ID GROUP_WORLD_SIZE"
 RANK = {"RANK": "0", "WORLD_SIZE": "2", "PYTHONPATH": GUARD, guard.AGENT_NAMES: AGENT}
 TRAIN = """\
 import sys, torch, torch.distributed as dist
@@ -358,26 +358,6 @@ def test_a_torchrun_in_each_rank_ends_while_it_trains(tmp_path: Path) -> None:
     done = python(tmp_path, line, **env)
     assert done.stdout == ""
     assert "each of 2 ranks has started a torchrun, and trains a whole copy\nhint: write torchrun" in done.stderr
-
-
-@pytest.mark.torch_compat
-@pytest.mark.parametrize(("attempt", "found"), [pytest.param("0", "True", marks=pytest.mark.slow), ("1", "False")])
-def test_an_agents_second_attempt_does_not_read_the_addresses_of_the_first(
-    tmp_path: Path, attempt: str, found: str
-) -> None:
-    pytest.importorskip("torch")
-    from torch.distributed import TCPStore
-
-    agents = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    agents.set("address of rank 0", "of the first attempt")
-    code = """\
-from torch.distributed import rendezvous
-store, rank, size = next(rendezvous("env://"))
-print(store.check(["address of rank 0"]))
-"""
-    address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(agents.port), "TORCHELASTIC_USE_AGENT_STORE": "True"}
-    done = python(tmp_path, code, TORCHELASTIC_RUN_ID="7", TORCHELASTIC_RESTART_COUNT=attempt, **address)
-    assert (done.returncode, done.stdout) == (0, f"{found}\n"), done.stderr
 
 
 @pytest.mark.slow

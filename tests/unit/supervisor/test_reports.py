@@ -358,31 +358,6 @@ def test_it_is_hidden_no_longer_than_a_rank_may_save(told: Told, other: list[wir
     assert not told.reports.is_holding
 
 
-@pytest.mark.parametrize(
-    ("sent", "after", "end", "still"),
-    [
-        (10, 10, ended(256), 40),  # the others have half a minute at least
-        (10, 100, ended(256), 200),
-        (10, 200, ended(256), 300),
-        (10, 100, ended(85 << 8), 300),  # it has saved
-        (10, 0, ended(10), 300),  # it did not catch the signal
-        (15, 10, ended(256), 300),  # the job ends anyway
-    ],
-)
-def test_a_rank_that_failed_after_a_signal_is_hidden_as_long_again_as_it_took(
-    told: Told, sent: int, after: int, end: wire.Ended, still: int
-):
-    """A program may save at SIGUSR1 and train on: an error then is its own, and the others wait for that rank."""
-    for rank in range(2):
-        told.say(rank, wire.Signalled(sent))
-    told.pass_by(after)
-    told.say(1, end)
-    told.pass_by(still - after - 1)
-    assert told.reports.is_holding
-    told.pass_by(2)
-    assert not told.reports.is_holding
-
-
 @pytest.mark.parametrize("end", [ended(9), ended(256)])
 def test_ranks_that_ended_by_a_signal_are_not_hidden_once_the_launcher_sees_another_s_end(
     attempt: AttemptFolder, told: Told, end: wire.Ended
