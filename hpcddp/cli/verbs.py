@@ -63,21 +63,9 @@ def unknown_verb(argv: list[str]) -> RequestError:
     if word in submits:
         meant: str | None = f"hpcddp submit --nodes 4 -- python train.py, or hpcddp render … | {word}"
     else:
-        meant = "hpcddp launch -- python train.py" if word in PROGRAMS else _MEANT.get(word.lower()) or _of_row(word)
+        meant = "hpcddp launch -- python train.py" if word in PROGRAMS else _MEANT.get(word.lower())
     guess = "" if meant else nearest(word, list(VERBS))
     return RequestError(f"{word!r} is not a verb of hpcddp{guess}", meant or "hpcddp --help")
-
-
-def _of_row(word: str) -> str | None:
-    """What stands for a scheduler's own command here."""
-    from hpcddp.schedulers.registry import scripted_schedulers
-
-    for row in scripted_schedulers():
-        if word in row.commands.cancel[:1]:
-            return "hpcddp cancel RUN"
-        if word in row.commands.jobs[:1]:
-            return "hpcddp status"
-    return None
 
 
 def format_verbs() -> str:

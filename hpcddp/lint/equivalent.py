@@ -107,9 +107,11 @@ def same_job(script: Script, site: Site) -> SameJob:
             break
         if not settings:
             return SameJob()
-        without = {one: _refusal(_rest(settings, one, site, timed), program.words, site) for one in settings}
-        cures = [one for one in settings if not without[one]] or [one for one in settings if without[one] != why]
-        dropped = (cures or settings)[0]
+        without = {}
+        for one in settings:
+            rest = [other for other in settings if other != one]
+            without[one] = _refusal([*rest, *_examples(rest, site, timed)], program.words, site)
+        dropped = min(settings, key=lambda one: (without[one] != "", without[one] == why))
         settings.remove(dropped)
         left_out.append(f"{dropped.text} ({why})")
     plan = _plan([*settings, *examples], program.words, site)
@@ -163,11 +165,6 @@ def _refusal(settings: list[Setting], command: tuple[str, ...], site: Site) -> s
     except HpcddpError as e:
         return e.message
     return ""
-
-
-def _rest(settings: list[Setting], without: Setting, site: Site, timed: bool) -> list[Setting]:
-    rest = [one for one in settings if one != without]
-    return [*rest, *_examples(rest, site, timed)]
 
 
 def _examples(settings: list[Setting], site: Site, timed: bool) -> list[Setting]:

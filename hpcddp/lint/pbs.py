@@ -27,7 +27,7 @@ __all__ = ["chunks", "is_torque", "read_pbs", "split_pbs"]
 # GETOPT_ARGS of qsub: a letter, with a colon if it takes a value
 _LETTERS = "a:A:c:C:e:fhIj:J:k:l:m:M:N:o:p:q:r:R:S:u:v:VW:XzP:"
 _TORQUE = "t:d:D:w:F:n"  # Torque's own
-_INSTEAD_OF_TORQUES = {"-t": "#PBS -J FIRST-LAST", "-d": "cd FOLDER below", "-w": "cd FOLDER below"}
+_INSTEAD = {"-t": "#PBS -J FIRST-LAST", "-d": "cd FOLDER below", "-w": "cd FOLDER below", "--": "-l walltime=1:00:00"}
 _PREFIX = "#PBS"
 
 
@@ -78,20 +78,11 @@ def _read_directive(wanted: str, line: int, letters: str) -> Iterator[Option | R
         return
     unknown = [name for name, value in found if value is None]
     stray = " ".join(value for name, value in found if name == "?" and value)
-    if "--" in unknown:
-        what = f"directive error: {wanted.strip()!r}: an option of qsub has one letter"
-        yield Refusal(line, what, "such as -l walltime=1:00:00")
-        return
     if unknown:
         what = f"directive error: {wanted.strip()!r}: PBS has no option {unknown[0]}"
-        yield Refusal(line, what, f"{_INSTEAD_OF_TORQUES.get(unknown[0], 'an option of PBS: man qsub')}; {ON_TORQUE}")
+        yield Refusal(line, what, f"{_INSTEAD.get(unknown[0], 'an option of PBS: man qsub')}; {ON_TORQUE}")
     elif stray:
-        what = f"directive error: {wanted.strip()!r}: {stray!r} belongs to no option"
-        bare = next((value for name, value in found if name == "-l" and value and "=" not in value), "")
-        if bare:
-            yield Refusal(line, what, f"#PBS -l {bare}={stray}")
-            return
-        yield Refusal(line, what)
+        yield Refusal(line, f"directive error: {wanted.strip()!r}: {stray!r} belongs to no option")
     for name, value in found:
         if value is None or name == "?":
             continue

@@ -139,12 +139,8 @@ def _plan_array(spec: JobSpec, scheduler: Scheduler) -> tuple[str, bool]:
             raise RequestError(f"array_limit {spec.array_limit} without array", "--set array=1-10")
         return "", bool(spec.requeue)
     found = re.fullmatch(r"(\d{1,9})-(\d{1,9})(:[1-9]\d{0,8})?", spec.array, re.ASCII)
-    if not found and re.fullmatch(r"\d+-\d+(:\d+)?", spec.array, re.ASCII):
-        raise RequestError(f"array {spec.array!r} has a number above 999999999", f"--set array={rules.array_first}-9")
     if not found or int(found[1]) >= int(found[2]) or int(found[1]) < rules.array_first:
-        example = f"--set array={rules.array_first}-9"
-        if limited := re.fullmatch(r"(\d+-\d+(?::\d+)?)%(\d+)", spec.array, re.ASCII):
-            example = f"--set array={limited[1]} --set array_limit={limited[2]}"
+        example = f"--set array={rules.array_first}-9; for few at once: --set array_limit=2"
         raise RequestError(f"array {spec.array!r} is not FIRST-LAST or FIRST-LAST:STEP", example)
     if rules.array_reruns and spec.requeue is False:
         raise RequestError(

@@ -21,7 +21,6 @@ from hpcddp.schedulers.row import Scheduler
 from hpcddp.script import fields
 from hpcddp.script.container_runtimes import RUNTIMES
 from hpcddp.script.fields import (
-    MODULE_WORDS,
     Reader,
     fields_of,
     read_choice,
@@ -224,15 +223,6 @@ def read_gpu_order(value: object, where: str) -> tuple[str, ...]:
     return words
 
 
-def read_names_of_modules(value: object, where: str) -> tuple[str, ...]:
-    """Names of modules alone: what else `module` does is a line of shell in `before` or `after`."""
-    words = read_modules(value, where)
-    word = next((word for word in words if word in MODULE_WORDS), None)
-    if word is not None:
-        raise RequestError(f"{where} has {word!r}, which is no module's name", f"before: [module {word}]")
-    return words
-
-
 def read_block(make: Callable[..., Any], readers: Mapping[str, Reader], value: object, where: str) -> Any:
     """A nested mapping as one frozen value."""
     return make(**{FIELDS.get(k, k): v for k, v in read_mapping(value, readers, where).items()})
@@ -275,7 +265,7 @@ QUEUE = readers_of(
 )
 ACCOUNT = readers_of(Account, pattern=read_pattern)
 VARIABLE = readers_of(Variable, pattern=read_pattern)
-MODULES = readers_of(Modules, before=read_lines, load=read_names_of_modules, after=read_lines)
+MODULES = readers_of(Modules, before=read_lines, load=read_modules, after=read_lines)
 LAUNCHER = {**readers_of(SiteLauncher, name=read_launcher, agents=None), **dict.fromkeys(AGENTS, read_text)}
 CONTAINER = readers_of(SiteContainer, runtime=read_choice(*RUNTIMES))
 SITE: dict[str, Reader] = {
@@ -305,45 +295,34 @@ FIELDS = {**fields_of(Limit), **fields_of(Site)}
 
 
 def site_keys(rows: Sequence[Scheduler]) -> dict[str, Reader]:
-    """The table for a site of one of these schedulers: for some keys the words are those that their templates read."""
+    """The table for a site of one of these schedulers: for some keys the words are those that their templates read, and
+    a key is refused that no request of theirs can carry, since it would be lost."""
+    titles = " or ".join(row.title for row in rows)
+    has_chunks = any(row.directives.chunks for row in rows)
+    has_types = any("gpus_option" in row.directives.site_words for row in rows)
+
+    def refused(*keys: str) -> dict[str, Reader]:
+        return {key: partial(_refuse_key, titles, key) for key in keys}
+
+    def words(key: str, word: str, *also: str) -> dict[str, Reader]:
+        known = dict.fromkeys((*(w for row in rows for w in row.directives.site_words.get(word, ())), *also))
+        return {key: read_choice(*known)} if known else refused(key)
+
+    account: dict[str, Reader] = {**ACCOUNT, **words("option", "account", "none")}
+    variable = VARIABLE if has_chunks else {**VARIABLE, **refused("chunk")}
+    queue: dict[str, Reader] = {**QUEUE, "account": partial(read_block, dict, account)}
+    queue |= {} if has_chunks else refused("gpu_chunks")
+    queue |= {} if has_types else refused("gpu_type", "partition", "qos")
     return {
         **SITE,
-        **({} if any(row.directives.chunks for row in rows) else _without_chunks(rows)),
-        "queues": partial(read_blocks, Queue, _queue_keys(rows)),
-        "account": partial(read_block, Account, _account_keys(rows)),
-        "size": _read_word(rows, "size"),
-        "queue_option": _read_word(rows, "queue_option", "none"),
-        "gpus_option": _read_word(rows, "gpus_option"),
+        **({} if has_chunks else refused("chunk", "placement")),
+        "vars": partial(read_blocks, Variable, variable),
+        "queues": partial(read_blocks, Queue, queue),
+        "account": partial(read_block, Account, account),
+        **words("size", "size"),
+        **words("queue_option", "queue_option", "none"),
+        **words("gpus_option", "gpus_option"),
     }
-
-
-def _read_word(rows: Sequence[Scheduler], key: str, *also: str) -> Reader:
-    """A reader of the words that these rows have for a key, and of those that hpcddp itself reads."""
-    words = dict.fromkeys((*(word for row in rows for word in row.directives.site_words.get(key, ())), *also))
-    return read_choice(*words) if words else partial(_refuse_key, _titles(rows), key)
-
-
-def _without_chunks(rows: Sequence[Scheduler]) -> dict[str, Reader]:
-    """Readers of what only a request of chunks can carry, where no scheduler has one: dropped, it would be lost."""
-    refused = {key: partial(_refuse_key, _titles(rows), key) for key in ("chunk", "placement")}
-    return {**refused, "vars": partial(read_blocks, Variable, {**VARIABLE, "chunk": refused["chunk"]})}
-
-
-def _queue_keys(rows: Sequence[Scheduler]) -> dict[str, Reader]:
-    """The keys of a queue. Those are refused that no request of these schedulers can carry: dropped, they would be
-    lost."""
-    lost = [] if any(row.directives.chunks for row in rows) else ["gpu_chunks"]
-    lost += [] if any("gpus_option" in row.directives.site_words for row in rows) else ["gpu_type", "partition", "qos"]
-    account = {"account": partial(read_block, dict, _account_keys(rows))}
-    return {**QUEUE, **account, **{key: partial(_refuse_key, _titles(rows), key) for key in lost}}
-
-
-def _account_keys(rows: Sequence[Scheduler]) -> dict[str, Reader]:
-    return {**ACCOUNT, "option": _read_word(rows, "account", "none")}
-
-
-def _titles(rows: Sequence[Scheduler]) -> str:
-    return " or ".join(row.title for row in rows)
 
 
 def _refuse_key(title: str, key: str, value: object, where: str) -> None:
@@ -450,7 +429,7 @@ _FORMS: dict[Reader, dict[str, Any]] = {
     fields.read_flag: {"type": "boolean"},
     fields.read_words: _LIST,
     fields.read_command: _LIST,
-    read_names_of_modules: _LIST,
+    fields.read_modules: _LIST,
     read_chunk: _LIST,
     read_gpu_order: _LIST,
     read_pattern: _TEXT,
