@@ -20,7 +20,7 @@ _OTHERS = {
 }
 
 
-def find_meant(option: str, value: str) -> str | None:
+def find_equivalent(option: str, value: str) -> str | None:
     """What to type for an option that hpcddp does not have, with its value; None if it means nothing known."""
     key = option.removeprefix("--").replace("-", "_")
     if KEYS.get(key) is read_flag:

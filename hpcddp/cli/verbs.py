@@ -61,11 +61,11 @@ def unknown_verb(argv: list[str]) -> RequestError:
 
     submits = [program for program, _ in submit_commands()]
     if word in submits:
-        meant: str | None = f"hpcddp submit --nodes 4 -- python train.py, or hpcddp render … | {word}"
+        instead: str | None = f"hpcddp submit --nodes 4 -- python train.py, or hpcddp render … | {word}"
     else:
-        meant = "hpcddp launch -- python train.py" if word in PROGRAMS else _MEANT.get(word.lower())
-    guess = "" if meant else nearest(word, list(VERBS))
-    return RequestError(f"{word!r} is not a verb of hpcddp{guess}", meant or "hpcddp --help")
+        instead = "hpcddp launch -- python train.py" if word in PROGRAMS else _MEANT.get(word.lower())
+    guess = "" if instead else nearest(word, list(VERBS))
+    return RequestError(f"{word!r} is not a verb of hpcddp{guess}", instead or "hpcddp --help")
 
 
 def format_verbs() -> str:

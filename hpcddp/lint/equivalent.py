@@ -239,11 +239,11 @@ def _settings(option: Option, script: Script, site: Site) -> list[Setting]:
     keys = {of: key for key, of in row.options.items() if key not in {"array_limit", "chain"}}
     key = "requeue" if (name, value) == ("-r", "y") else keys.get(name, "")
     key = "array" if name == "-t" and script.directives.torque else key
-    for own, variable in site.vars.items():
+    for word, variable in site.vars.items():
         if variable.directive and (
             found := re.fullmatch(re.escape(variable.directive).replace(r"\{\}", "(.+)"), _line(option))
         ):
-            return [Setting(own, found[1], option)]
+            return [Setting(word, found[1], option)]
     if name == "--gres":
         others = ",".join(word for word in value.split(",") if word.partition(":")[0] != "gpu")
         return [Setting("directives", f"--gres={others}", option)] if others else []
@@ -262,8 +262,8 @@ def _settings(option: Option, script: Script, site: Site) -> list[Setting]:
         warns = re.fullmatch(rf"(?:SIG)?{WARNING}@(\d+)", value)
         return [Setting("signal", f"{warns[1]}s", option)] if warns else []
     if key == "constraint" and site.constraint:
-        own = value.removeprefix(site.constraint).removeprefix("&")
-        return [Setting(key, own, option)] if own else []
+        more = value.removeprefix(site.constraint).removeprefix("&")
+        return [Setting(key, more, option)] if more else []
     if name.startswith("-pe "):
         return [Setting("pe", name[4:], option)] if "pe" in site.vars else []
     if key in {"constraint", "reservation", "output"}:
@@ -365,8 +365,8 @@ def _chunk_words(script: Script, site: Site) -> list[tuple[str, str]]:
     for name, value in _chunk(script).items():
         if name in _OF_CHUNK:
             continue
-        own = [key for key, v in site.vars.items() if v.chunk and v.chunk.partition("=")[0] == name]
-        found.append((own[0], value) if own else ("constraint", f"{name}={value}"))
+        keys = [key for key, v in site.vars.items() if v.chunk and v.chunk.partition("=")[0] == name]
+        found.append((keys[0], value) if keys else ("constraint", f"{name}={value}"))
     return list(dict(reversed(found)).items())
 
 

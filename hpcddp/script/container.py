@@ -54,9 +54,9 @@ class Container(Record):
 def plan_container(spec: JobSpec, site: Site, queue: Queue, gpus: int) -> Container:
     """The container asked for. Raises SiteError where the site does not say what runs containers."""
     if spec.container is None:
-        asked = next((key for key in ("container_runtime", "binds") if getattr(spec, key) is not None), None)
-        if asked:
-            raise RequestError(f"{asked} without container", "--set container=IMAGE")
+        key = next((key for key in ("container_runtime", "binds") if getattr(spec, key) is not None), None)
+        if key:
+            raise RequestError(f"{key} without container", "--set container=IMAGE")
         return Container()
     rule = site.container
     runtime = spec.container_runtime or rule.runtime

@@ -86,9 +86,9 @@ def _check_packages(plan: JobPlan, here: Here) -> Iterator[str]:
         return
     prefix = os.path.dirname(os.path.dirname(plan.python))
     versions = [name for name in here.names(f"{prefix}/lib") if re.fullmatch(r"python3\.\d+t?", name)]
-    own = [f"{prefix}/lib/{version}/site-packages" for version in versions]
-    missing = [name for name in needed if not any(_has_package(folder, name, here) for folder in own)]
-    if not own or not missing:
+    folders = [f"{prefix}/lib/{version}/site-packages" for version in versions]
+    missing = [name for name in needed if not any(_has_package(folder, name, here) for folder in folders)]
+    if not folders or not missing:
         return
     if b"include-system-site-packages = true" in here.start_of(f"{prefix}/pyvenv.cfg"):
         return
@@ -96,7 +96,7 @@ def _check_packages(plan: JobPlan, here: Here) -> Iterator[str]:
         source = "; a module may bring it" if plan.modules else ""
         extra = "[train]" if "torch" in missing else ""
         hint = f"\nhint: {plan.python} -m pip install 'hpcddp{extra}'" if "hpcddp" in missing else ""
-        yield f"{plan.python} has no {' and no '.join(missing)} in {own[0]}{source}{hint}"
+        yield f"{plan.python} has no {' and no '.join(missing)} in {folders[0]}{source}{hint}"
 
 
 def _has_package(folder: str, name: str, here: Here) -> bool:

@@ -214,8 +214,8 @@ def plan_directives(
     _check_wanted(site, wanted, tuple(requested))
     reserved = [text.replace("{queue}", queue) for text in site.reservation] if spec.reservation else []
     printed = ((v.directive, values[name]) for name, v in site.vars.items() if v.directive and name in values)
-    own = [directive.replace("{}", value) for directive, value in printed]
-    lines = (*site.directives, *own, *reserved, *further, *wanted)
+    of_variables = [directive.replace("{}", value) for directive, value in printed]
+    lines = (*site.directives, *of_variables, *reserved, *further, *wanted)
     for text in lines:
         if not _LINE(text):
             raise RequestError(
@@ -260,16 +260,16 @@ def check_script(spec: JobSpec, site: Site, script: str) -> None:
         return
     both = clash.options
     what = f"the script would have {' and '.join(repr(option.text) for option in both)}: {scheduler.title} {clash.why}"
-    own = [repr(option.text) for option in both if option.text in (spec.directives or ())]
+    typed = [repr(option.text) for option in both if option.text in (spec.directives or ())]
     keys = [key for key, name in rules.options.items() if spec.asks_for(key) and name in {one.name for one in both}]
     clashing = {option.text for option in both}
     for name, value in (spec.variables or {}).items():
         if name in site.vars and site.vars[name].directive.replace("{}", value) in clashing:
             keys.append(name)
-    if not own and not keys:
+    if not typed and not keys:
         raise SiteError(f"{what}, and both are from {site.file}", "leave one of them out of the site's file")
     instead = "; gpus_per_node and gpu_type ask for GPUs" if {one.name for one in both} & {*rules.one_of} else ""
-    raise RequestError(what, f"leave out {' or '.join([*own[-1:], *keys])}{instead}")
+    raise RequestError(what, f"leave out {' or '.join([*typed[-1:], *keys])}{instead}")
 
 
 def _joined(lines: Iterable[str], option: str) -> tuple[str, ...]:

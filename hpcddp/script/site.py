@@ -192,8 +192,8 @@ class Site(Record):
 
     def account_of(self, queue: str) -> Account:
         """The rules for accounts in this queue."""
-        own = self.queues[queue].account if queue in self.queues else _NONE
-        return self.account._replace(**own)
+        of_queue = self.queues[queue].account if queue in self.queues else _NONE
+        return self.account._replace(**of_queue)
 
     def source(self, key: str) -> str:
         """Where a block's facts come from, for messages: address and date. A source may carry a date of its own."""

@@ -61,13 +61,13 @@ _MAPPING = "write key: value, one per line"
 
 class _Loader(_Base):  # type: ignore[misc]  # the C loader is there or not
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[str, Any]:
-        seen: set[str] = set()
+        keys: set[str] = set()
         for key, _ in node.value:
             if not isinstance(key, yaml.ScalarNode):
                 raise yaml.constructor.ConstructorError(None, None, "a key is not plain text", key.start_mark)
-            if key.value in seen:
+            if key.value in keys:
                 raise yaml.constructor.ConstructorError(None, None, f"{key.value!r} {_TWICE}", key.start_mark)
-            seen.add(key.value)
+            keys.add(key.value)
         return super().construct_mapping(node, deep)  # type: ignore[no-any-return]  # the base class is Any
 
 
@@ -149,11 +149,11 @@ def _merge_queues(before: Mapping[str, Any], overlay: Mapping[str, Any]) -> dict
     """What is corrected in one queue is not so in those that are like it: they keep what the file says of both."""
     merged = {name: _with_like(block, before) for name, block in before.items()}
     for name, block in overlay.items():
-        own = (before if isinstance(block, Mapping) and "like" in block else merged).get(name)
-        if block == GONE:
-            merged.pop(name, None)
-        elif block != "":
-            merged[name] = {**own, **_said(block)} if isinstance(block, Mapping) and isinstance(own, Mapping) else block
+        base = (before if isinstance(block, Mapping) and "like" in block else merged).get(name)
+        if block != "":
+            merged[name] = (
+                {**base, **_said(block)} if isinstance(block, Mapping) and isinstance(base, Mapping) else block
+            )
     return merged
 
 
@@ -248,8 +248,8 @@ def read_blocks(make: type[Any], readers: Mapping[str, Reader], value: object, w
         like = block.get("like") if isinstance(block, Mapping) else None
         if like is not None and not isinstance(blocks.get(like), Mapping):
             raise RequestError(f"{name} in {where} is like {like!r}, which is not there", f"one of {', '.join(blocks)}")
-        own = {k: v for k, v in block.items() if k != "like"} if isinstance(block, Mapping) else block
-        merged[name] = {**blocks[like], **own} if like else own
+        said = {k: v for k, v in block.items() if k != "like"} if isinstance(block, Mapping) else block
+        merged[name] = {**blocks[like], **said} if like else said
     value = merged if isinstance(value, Mapping) else value
     return read_mapping(value, dict.fromkeys(merged, partial(read_block, make, readers)), where)
 
@@ -372,8 +372,10 @@ def load_site(name: str, path: str, overlay: str = "") -> Site:
     corrected = read_overlay(overlay) if overlay else {}
     if corrected:
         site = load_site(name, path)  # so that a fault of the file itself is told as one
-        made = _make_site(name, f"{path} with {overlay}", merge_overlay(raw, corrected), site.guide, path)
-        return made._replace(overlay=overlay)
+        merged = merge_overlay(raw, corrected)
+        if isinstance(merged.get("queues"), Mapping):
+            merged["queues"] = {name: block for name, block in merged["queues"].items() if block != GONE}
+        return _make_site(name, f"{path} with {overlay}", merged, site.guide, path)._replace(overlay=overlay)
     guide = re.match(r"# *(https?://\S+)", text)
     if not guide:
         what = "the address of the user guide in its first line"
@@ -483,8 +485,8 @@ _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
 def find_folder(name: str) -> str:
     """The absolute path of `templates` or `jobs`. Raises SiteError when the installation lacks it."""
-    beside = os.path.join(os.path.dirname(_PACKAGE), name)
-    for folder in (os.path.join(_PACKAGE, f"_{name}"), beside):
+    checkout = os.path.join(os.path.dirname(_PACKAGE), name)
+    for folder in (os.path.join(_PACKAGE, f"_{name}"), checkout):
         if os.path.isdir(folder):
             return folder
     raise SiteError(f"the folder {name} of hpcddp is neither in {_PACKAGE} nor beside it", "install hpcddp again")
@@ -607,8 +609,8 @@ def site_of_scheduler(on_path: Callable[[str], bool], version_of: Callable[[str]
 def site_files(env: Mapping[str, str]) -> dict[str, str]:
     """Name -> path of every known profile, sorted; the user's own win over the centre's, and those over the shipped."""
     found: dict[str, str] = {}
-    own = [os.path.join(folder, "sites") for folder in config_folders(env)[::-1]]
-    there = [folder for folder in own if _is_there(folder, os.path.dirname(folder))]
+    folders = [os.path.join(folder, "sites") for folder in config_folders(env)[::-1]]
+    there = [folder for folder in folders if _is_there(folder, os.path.dirname(folder))]
     for folder in (os.path.join(find_folder("templates"), "sites"), *there):
         try:
             files = os.listdir(folder)
@@ -630,10 +632,10 @@ def open_site(choice: SiteChoice, env: Mapping[str, str]) -> Site:
     named = choice.site
     if is_path(named):
         return load_site(os.path.splitext(os.path.basename(named))[0], named)
-    own = find_config(os.path.join("sites", f"{named}.yaml"), env)
+    found = find_config(os.path.join("sites", f"{named}.yaml"), env)
     shipped = os.path.join(find_folder("templates"), "sites", f"{named}.yaml")
-    if own:
-        return load_site(named, own, overlay_of(named, env))
+    if found:
+        return load_site(named, found, overlay_of(named, env))
     if os.path.isfile(shipped):
         return load_site(named, shipped, overlay_of(named, env))
     known = list(site_files(env))

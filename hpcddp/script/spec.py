@@ -152,7 +152,7 @@ def read_spec(given: Mapping[str, tuple[object, str]], site_keys: Iterable[str] 
     values: dict[str, Any] = {}
     env: dict[str, str] = {}
     axes: dict[str, object] = {}
-    own: dict[str, str] = {}
+    of_site: dict[str, str] = {}
     site_keys = tuple(site_keys)
     plain = {key: f"({where})" for key, (_, where) in given.items() if not key.startswith(("env.", "sweep."))}
     refuse_unknown(plain, [*KEYS, *site_keys], "docs/job-file.md")
@@ -162,7 +162,7 @@ def read_spec(given: Mapping[str, tuple[object, str]], site_keys: Iterable[str] 
         elif key.startswith("sweep."):
             axes[key[6:]] = value
         elif key in site_keys:
-            own[key] = read_text(value, where)
+            of_site[key] = read_text(value, where)
         else:
             values[FIELDS[key]] = KEYS[key](value, where)
     if axes:
@@ -171,7 +171,7 @@ def read_spec(given: Mapping[str, tuple[object, str]], site_keys: Iterable[str] 
     if env:
         values["env"] = {**values.get("env", {}), **env}
     sources = {key: where for key, (_, where) in given.items()}
-    return JobSpec(**values, variables=own or None, sources=sources)
+    return JobSpec(**values, variables=of_site or None, sources=sources)
 
 
 # Bash words: any argument, path or value of a variable, quoted so that bash hands it on byte for byte.
