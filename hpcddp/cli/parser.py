@@ -134,7 +134,7 @@ class VerbParser(argparse.ArgumentParser):
             option, value = option[:2], option[2:]
         equivalent, given = None, value
         if "--nodes" in self.elsewhere or "--nodes" in self._option_string_actions:  # a verb that makes a job
-            from hpcddp.cli.foreign_options import find_equivalent
+            from hpcddp.cli.request import find_equivalent
 
             after = words[words.index(word) + 1 :][:1]
             given = value or "".join(one for one in after if not one.startswith("-"))

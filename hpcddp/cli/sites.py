@@ -60,7 +60,7 @@ def run(args: argparse.Namespace, env: Mapping[str, str]) -> int:
         sys.stdout.write(_json(site_record(site)) if args.json else _format_site(site))
         tell_each(remark_age(site, today(env)))
     elif args.action == "page" and args.name:
-        from hpcddp.script.site_page import page_of
+        from hpcddp.script.site_text import page_of
 
         site = open_site(SiteChoice(args.name, "hpcddp sites page"), env)
         write_exactly(page_of(site, f"hpcddp sites page {args.name}"))

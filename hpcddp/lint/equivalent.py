@@ -8,9 +8,8 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from hpcddp.errors import HpcddpError, RequestError
-from hpcddp.lint.directive import Option, numbered
+from hpcddp.lint.directives import Option, chunks, numbered
 from hpcddp.lint.launches import ADDRESS, Program, find_program
-from hpcddp.lint.pbs import chunks
 from hpcddp.lint.request import Request, count_gpus, read_seconds
 from hpcddp.lint.script import Script, read_script
 from hpcddp.record import Record

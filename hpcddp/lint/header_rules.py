@@ -8,12 +8,10 @@ from collections.abc import Iterator
 from itertools import pairwise
 
 from hpcddp.errors import HpcddpError
-from hpcddp.lint.directive import numbered
+from hpcddp.lint.directives import chunks, numbered, read_options
 from hpcddp.lint.launches import LaunchCommand, count, per_node, rank_maker, torchrun_option, torchrun_words, trains
-from hpcddp.lint.pbs import chunks
 from hpcddp.lint.pbs_values import foreign_names, is_time, refused_resources, refused_values, unknown_names
 from hpcddp.lint.script import PREFIXES, Said, Script
-from hpcddp.lint.slurm import read_options
 from hpcddp.schedulers.directive_rules import DirectiveOption, find_clashes, full_name
 from hpcddp.schedulers.registry import find_scheduler
 from hpcddp.schedulers.row import refused_together

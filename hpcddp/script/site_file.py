@@ -19,7 +19,7 @@ from hpcddp.record import Record
 from hpcddp.schedulers.registry import find_scheduler, scheduler_names, scripted_schedulers, submit_commands
 from hpcddp.schedulers.row import Scheduler
 from hpcddp.script import fields
-from hpcddp.script.container_runtimes import RUNTIMES
+from hpcddp.script.container import RUNTIMES
 from hpcddp.script.fields import (
     Reader,
     fields_of,

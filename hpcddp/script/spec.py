@@ -14,7 +14,7 @@ from hpcddp.ranks.launcher import FromShell, IfSet
 from hpcddp.ranks.launchers import JOB_LAUNCHERS, LAUNCHERS
 from hpcddp.record import Record
 from hpcddp.runs.command import check_name
-from hpcddp.script.container_runtimes import RUNTIMES
+from hpcddp.script.container import RUNTIMES
 from hpcddp.script.fields import (
     fields_of,
     read_choice,

@@ -12,8 +12,8 @@ from importlib import import_module
 
 import pytest
 
-from hpcddp.cli.foreign_options import each_table
 from hpcddp.cli.main import main
+from hpcddp.cli.request import each_table
 from hpcddp.script.site_file import site_files
 from hpcddp.script.spec import KEYS
 
