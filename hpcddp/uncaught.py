@@ -54,11 +54,6 @@ def add_line(kind: type[BaseException], line: Callable[[], str]) -> None:
     sys.excepthook = report
 
 
-def _report_with_line(error: HpcddpError, trace: TracebackType | None) -> None:
-
-    _report_if_last(error, find_line(trace))
-
-
 class Opening(AbstractContextManager[_T]):
     """`inner` with `two_lines`. A mistake in the `with` body is told with the line of the script that made it.
 
@@ -85,10 +80,10 @@ class Opening(AbstractContextManager[_T]):
                 is_handled = self._inner.__exit__(kind, error, trace)
         except HpcddpError as explained:  # what the body's error comes of
             if error is not None and explained.__cause__ is error:
-                _report_with_line(explained, trace)
+                _report_if_last(explained, find_line(trace))
             raise
         if isinstance(error, HpcddpError):
-            _report_with_line(error, trace)
+            _report_if_last(error, find_line(trace))
         return is_handled
 
 

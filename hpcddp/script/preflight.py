@@ -184,7 +184,8 @@ def check_program(program: str, folder: str, python: str, here: Here) -> Iterato
     `folder`: where the job runs. `python`: the ranks' interpreter, whose folder is first on the job's PATH.
     """
     first = program.partition(" ")[0]
-    if first != program and not here.exists(os.path.join(folder, program)) and _is_program(first, folder, here):
+    is_program = any(here.exists(os.path.join(one, first)) for one in (folder, *here.path))
+    if first != program and is_program and not here.exists(os.path.join(folder, program)):
         raise RequestError(f"the command is one word, {program!r}: its blanks are quoted", f"-- {program}")
     if "/" in program:
         path = os.path.join(folder, program)
@@ -202,10 +203,6 @@ def check_program(program: str, folder: str, python: str, here: Here) -> Iterato
         raise RequestError(f"the command's {program} is in {folder}, but not on PATH", f"-- ./{program}")
     guess = nearest(program, sorted({name for one in folders for name in here.names(one)}))
     yield f"{program} is not on this machine's PATH{guess}; the compute nodes must have it"
-
-
-def _is_program(word: str, folder: str, here: Here) -> bool:
-    return any(here.exists(os.path.join(one, word)) for one in (folder, *here.path))
 
 
 def _check_file(program: str, path: str, here: Here) -> None:

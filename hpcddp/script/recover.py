@@ -85,7 +85,9 @@ def plan_fewer_nodes(plan: JobPlan) -> tuple[int, ...]:
             f"max_restarts: {plan.outer.name} cannot be told to leave out a lost node",
             f"--launcher {' or '.join(others)}, or leave out max_restarts",
         )
-    fewer = tuple(nodes for nodes in range(_least(plan), plan.nodes) if _works_out(plan, nodes))
+    fewer = tuple(
+        nodes for nodes in range(spec.min_nodes or (plan.nodes + 1) // 2, plan.nodes) if _works_out(plan, nodes)
+    )
     if spec.min_nodes is not None and spec.min_nodes not in (*fewer, plan.nodes):
         numbers = " or ".join(map(str, (*fewer, plan.nodes)))
         raise RequestError(
@@ -109,10 +111,6 @@ def remark_recovery(plan: JobPlan) -> list[str]:
             f"on {format_count(fewer[0], 'node')} a rank takes {most} samples at once: max_micro_batch bounds it"
         )
     return remarks
-
-
-def _least(plan: JobPlan) -> int:
-    return plan.spec.min_nodes or (plan.nodes + 1) // 2
 
 
 def _works_out(plan: JobPlan, nodes: int) -> bool:

@@ -58,7 +58,10 @@ def site_record(site: Site) -> dict[str, Any]:
         "account": site.account._asdict(),
         "walltime_s": site.walltime_s,
         "queue": site.queue,
-        "queues": {name: _queue_record(queue) for name, queue in site.queues.items()},
+        "queues": {
+            name: {**queue._asdict(), "limits": [limit._asdict() for limit in queue.limits]}
+            for name, queue in site.queues.items()
+        },
         "variables": {name: rule._asdict() for name, rule in site.vars.items()},
         "modules": list(site.modules.load),
         "launcher": site.launcher.name,
@@ -68,10 +71,6 @@ def site_record(site: Site) -> dict[str, Any]:
         "rejects": list(site.rejects),
         "sources": dict(site.sources),
     }
-
-
-def _queue_record(queue: Queue) -> dict[str, Any]:
-    return {**queue._asdict(), "limits": [limit._asdict() for limit in queue.limits]}
 
 
 def format_queue(queue: Queue) -> str:
