@@ -6,7 +6,7 @@ from pathlib import Path
 
 from hpcddp.script.site import Queue
 from hpcddp.script.site_file import load_site, site_files
-from hpcddp.script.site_page import page_of
+from hpcddp.script.site_text import page_of
 
 _MADE_BY = "docs/make_site_pages.py"
 _HEAD = """\

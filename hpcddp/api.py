@@ -127,9 +127,9 @@ def _with_its_words(function: Callable[_P, _R]) -> Callable[_P, _R]:
         if unknown is not None:
             from hpcddp.errors import RequestError, find_nearest
 
-            meant = _OTHER_WORDS.get(unknown) or f"{find_nearest(unknown, list(known)) or known[0]}=…"
+            right = _OTHER_WORDS.get(unknown) or f"{find_nearest(unknown, list(known)) or known[0]}=…"
             with two_lines():
-                raise RequestError(f"hpcddp.runtime takes no {unknown!r}", f"hpcddp.runtime({meant})")
+                raise RequestError(f"hpcddp.runtime takes no {unknown!r}", f"hpcddp.runtime({right})")
         return function(*args, **kwargs)
 
     return call

@@ -233,7 +233,9 @@ def _fill(parallel: Parallel, hosts: Sequence[str]) -> dict[str, int]:
 def _fit(parallel: Parallel, hosts: Sequence[str]) -> Parallel:
     """What is accepted here and near to what was asked for: the degrees' common divisors with the ranks, and a word
     where none is above 1."""
-    given, inside = dict(parallel.degrees), _ranks_in_line(hosts)
+    given = dict(parallel.degrees)
+    # the largest number such that every so many ranks, from the first on, are on one node
+    inside = math.gcd(len(hosts), *(rank for rank in range(1, len(hosts)) if hosts[rank] != hosts[rank - 1]))
     tensor, shard = (inside if given.get(name) == _REST else given.get(name, 1) for name in ("tensor", "shard"))
     tensor, shard = math.gcd(len(hosts) if parallel.across_nodes else inside, tensor), math.gcd(len(hosts), shard)
     if tensor > 1:
@@ -241,11 +243,6 @@ def _fit(parallel: Parallel, hosts: Sequence[str]) -> Parallel:
     if shard > 1:
         return parallel._replace(degrees=(("data", _REST), ("shard", shard)))
     return parallel._replace(word="ddp" if given.keys() == {"data"} else "fsdp", degrees=())
-
-
-def _ranks_in_line(hosts: Sequence[str]) -> int:
-    """The largest number such that every so many ranks, from the first on, are on one node."""
-    return math.gcd(len(hosts), *(rank for rank in range(1, len(hosts)) if hosts[rank] != hosts[rank - 1]))
 
 
 def _check_inside_nodes(parallel: Parallel, tensor: int, hosts: Sequence[str]) -> None:

@@ -27,16 +27,16 @@ def two_lines() -> Iterator[None]:
         raise
 
 
-def _report_if_last(mine: HpcddpError, line: str = "") -> None:
+def _report_if_last(error: HpcddpError, line: str = "") -> None:
     """Print the two lines if this very error ends the process. `line`: of the script, `train.py:41`."""
     usual = sys.excepthook
 
     def report(kind: type[BaseException], value: BaseException, trace: TracebackType | None) -> None:
-        if value is mine:
+        if value is error:
             print(f"hpcddp: {line and line + ': '}{value}", file=sys.stderr, flush=True)
             if hasattr(sys, "ps1"):  # at Python's prompt, which goes on
                 return
-            sys.exit(mine.exit_code)
+            sys.exit(error.exit_code)
         usual(kind, value, trace)
 
     sys.excepthook = report
@@ -52,11 +52,6 @@ def add_line(kind: type[BaseException], line: Callable[[], str]) -> None:
             print(told, file=sys.stderr, flush=True)
 
     sys.excepthook = report
-
-
-def _report_with_line(mine: HpcddpError, trace: TracebackType | None) -> None:
-
-    _report_if_last(mine, find_line(trace))
 
 
 class Opening(AbstractContextManager[_T]):
@@ -85,10 +80,10 @@ class Opening(AbstractContextManager[_T]):
                 is_handled = self._inner.__exit__(kind, error, trace)
         except HpcddpError as explained:  # what the body's error comes of
             if error is not None and explained.__cause__ is error:
-                _report_with_line(explained, trace)
+                _report_if_last(explained, find_line(trace))
             raise
         if isinstance(error, HpcddpError):
-            _report_with_line(error, trace)
+            _report_if_last(error, find_line(trace))
         return is_handled
 
 

@@ -101,13 +101,13 @@ def weigh(model: Model, nodes: int, target: Target, work: Work) -> tuple[list[Ro
             left.append(Left(nodes, parallel, why))
             continue
         micro_batch, accumulates = _micro_batch(target, split)
-        mine = work._replace(micro_batch=micro_batch, accumulates=accumulates)
-        memory = peak(model, split, mine)
-        largest = _largest_micro_batch(model, split, mine, target.memory) if model.whole else None
-        beside = spike(model, split, mine)
-        most = max(memory.total, beside.total)
+        of_split = work._replace(micro_batch=micro_batch, accumulates=accumulates)
+        memory = peak(model, split, of_split)
+        largest = _largest_micro_batch(model, split, of_split, target.memory) if model.whole else None
+        at_save = spike(model, split, of_split)
+        most = max(memory.total, at_save.total)
         rows.append(
-            Row(nodes, parallel, split.data_size, micro_batch, memory, beside, _judge(most, target.memory), largest)
+            Row(nodes, parallel, split.data_size, micro_batch, memory, at_save, _judge(most, target.memory), largest)
         )
     return rows, left
 

@@ -119,7 +119,7 @@ def measure_model(
         nothing = "all of its weights are frozen" if any(True for _ in model.parameters()) else "it has no weights"
         hint = f"in {name}: requires_grad_(True) on what is trained" if "frozen" in nothing else "a model with layers"
         raise RequestError(f"the model of {name}() has nothing to train: {nothing}", hint)
-    is_double = precision == "fp32" and _is_double(model)
+    is_double = precision == "fp32" and all(parameter.dtype == torch.float64 for parameter in model.parameters())
     weights = torch.bfloat16 if precision == "bf16" else torch.float64 if is_double else torch.float32
     with mode:
         _cast(model, weights)
@@ -137,11 +137,6 @@ def measure_model(
                 _cast(model, cast)
                 gathered, behind = _find_activations(model, blocks, sample, micro_batch, cast, autocast=False)
     return _describe(model, name, blocks, behind, whole, gathered)._replace(is_double=is_double)
-
-
-def _is_double(model: nn.Module) -> bool:
-    """Whether all weights have 64 bit."""
-    return all(parameter.dtype == torch.float64 for parameter in model.parameters())
 
 
 def _describe(

@@ -50,7 +50,7 @@ class Stages(Record):
 
     def plus(self, other: Stages, times: float = 1.0) -> Stages:
         """Each number, and `times` that of `other`."""
-        return Stages(*(mine + times * yours for mine, yours in zip(self, other, strict=True)))
+        return Stages(*(left + times * right for left, right in zip(self, other, strict=True)))
 
 
 class Activations(Record):
@@ -304,13 +304,13 @@ def _sharded(model: Model, split: Split, work: Work) -> list[Memory]:
     rest, head = (*model.before, *model.behind), count_trained(model.behind)
     block = max((count(one) for one in model.blocks), default=0)
     trained_block = max((count_trained(one) for one in model.blocks), default=0)
-    mine = shard_elements(model.parameters, split.shard)
-    own = [one for one in model.parameters if one.trained]
-    gradients = float(weight * shard_elements(own, split.shard))
+    elements = shard_elements(model.parameters, split.shard)
+    trained = [one for one in model.parameters if one.trained]
+    gradients = float(weight * shard_elements(trained, split.shard))
     of_blocks = weight * sum(shard_elements([p for p in one if p.trained], split.shard) for one in model.blocks)
-    optimizer = float(weight * states * shard_elements(own, split.shard))
-    weights = float(weight * mine + model.buffer_bytes)
-    largest = max((shard_elements([one], split.shard) for one in own), default=0)
+    optimizer = float(weight * states * shard_elements(trained, split.shard))
+    weights = float(weight * elements + model.buffer_bytes)
+    largest = max((shard_elements([one], split.shard) for one in trained), default=0)
     outside = float(gathered * count(rest))
     two = 2.0 * gathered * block
     whole_gradients = 2.0 * gathered * trained_block + gathered * head
@@ -318,7 +318,7 @@ def _sharded(model: Model, split: Split, work: Work) -> list[Memory]:
     def at(moment: str, done: float, activations: float, buffers: float) -> Memory:
         return Memory(moment, weights, gradients if work.accumulates else done, optimizer, activations, buffers)
 
-    extra = _step_extra(shard_elements(own, split.shard), largest, work)
+    extra = _step_extra(shard_elements(trained, split.shard), largest, work)
     moments = [
         at("end of the backward pass", of_blocks, 0, outside + 2.0 * gathered * count_trained(rest)),
         Memory(_STEP, weights, gradients, optimizer, 0, extra),

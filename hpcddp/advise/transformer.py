@@ -121,14 +121,14 @@ def _activations(numbers: Numbers, precision: str, recompute: bool) -> Activatio
     block, sums, adds = _BYTES[precision]
     tokens, hidden, layers = numbers.sequence, numbers.hidden, numbers.layers
     unit = tokens * hidden
-    kept = sums if recompute else block
-    through = unit * (layers * kept + sums)
+    per_block = sums if recompute else block
+    through = unit * (layers * per_block + sums)
     again = block if recompute else 0
     stages = Stages(
         forward=through + unit * (sums + again),
         loss=through + unit * sums + tokens * numbers.vocabulary * _LOGIT_BYTES,
         backward=through + unit * (adds + again),
-        last=unit * (kept + sums + adds + again),
+        last=unit * (per_block + sums + adds + again),
         piled=0.0,
     )
     of_one = unit * block * _DIVIDED

@@ -108,44 +108,43 @@ def _find_gpu(args: argparse.Namespace, env: Mapping[str, str]) -> tuple[str, fl
     said = parse_memory(args.gpu_memory, "--gpu-memory") if args.gpu_memory else None
     ranks = parse_count(args.ranks_per_node, "--ranks-per-node") if args.ranks_per_node else None
     of_ranks = f" --ranks-per-node {ranks}" if ranks else ""
-    if args.site is None and not env.get("HPCDDP_SITE") and said is not None:
-        if args.queue:
-            raise RequestError(f"--queue {args.queue} is of no site", f"--site S --queue {args.queue}")
-        return _in_words(said, "--gpu-memory"), said, ranks or 1, f"hpcddp render{of_ranks}"
-    from hpcddp.script.site_file import chosen_site, open_site
+    choice = None
+    if args.site or env.get("HPCDDP_SITE") or said is None:
+        from hpcddp.script.site_file import chosen_site
 
-    choice = chosen_site(args.site, None, "", env)
-    if choice is None:
+        choice = chosen_site(args.site, None, "", env)
+    if choice is None and said is None:
         raise RequestError("how much memory a GPU has is not said", "--site S, or --gpu-memory 80GB --ranks-per-node 4")
+    if choice is None and args.queue:
+        raise RequestError(f"--queue {args.queue} is of no site", f"--site S --queue {args.queue}")
+    if choice is None:
+        return _in_words(said or 0, "--gpu-memory"), said or 0, ranks or 1, f"hpcddp render{of_ranks}"
+    from hpcddp.script.site import Queue
+    from hpcddp.script.site_file import open_site
+
     site = open_site(choice, env)
     name = args.queue or site.queue
     if name not in site.queues and (args.queue or ranks is None or said is None):
-        known = f"one of {', '.join(site.queues)}" if site.queues else "--gpu-memory 80GB --ranks-per-node 4"
+        known = (
+            f"--queue with one of {', '.join(site.queues)}" if site.queues else "--gpu-memory 80GB --ranks-per-node 4"
+        )
         what = f"--queue {name} is not known at site {site.name}" if name else f"site {site.name} has no default queue"
-        raise RequestError(what, f"--queue with {known}" if site.queues else known)
-    queue = site.queues.get(name)
-    where = f"{queue.gpu or 'GPU'} of queue {name} at {site.name}" if queue else site.name
-    if said is None and (queue is None or queue.gpu_mem_gb is None):
-        raise RequestError(
-            f"the file of site {site.name} does not say how much memory {where} has", "--gpu-memory 80GB"
-        )
-    if ranks is None and (queue is None or not queue.gpus):
-        none = queue is not None and queue.gpus == 0
-        what = (
-            f"the nodes of {name} at {site.name} have no GPUs"
-            if none
-            else f"the file of site {site.name} does not say how many GPUs a node of {name} has"
-        )
-        raise RequestError(what, "--queue Q of nodes with GPUs" if none else "--ranks-per-node 4")
-    memory = said if said is not None else (queue.gpu_mem_gb or 0) * 1e9 if queue else 0.0
+        raise RequestError(what, known)
+    queue = site.queues.get(name, Queue())
+    where = f"{queue.gpu or 'GPU'} of queue {name} at {site.name}" if name in site.queues else site.name
+    memory = said or (queue.gpu_mem_gb or 0) * 1e9
+    ranks = ranks or queue.gpus or 0
+    if not memory:
+        what = f"the file of site {site.name} does not say how much memory {where} has"
+        raise RequestError(what, "--gpu-memory 80GB")
+    if not ranks and queue.gpus == 0:
+        raise RequestError(f"the nodes of {name} at {site.name} have no GPUs", "--queue Q of nodes with GPUs")
+    if not ranks:
+        what = f"the file of site {site.name} does not say how many GPUs a node of {name} has"
+        raise RequestError(what, "--ranks-per-node 4")
     of_queue = f" --queue {args.queue}" if args.queue else ""
-    words = _in_words(memory, "--gpu-memory" if said is not None else where)
-    return (
-        words,
-        memory,
-        ranks or (queue.gpus if queue else 0) or 1,
-        f"hpcddp render --site {choice.site}{of_queue}{of_ranks}",
-    )
+    words = _in_words(memory, "--gpu-memory" if said else where)
+    return words, memory, ranks, f"hpcddp render --site {choice.site}{of_queue}{of_ranks}"
 
 
 def _in_words(memory: float, where: str) -> str:

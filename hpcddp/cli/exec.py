@@ -58,9 +58,9 @@ def build_parser() -> VerbParser:
     batch.add_argument("--max-micro-batch", metavar="M", help="for {micro_batch} and {accumulation}")
     gpus = parser.add_argument_group("a job with GPUs")
     gpus.add_argument("--gpus-per-node", metavar="G", help="refuse to start where no GPU can be seen")
-    own = parser.add_argument_group("a command that makes the ranks of a node itself, started once per node")
-    own.add_argument("--nodes", metavar="N", help="nodes of the launch")
-    own.add_argument("--ranks-per-node", metavar="R", help="ranks that the command makes on each of them")
+    ranks = parser.add_argument_group("a command that makes the ranks of a node itself, started once per node")
+    ranks.add_argument("--nodes", metavar="N", help="nodes of the launch")
+    ranks.add_argument("--ranks-per-node", metavar="R", help="ranks that the command makes on each of them")
     return parser
 
 

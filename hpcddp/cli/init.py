@@ -15,6 +15,7 @@ from hpcddp.cli.request import DEFAULT_JOB_FILE, named_site, read_keys, request_
 from hpcddp.cli.streams import tell, tell_each
 from hpcddp.errors import HpcddpError, RequestError
 from hpcddp.login.planning import find_site_here, plan_request
+from hpcddp.schedulers.registry import find_scheduler
 from hpcddp.script.plan import list_missing
 from hpcddp.script.site import Site
 from hpcddp.script.site_file import chosen_site, open_site
@@ -29,10 +30,7 @@ hpcddp init --site abci3 --account GROUP -- python train.py --epochs 90
 hpcddp render --nodes 4 | qsub"""
 _TRAINS = re.compile(rb"^\s*(?:import|from) (?:torch|hpcddp|accelerate|lightning|transformers)\b", re.MULTILINE)
 _MOST_BYTES = 2**20
-
-LOCAL = "local"  # the scheduler of a machine without one
-
-Asked = dict[str, tuple[object, str]]
+_ANSWER = "your answer"  # the source of a value
 
 
 def build_parser() -> VerbParser:
@@ -49,24 +47,28 @@ def run(args: argparse.Namespace, env: Mapping[str, str]) -> int:
         raise RequestError(f"hpcddp init writes {DEFAULT_JOB_FILE}, and got {word}", "hpcddp init -- python train.py")
     if os.path.lexists(DEFAULT_JOB_FILE):
         raise RequestError(f"./{DEFAULT_JOB_FILE} is there already", f"edit it, or: mv {DEFAULT_JOB_FILE} old.yaml")
-    asked, _ = read_keys(args)
+    given, _ = read_keys(args)
     asks = sys.stdin.isatty() and sys.stderr.isatty()
     choice = chosen_site(named_site(args), None, "", env) or find_site_here(env)
-    site = open_site(choice, env) if "site" in asked or not asks else _ask_site(choice.site, choice.reason, env)
+    site = open_site(choice, env) if "site" in given or not asks else _ask_site(choice.site, choice.reason, env)
     in_file = os.path.abspath(site.file) if os.path.basename(choice.site) != choice.site else site.name
-    asked["site"] = in_file, choice.reason
-    if "command" not in asked:
-        _take(asked, "command", _find_command(), "the command that trains", asks=asks)
-    if "account" not in asked and (site.account.required or site.account.pattern or asks):
-        _take_account(asked, site, asks=asks)
+    given["site"] = in_file, choice.reason
+    scheduler = find_scheduler(site.scheduler)
+    if "command" not in given:
+        found = _find_command()
+        words = shlex.split(_ask("the command that trains", found) if asks else found)
+        if words:
+            given["command"] = ["python", *words] if words[0].endswith(".py") else words, _ANSWER
+    if "account" not in given and (account := _choose_account(site, asks=asks)):
+        given["account"] = account, _ANSWER
     if asks:
-        for one in list_missing(read_spec(asked, site.vars), site, cpus_known=site.scheduler == LOCAL):
+        for one in list_missing(read_spec(given, site.vars), site, cpus_known=scheduler.this_machine):
             key, example = _key_of(one.option, one.example)
-            asked[key] = _ask(f"{one.what}, such as {example}", ""), "your answer"
-    plan = plan_request(asked, in_file, None, env)  # the errors of a request come before anything is written
-    _write(asked)
+            given[key] = _ask(f"{one.what}, such as {example}", ""), _ANSWER
+    plan = plan_request(given, in_file, None, env)  # the errors of a request come before anything is written
+    _write(given)
     tell_each(plan.remarks)
-    queue_it = f"hpcddp render --nodes 4 | {_submit_command(site)}"
+    queue_it = f"hpcddp render --nodes 4 | {next(iter(scheduler.commands.submit), 'bash')}"
     tell(f"next: hpcddp layout --nodes 4, then {queue_it} or hpcddp submit --nodes 4")
     print(DEFAULT_JOB_FILE)
     return 0
@@ -80,14 +82,14 @@ def _key_of(option: str, example: str) -> tuple[str, str]:
     return option.removeprefix("--").replace("-", "_"), example
 
 
-def _ask(question: str, found: str) -> str:
-    """The answer, or what was found where it is empty. Asks again where there is neither."""
+def _ask(question: str, found: str, *, needed: bool = True) -> str:
+    """The answer, or what was found where it is empty. Asks again where one is needed and there is neither."""
     while True:
         print(f"{question}{f' [{found}]' if found else ''}: ", end="", file=sys.stderr, flush=True)
         line = sys.stdin.readline()
         if not line:
             raise RequestError(f"there was no answer to: {question}", "hpcddp init --help, for the options")
-        if line.strip() or found:
+        if line.strip() or found or not needed:
             return line.strip() or found
 
 
@@ -101,18 +103,6 @@ def _ask_site(found: str, reason: str, env: Mapping[str, str]) -> Site:
             return open_site(choice, env)
         except HpcddpError as error:
             tell(str(error))
-
-
-def _take(asked: Asked, key: str, found: str, question: str, *, asks: bool) -> None:
-    """Ask for a value, or take what was found; nothing where there is neither."""
-    value = _ask(question, found) if asks else found
-    if not value:
-        return
-    if key == "command":
-        words = shlex.split(value)
-        asked[key] = ["python", *words] if words[0].endswith(".py") else words, "your answer"
-    else:
-        asked[key] = value, "your answer"
 
 
 def _find_command() -> str:
@@ -130,20 +120,17 @@ def _trains(path: str) -> bool:
         return False
 
 
-def _take_account(asked: Asked, site: Site, *, asks: bool) -> None:
-    """The only one of this user's groups that looks like an account of the site is offered."""
-    rule, found = site.account, ""
-    if rule.pattern:
-        groups = [name for name in map(_group_name, os.getgroups()) if re.fullmatch(rule.pattern, name)]
-        found = groups[0] if len(groups) == 1 else ""
-    if asks and not (found or rule.required):
-        print("account (Return: none): ", end="", file=sys.stderr, flush=True)
-        answer = sys.stdin.readline().strip()
-        if answer:
-            asked["account"] = answer, "your answer"
-        return
+def _choose_account(site: Site, *, asks: bool) -> str:
+    """The answer; the only one of this user's groups that looks like an account of the site is offered, or taken where
+    nobody is asked. "" for none."""
+    rule = site.account
+    names = [name for name in map(_group_name, os.getgroups()) if rule.pattern and re.fullmatch(rule.pattern, name)]
+    found = names[0] if len(names) == 1 else ""
+    if not asks:
+        return found
     such = f", such as {rule.example}" if rule.example else ""
-    _take(asked, "account", found, f"account that pays for the jobs{such}", asks=asks)
+    question = f"account that pays for the jobs{such}" if found or rule.required else "account (Return: none)"
+    return _ask(question, found, needed=rule.required)
 
 
 def _group_name(number: int) -> str:
@@ -153,20 +140,14 @@ def _group_name(number: int) -> str:
         return ""
 
 
-def _submit_command(site: Site) -> str:
-    from hpcddp.schedulers.registry import find_scheduler
-
-    return next(iter(find_scheduler(site.scheduler).commands.submit), "bash")
-
-
-def _write(asked: Asked) -> None:
+def _write(given: Mapping[str, tuple[object, str]]) -> None:
     import yaml
 
     order = ("site", "account", "nodes", "walltime", "command")
-    keys = sorted(asked, key=lambda key: (order.index(key) if key in order else 3.5, key))
+    keys = sorted(given, key=lambda key: (order.index(key) if key in order else 3.5, key))
     values: dict[str, object] = {}
     for key in keys:
-        value = asked[key][0]
+        value = given[key][0]
         if isinstance(value, list):
             value = shlex.join(value)  # of a command
         if isinstance(value, str) and value.isdecimal():

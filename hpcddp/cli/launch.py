@@ -145,7 +145,7 @@ def run(args: argparse.Namespace, env: Mapping[str, str]) -> int:
     _refuse_inside_a_rank(env)
     allocation = None if args.here else find_allocation(env)
     if allocation is None and not args.here:
-        _refuse_beside_a_scheduler(env)
+        _refuse_outside_an_allocation(env)
     site = _site(args.site, allocation, env)
     size = find_size(allocation, env)
     # One slot per node is what a scheduler gives when nobody asked: then each GPU gets its rank, or each few of them.
@@ -216,14 +216,14 @@ def run(args: argparse.Namespace, env: Mapping[str, str]) -> int:
     told = f"{format_count(plan.world_size, 'rank')} on {format_count(plan.nodes, 'node')}"
     tell(f"{told}, by {plan.makes_ranks}")
     # an allocation may see several launches, each an attempt of its own
-    own = {"HPCDDP_LAUNCH": str(os.getpid())} if allocation is not None else {}
+    more = {"HPCDDP_LAUNCH": str(os.getpid())} if allocation is not None else {}
     # a file of its own: as one argument the script could be too long for the kernel
     file = tempfile.TemporaryFile()  # noqa: SIM115  # bash reads it
     file.write(exact_bytes(script))
     file.flush()
     os.set_inheritable(file.fileno(), True)
     argv = ["bash", f"/proc/self/fd/{file.fileno()}"]
-    os.execvpe("bash", argv, {**env, **own})
+    os.execvpe("bash", argv, {**env, **more})
     raise AssertionError("exec returned")  # it does not: it replaces this process or raises
 
 
@@ -251,7 +251,7 @@ def _refuse_inside_a_rank(env: Mapping[str, str]) -> None:
         )
 
 
-def _refuse_beside_a_scheduler(env: Mapping[str, str]) -> None:
+def _refuse_outside_an_allocation(env: Mapping[str, str]) -> None:
     for program, scheduler in submit_commands():
         if on_path(program, env):
             ask = " ".join(scheduler.commands.interactive)
@@ -265,19 +265,20 @@ def _refuse_beside_a_scheduler(env: Mapping[str, str]) -> None:
 def _site(named: str | None, allocation: Allocation | None, env: Mapping[str, str]) -> Site:
     """The site of the options, else the generic one of the allocation's scheduler. Nothing is queued: it needs no
     account, and the queues' limits are not about it."""
-    own = next(row.generic_site for row in scripted_schedulers() if row.this_machine)
+    usual = next(row.generic_site for row in scripted_schedulers() if row.this_machine)
     if allocation is not None:
         scheduler = find_scheduler(allocation.scheduler)
-        own = scheduler.generic_site
-        if not own or not scheduler.fits_allocation:
+        usual = scheduler.generic_site
+        if not usual or not scheduler.fits_allocation:
             raise LaunchError(
                 f"hpcddp launch cannot start ranks in an allocation of {scheduler.title}",
                 f"start the ranks yourself: {launch_line(allocation, env)} hpcddp exec -- command",
             )
-    site = open_site(SiteChoice(named, "--site") if named else SiteChoice(own, "the allocation"), env)
+    site = open_site(SiteChoice(named, "--site") if named else SiteChoice(usual, "the allocation"), env)
     if allocation is not None and site.scheduler != allocation.scheduler:
         raise RequestError(
-            f"site {site.name} has {site.scheduler}, but this allocation is of {allocation.scheduler}", f"--site {own}"
+            f"site {site.name} has {site.scheduler}, but this allocation is of {allocation.scheduler}",
+            f"--site {usual}",
         )
     queues = {name: queue._replace(limits=()) for name, queue in site.queues.items()}
     return site._replace(account=Account(), queues=queues)

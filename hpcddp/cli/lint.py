@@ -54,8 +54,8 @@ def run(args: argparse.Namespace, env: Mapping[str, str]) -> int:
         script = read_script(text, site, os.path.isdir)
         found = lint_script(file, script)
         if found:
-            meant = script if "\r" not in text else read_script(unix_lines(text), site, os.path.isdir)
-            renders.append(choose_same_job(meant, site, env))
+            readable = script if "\r" not in text else read_script(unix_lines(text), site, os.path.isdir)
+            renders.append(choose_same_job(readable, site, env))
         findings += found
     if args.json:
         same = [

@@ -112,29 +112,29 @@ class _Printer:
 
 def _follow(of: RunFolder, printer: _Printer, env: Mapping[str, str], shown: list[AttemptFolder]) -> None:
     """Until nothing of the run lives any more. `shown`: the attempts that were there; the last of them may go on."""
-    seen = {attempt.name for attempt in shown}
+    announced = {attempt.name for attempt in shown}
     over = {attempt.name for attempt in shown[:-1]}
-    asked = 0.0
+    looked = 0.0
     while True:
         attempts = order_attempts(of)
         for attempt in attempts:
             if attempt.name in over:
                 continue
             # the last lines of the one before come late, and a new one may not have said yet that it holds the run
-            is_over = attempt.name in seen and attempt not in attempts[-2:]
-            if attempt.name not in seen:
+            is_over = attempt.name in announced and attempt not in attempts[-2:]
+            if attempt.name not in announced:
                 tell(f"attempt {attempt.name}")
-                seen.add(attempt.name)
+                announced.add(attempt.name)
             printer.print_new(attempt, ended=is_over)
             if is_over:
                 over.add(attempt.name)
-        if time.monotonic() - asked >= _ASK_S or (attempts and _has_said_end(of)):
+        if time.monotonic() - looked >= _ASK_S or (attempts and _has_said_end(of)):
             if not is_alive(of, env):
                 for attempt in order_attempts(of):
                     if attempt.name not in over:
                         printer.print_new(attempt, ended=True)
                 return
-            asked = time.monotonic()
+            looked = time.monotonic()
         _rest()
 
 
@@ -151,19 +151,19 @@ def _has_said_end(of: RunFolder) -> bool:
     return one.holder is not None and one.ended and all(job.holder is not None for job in one.jobs)
 
 
-def _choose(of: RunFolder, attempts: list[AttemptFolder], asked: str | None, *, follow: bool) -> list[AttemptFolder]:
-    if asked is None:
+def _choose(of: RunFolder, attempts: list[AttemptFolder], wanted: str | None, *, follow: bool) -> list[AttemptFolder]:
+    if wanted is None:
         return attempts[-1:]
-    if asked == _ALL:
+    if wanted == _ALL:
         return attempts
-    named = [attempt for attempt in attempts if attempt.name == asked]
-    if not named and asked.isdecimal() and 1 <= int(asked) <= len(attempts):
-        named = [attempts[int(asked) - 1]]
+    named = [attempt for attempt in attempts if attempt.name == wanted]
+    if not named and wanted.isdecimal() and 1 <= int(wanted) <= len(attempts):
+        named = [attempts[int(wanted) - 1]]
     if not named:
         names = ", ".join(attempt.name for attempt in attempts[-6:]) or "none yet"
-        raise RequestError(f"run {of.path} has no attempt {asked}", f"1 to {len(attempts)}, or one of: {names}")
+        raise RequestError(f"run {of.path} has no attempt {wanted}", f"1 to {len(attempts)}, or one of: {names}")
     if follow:
-        raise RequestError("--follow goes with the newest attempt", f"leave out --attempt {asked}")
+        raise RequestError("--follow goes with the newest attempt", f"leave out --attempt {wanted}")
     return named
 
 

@@ -127,7 +127,7 @@ def main(argv: list[str] | None = None) -> int:
     except OSError as error:
         _refuse_if_piped_as_job(argv)
         if error.errno not in _NO_ROOM:
-            from hpcddp.cli.paths import explain_path
+            from hpcddp.cli.verbs import explain_path
 
             of_path = explain_path(error)
             if of_path is None:

@@ -132,23 +132,23 @@ class VerbParser(argparse.ArgumentParser):
         option, _, value = word.partition("=")
         if option[:1] == "-" and option[1:2].isalpha() and option[2:].isdigit():  # -n2
             option, value = option[:2], option[2:]
-        meant, given = None, value
+        equivalent, given = None, value
         if "--nodes" in self.elsewhere or "--nodes" in self._option_string_actions:  # a verb that makes a job
-            from hpcddp.cli.foreign_options import find_meant
+            from hpcddp.cli.request import find_equivalent
 
             after = words[words.index(word) + 1 :][:1]
             given = value or "".join(one for one in after if not one.startswith("-"))
-            meant = find_meant(option, given)
-        same = meant.split()[0] if meant else option
+            equivalent = find_equivalent(option, given)
+        same = equivalent.split()[0] if equivalent else option
         of_node = "--ranks-per-node"
-        if meant and same in self.elsewhere and of_node in meant and of_node in self._option_string_actions:
+        if equivalent and same in self.elsewhere and of_node in equivalent and of_node in self._option_string_actions:
             what = f"{self.prog} has no option {option}: it is the ranks of each node here; {self.elsewhere[same]}"
             return RequestError(what, f"{of_node} {given or 'R'}")
         if why := self.elsewhere.get(option) or self.elsewhere.get(same):
             return RequestError(f"{self.prog} has no option {option}: {why}", f"leave out {option}")
-        if meant and same in self._option_string_actions:
+        if equivalent and same in self._option_string_actions:
             name = "a key of the job file" if same == "--set" else f"called {same}"
-            return RequestError(f"{self.prog} has no option {option}; it is {name} here", meant)
+            return RequestError(f"{self.prog} has no option {option}; it is {name} here", equivalent)
         from hpcddp.errors import nearest
 
         guess = nearest(option, list(self._option_string_actions))

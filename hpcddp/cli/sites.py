@@ -33,7 +33,6 @@ hpcddp sites schema      the keys of a site's file as JSON Schema, for editors""
 _USAGE = "hpcddp sites [--json] [show NAME | page NAME | check [NAME] [--write] | new NAME [--file PATH] | schema]"
 _ACTIONS = ("show", "page", "new")  # which take a name
 _DIFFERS = {1: "check: something differs"}
-_LONGEST = 200  # of a file's name most systems take 255 bytes
 
 
 def build_parser() -> VerbParser:
@@ -61,7 +60,7 @@ def run(args: argparse.Namespace, env: Mapping[str, str]) -> int:
         sys.stdout.write(_json(site_record(site)) if args.json else _format_site(site))
         tell_each(remark_age(site, today(env)))
     elif args.action == "page" and args.name:
-        from hpcddp.script.site_page import page_of
+        from hpcddp.script.site_text import page_of
 
         site = open_site(SiteChoice(args.name, "hpcddp sites page"), env)
         write_exactly(page_of(site, f"hpcddp sites page {args.name}"))
@@ -115,55 +114,50 @@ def _write_start(name: str, file: str | None, env: Mapping[str, str]) -> str:
     path = file or os.path.join(config_folder(env), "sites", f"{name}.yaml")
     shipped = os.path.join(find_folder("templates"), "sites", f"{name}.yaml")
     if not file and os.path.exists(shipped):  # the file would take the place of the shipped one, without its facts
-        mine = f"hpcddp sites new my-{name}"
+        another = f"hpcddp sites new my-{name}"
         copy = f"mkdir -p {os.path.dirname(path)}; cp {shipped} {path}"
-        raise RequestError(f"hpcddp has a site {name} already, {shipped}", f"{mine}; or, to change that one: {copy}")
+        raise RequestError(f"hpcddp has a site {name} already, {shipped}", f"{another}; or, to change that one: {copy}")
     if os.path.exists(path):
         raise RequestError(f"{path} is there already", f"edit it, or: hpcddp sites new {name} --file ANOTHER.yaml")
     folder = os.path.dirname(os.path.abspath(path))
     if file and not os.path.isdir(folder):
         raise RequestError(f"the folder {folder} of --file does not exist", f"mkdir -p {folder}")
-    try:
-        scheduler, queues, asked = _survey(env)
-    except SchedulerError as e:  # an empty form is still a start
-        tell(e.message)
-        scheduler, queues, asked = _unknown(), [], ""
-    text = format_start(name, scheduler, time.strftime("%Y-%m-%d"), queues, asked)
+    scheduler, queues, commands = _survey(env)
+    text = format_start(name, scheduler, time.strftime("%Y-%m-%d"), queues, commands)
     try:
         os.makedirs(folder, exist_ok=True)
         with open(path, "w", encoding="utf-8") as made:
             made.write(text)
     except OSError as e:
-        another = f"hpcddp sites new {name if len(name) < _LONGEST else 'NAME'} --file ANOTHER.yaml"
-        raise RequestError(f"{path} cannot be written: {(e.strerror or '').lower()}", another) from e
+        what = f"{path} cannot be written: {(e.strerror or '').lower()}"
+        raise RequestError(what, "hpcddp sites new NAME --file ANOTHER.yaml") from e
     load_site(name, path)  # what was found has to be a site
     return path
 
 
 def _survey(env: Mapping[str, str]) -> tuple[str, list[QueueFound], str]:
-    """Scheduler, queues, and the commands that were run, of the first scheduler whose commands are all on PATH."""
+    """Scheduler, queues, and the commands that were run, of the first scheduler whose commands are all on PATH; where
+    there is none, one that a person corrects."""
     from hpcddp.schedulers.registry import scripted_schedulers
     from hpcddp.schedulers.run import ask_queues
 
-    for scheduler in scripted_schedulers():
+    rows = scripted_schedulers()
+    for scheduler in rows:
         commands = scheduler.commands.survey
         if commands and all(on_path(command[0], env) for command in commands):
-            queues = [queue for queue in ask_queues(scheduler.name, env) if queue.is_open]
+            try:
+                queues = [queue for queue in ask_queues(scheduler.name, env) if queue.is_open]
+            except SchedulerError as error:  # an empty form is still a start
+                tell(error.message)
+                return scheduler.name, [], ""
             return scheduler.name, queues, "; ".join(map(" ".join, commands))
-    return _unknown(), [], ""
-
-
-def _unknown() -> str:
-    """What a new site's file says where no scheduler was found; a person corrects it."""
-    from hpcddp.schedulers.registry import scripted_schedulers
-
-    return scripted_schedulers()[0].name
+    return rows[0].name, [], ""
 
 
 def _format_list(sites: list[Site]) -> str:
     rows = [("site", "scheduler", "GPUs/node", "basis", "verified", "")]
-    for facts in map(site_summary, sites):
-        cells = ["ask" if value is None else str(value) for value in facts.values()]
+    for summary in map(site_summary, sites):
+        cells = ["ask" if value is None else str(value) for value in summary.values()]
         rows.append((cells[0], cells[1], cells[2], cells[3], cells[4], cells[5]))
     widths = [max(len(row[i]) for row in rows) for i in range(5)]
     return "".join(

@@ -7,7 +7,6 @@ import os
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from hpcddp.cli.streams import tell, tell_each, write_exactly
 from hpcddp.errors import HpcddpError, RequestError, SchedulerError, SiteError
@@ -87,11 +86,11 @@ def _compare(site: Site, env: Mapping[str, str]) -> _Found:
     else:
         qos = [name for name, queue in site.queues.items() if queue.qos]
         unasked += [f"QOS {', '.join(qos)}: not asked (sacctmgr show qos)"] if qos else []
-        asked = " and ".join(command[0] for command in commands.survey)
+        programs = " and ".join(command[0] for command in commands.survey)
         queues = _survey(site, env)
-        differences += compare_queues(site, queues, asked)
-        unasked += list_unsaid(site, queues, asked)
-        remarks += unlisted_queues(site, queues, asked)
+        differences += compare_queues(site, queues, programs)
+        unasked += list_unsaid(site, queues, programs)
+        remarks += unlisted_queues(site, queues, programs)
     accounts, unknown = _ask_accounts(site, env)
     remarks += accounts
     unasked += unknown
@@ -153,9 +152,8 @@ def _write_overlay(site: Site, differences: Sequence[Difference], path: str) -> 
         return ""
     merged = read_overlay(path)
     day = time.strftime("%Y-%m-%d")
-    for correction in corrections:
-        merged = _add(merged, correction)
-    merged = merge_overlay(merged, {"sources": {CHECKED: f"hpcddp sites check on {os.uname().nodename} {day}"}})
+    for correction in (*corrections, {"sources": {CHECKED: f"hpcddp sites check on {os.uname().nodename} {day}"}}):
+        merged = merge_overlay(merged, correction)
     partial = f"{path}.{os.getpid()}.tmp"
     try:
         os.makedirs(os.path.dirname(path), exist_ok=True)
@@ -176,16 +174,3 @@ def _write_overlay(site: Site, differences: Sequence[Difference], path: str) -> 
     except OSError as error:
         raise RequestError(f"{path} cannot be written: {(error.strerror or '').lower()}", "ls -ld ~/.config") from error
     return path
-
-
-def _add(merged: Mapping[str, Any], correction: Mapping[str, Any]) -> dict[str, Any]:
-    """Two corrections of one queue are both kept."""
-    added = merge_overlay(merged, {key: value for key, value in correction.items() if key != "queues"})
-    queues = dict(merged.get("queues") or {})
-    for name, facts in correction.get("queues", {}).items():
-        before = queues.get(name)
-        if isinstance(facts, Mapping):
-            queues[name] = {**(before if isinstance(before, dict) else {}), **facts, "source": CHECKED}
-        else:
-            queues[name] = facts
-    return {**added, "queues": queues} if queues else added

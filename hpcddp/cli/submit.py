@@ -44,15 +44,15 @@ def build_parser() -> VerbParser:
 
 def run(args: argparse.Namespace, env: Mapping[str, str]) -> int:
     """Everything is planned and checked before anything is written or queued."""
-    asked, job_file = read_keys(args)
+    given, job_file = read_keys(args)
     for key, option in (("after", "dependency"), ("array", "array"), ("chain", "chain")):
         if getattr(args, key) is not None:
-            if option in asked and not asked[option][1].endswith(job_file or "\0"):
-                raise RequestError(f"{option} is given twice: {asked[option][1]} and --{key}", "leave out one of them")
-            asked[option] = ([getattr(args, key)] if key == "after" else getattr(args, key), f"--{key}")
+            if option in given and not given[option][1].endswith(job_file or "\0"):
+                raise RequestError(f"{option} is given twice: {given[option][1]} and --{key}", "leave out one of them")
+            given[option] = ([getattr(args, key)] if key == "after" else getattr(args, key), f"--{key}")
     if args.hold:
-        asked["hold"] = ("true", "--hold")
-    spec, site, remarks = read_request(asked, named_site(args), job_file, env)
+        given["hold"] = ("true", "--hold")
+    spec, site, remarks = read_request(given, named_site(args), job_file, env)
     tell_each(remarks)
     parts = plan_parts(spec, site, env)
     tell_each(parts.remarks)

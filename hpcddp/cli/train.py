@@ -57,7 +57,7 @@ def build_parser() -> VerbParser:
     run.add_argument("--keep", metavar="NAMES", help="keep the recorded settings: lr")
     run.add_argument(
         "--save-every",
-        type=_save_every,
+        type=lambda text: read_number(text) or text,
         metavar="STEPS|TIME",
         help="how often: 500 (steps), or 30m (default: at the end of each epoch, and after 10m)",
     )
@@ -115,7 +115,3 @@ def _count(text: str) -> int:
         return parse_count(text, "value")
     except RequestError as error:
         raise argparse.ArgumentTypeError(error.message) from error
-
-
-def _save_every(text: str) -> int | str:
-    return read_number(text) or text

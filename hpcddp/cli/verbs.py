@@ -1,9 +1,12 @@
-"""The help of the command line as a whole: the verbs, what people type for them, what an exit status means.
+"""The help of the command line as a whole: the verbs, what people type for them, what an exit status means; and what is
+said of a path that the system refuses.
 
 No verb that does its work loads this.
 """
 
 from __future__ import annotations
+
+import os
 
 from hpcddp.cli.main import VERBS
 from hpcddp.errors import RequestError, nearest
@@ -61,23 +64,11 @@ def unknown_verb(argv: list[str]) -> RequestError:
 
     submits = [program for program, _ in submit_commands()]
     if word in submits:
-        meant: str | None = f"hpcddp submit --nodes 4 -- python train.py, or hpcddp render … | {word}"
+        instead: str | None = f"hpcddp submit --nodes 4 -- python train.py, or hpcddp render … | {word}"
     else:
-        meant = "hpcddp launch -- python train.py" if word in PROGRAMS else _MEANT.get(word.lower()) or _of_row(word)
-    guess = "" if meant else nearest(word, list(VERBS))
-    return RequestError(f"{word!r} is not a verb of hpcddp{guess}", meant or "hpcddp --help")
-
-
-def _of_row(word: str) -> str | None:
-    """What stands for a scheduler's own command here."""
-    from hpcddp.schedulers.registry import scripted_schedulers
-
-    for row in scripted_schedulers():
-        if word in row.commands.cancel[:1]:
-            return "hpcddp cancel RUN"
-        if word in row.commands.jobs[:1]:
-            return "hpcddp status"
-    return None
+        instead = "hpcddp launch -- python train.py" if word in PROGRAMS else _MEANT.get(word.lower())
+    guess = "" if instead else nearest(word, list(VERBS))
+    return RequestError(f"{word!r} is not a verb of hpcddp{guess}", instead or "hpcddp --help")
 
 
 def format_verbs() -> str:
@@ -103,3 +94,29 @@ def format_example(lines: str) -> str:
 def format_exits(statuses: Mapping[int, str]) -> str:
     """A table of exit statuses, in order."""
     return "exit status:\n" + "".join(f"  {status:<3} {statuses[status]}\n" for status in sorted(statuses))
+
+
+_PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+
+
+def explain_path(error: OSError) -> RequestError | None:
+    """The error in two lines, for every path that no verb has looked at before; None if it is of no path, or of a file
+    of hpcddp itself."""
+    if not isinstance(error.errno, int) or not error.strerror:  # of a network, or made by a library
+        return None
+    if not _has_folder():
+        return RequestError("the folder that this shell is in has been deleted", "cd ~")
+    if error.filename is None or isinstance(error.filename, int):
+        return None
+    path = os.fsdecode(error.filename)
+    if os.path.abspath(path).startswith(f"{_PACKAGE}/"):
+        return None
+    return RequestError(f"{path} cannot be used: {error.strerror.lower()}", f"ls -ld {os.path.dirname(path) or '.'}")
+
+
+def _has_folder() -> bool:
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        return False
+    return True

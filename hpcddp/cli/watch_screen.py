@@ -73,21 +73,19 @@ _SCALE = 10  # characters beside the curve, for its values
 class Screen:
     """One look, drawn by Rich. `plain`: the terminal has no braille."""
 
-    def __init__(self, seen: Watched, curve: LossCurve, *, plain: bool) -> None:
-        self._seen, self._curve, self._plain = seen, curve, plain
+    def __init__(self, watched: Watched, curve: LossCurve, *, plain: bool) -> None:
+        self._run, self._curve, self._plain = watched, curve, plain
 
     def __rich_console__(self, _console: Console, options: ConsoleOptions) -> RenderResult:
         width, height = options.max_width, options.height or options.size.height
         lines = [*self._head(), *self._dates()]
-        foot = [Text(f"{time.strftime('%H:%M:%S', time.localtime(self._seen.time))}  q ends this, not the job", "dim")]
-        room = height - len(lines) - len(foot)
-        log, attempts, hosts, curve = _share(room, len(self._seen.log), len(self._seen.attempts), len(self._seen.hosts))
+        foot = [Text(f"{time.strftime('%H:%M:%S', time.localtime(self._run.time))}  q ends this, not the job", "dim")]
+        space = height - len(lines) - len(foot)
+        log, attempts, hosts, curve = _share(space, len(self._run.log), len(self._run.attempts), len(self._run.hosts))
         lines += self._draw(width, curve)
         lines += _cut(self._hosts(), hosts)
         lines += _cut(self._attempts(), attempts, newest=True)
-        lines += (
-            [Text("log", "bold"), *(Text(f"  {_shown(line)}") for line in self._seen.log[1 - log :])] if log else []
-        )
+        lines += [Text("log", "bold"), *(Text(f"  {_shown(line)}") for line in self._run.log[1 - log :])] if log else []
         body = lines[: max(height - len(foot), 0)]
         blank = [Text("")] * (height - len(body) - len(foot))
         drawn = [*body, *blank, *foot][:height]
@@ -97,12 +95,12 @@ class Screen:
             yield line
 
     def _head(self) -> list[Text]:
-        seen, latest = self._seen, self._seen.latest
+        watched, latest = self._run, self._run.latest
         title = Text.assemble(
-            (_shown(seen.name), "bold"),
+            (_shown(watched.name), "bold"),
             "  ",
-            (seen.state, _COLOURS.get(seen.state, "")),
-            f"  {_shown(seen.why)}".rstrip(),
+            (watched.state, _COLOURS.get(watched.state, "")),
+            f"  {_shown(watched.why)}".rstrip(),
         )
         of = f" of {latest.total}" if latest.total is not None else ""
         parts = [
@@ -110,22 +108,22 @@ class Screen:
             f"epoch {latest.epoch}" if latest.epoch is not None else "",
             f"loss {latest.loss:.6g}" if latest.loss is not None else "",
             f"{latest.samples_per_s:,.0f} samples/s" if latest.samples_per_s is not None else "",
-            f"{_duration(latest.left_s)} left" if latest.left_s is not None and seen.state == "running" else "",
+            f"{_duration(latest.left_s)} left" if latest.left_s is not None and watched.state == "running" else "",
         ]
         lines = [title, Text("  ".join(filter(None, parts)))]
-        return [*lines, Text(_shown(seen.problem), "red")] if seen.problem else lines
+        return [*lines, Text(_shown(watched.problem), "red")] if watched.problem else lines
 
     def _dates(self) -> list[Text]:
-        seen, end = self._seen, self._seen.end
-        saved = "none yet" if seen.saved is None else f"step {seen.saved[0]}, {_duration(seen.saved[1])} ago"
+        watched, end = self._run, self._run.end
+        saved = "none yet" if watched.saved is None else f"step {watched.saved[0]}, {_duration(watched.saved[1])} ago"
         lines = [_row("checkpoint", saved)]
-        if seen.state != "running":
+        if watched.state != "running":
             return lines
         if end is None:
             return [*lines, _row("job ends", "not recorded: no supervisor has started this attempt")]
         if end.ends is None:
             return [*lines, _row("job ends", "nothing ends it: no walltime is known")]
-        when = f"in {_duration(end.ends - seen.time)}, {_clock(end.ends)} ({_shown(end.source)})"
+        when = f"in {_duration(end.ends - watched.time)}, {_clock(end.ends)} ({_shown(end.source)})"
         warns = f"; the ranks are warned at {_clock(end.warns)}" if end.warns is not None else ""
         return [*lines, _row("job ends", f"{when}{warns}")]
 
@@ -152,38 +150,38 @@ class Screen:
         """A host's speed is not measured apart: each step ends on all hosts at once."""
         title = Text.assemble(("hosts", "bold"), ("  each by its ranks' part of the batch", "dim"))
         rows = []
-        for one in self._seen.hosts:
+        for one in self._run.hosts:
             speed = "speed not recorded" if one.samples_per_s is None else f"{one.samples_per_s:,.0f} samples/s"
             rows.append(Text(f"  {_shown(one.host)}  {format_count(one.ranks, 'rank')}  {speed}"))
         return [title, *rows] if rows else []
 
     def _attempts(self) -> list[Text]:
         rows = []
-        for one in self._seen.attempts:
+        for one in self._run.attempts:
             steps = f"steps {one.steps[0]} to {one.steps[1]}" if one.steps else "no step"
             rows.append(Text(f"  {_shown(one.name)}  {steps}  {_shown(one.end)}".rstrip()))
         return [Text("attempts", "bold"), *rows] if rows else []
 
 
-def _share(room: int, log: int, attempts: int, hosts: int) -> tuple[int, int, int, int]:
+def _share(space: int, log: int, attempts: int, hosts: int) -> tuple[int, int, int, int]:
     """Lines of the log, the attempts, the hosts and the curve, each with its title. The curve gets what is left, and
     on a small screen the others make way for it."""
     wanted = [min(count, most) + 1 if count else 0 for count, most in ((log, 8), (attempts, 5), (hosts, 6))]
-    while sum(wanted) and room - sum(wanted) < max(room // 2, _LEAST_CURVE + 2):
+    while sum(wanted) and space - sum(wanted) < max(space // 2, _LEAST_CURVE + 2):
         at = max(range(3), key=wanted.__getitem__)
         wanted[at] = wanted[at] - 1 if wanted[at] > 2 else 0  # a title alone says nothing
-    return wanted[0], wanted[1], wanted[2], max(room - sum(wanted), 0)
+    return wanted[0], wanted[1], wanted[2], max(space - sum(wanted), 0)
 
 
-def _cut(lines: Sequence[Text], room: int, *, newest: bool = False) -> list[Text]:
+def _cut(lines: Sequence[Text], space: int, *, newest: bool = False) -> list[Text]:
     """The title and as many rows as there is room for; the title says how many are left out."""
-    if not room or not lines:
+    if not space or not lines:
         return []
     title, *rows = lines
-    left_out = len(rows) - (room - 1)
+    left_out = len(rows) - (space - 1)
     if left_out <= 0:
         return [title, *rows]
-    shown = rows[left_out:] if newest else rows[: room - 1]
+    shown = rows[left_out:] if newest else rows[: space - 1]
     return [Text.assemble(title, (f"  {left_out} more", "dim")), *shown]
 
 

@@ -8,9 +8,8 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from hpcddp.errors import HpcddpError, RequestError
-from hpcddp.lint.directive import Option, numbered
+from hpcddp.lint.directives import Option, chunks, numbered
 from hpcddp.lint.launches import ADDRESS, Program, find_program
-from hpcddp.lint.pbs import chunks
 from hpcddp.lint.request import Request, count_gpus, read_seconds
 from hpcddp.lint.script import Script, read_script
 from hpcddp.record import Record
@@ -107,9 +106,11 @@ def same_job(script: Script, site: Site) -> SameJob:
             break
         if not settings:
             return SameJob()
-        without = {one: _refusal(_rest(settings, one, site, timed), program.words, site) for one in settings}
-        cures = [one for one in settings if not without[one]] or [one for one in settings if without[one] != why]
-        dropped = (cures or settings)[0]
+        without = {}
+        for one in settings:
+            rest = [other for other in settings if other != one]
+            without[one] = _refusal([*rest, *_examples(rest, site, timed)], program.words, site)
+        dropped = min(settings, key=lambda one: (without[one] != "", without[one] == why))
         settings.remove(dropped)
         left_out.append(f"{dropped.text} ({why})")
     plan = _plan([*settings, *examples], program.words, site)
@@ -163,11 +164,6 @@ def _refusal(settings: list[Setting], command: tuple[str, ...], site: Site) -> s
     except HpcddpError as e:
         return e.message
     return ""
-
-
-def _rest(settings: list[Setting], without: Setting, site: Site, timed: bool) -> list[Setting]:
-    rest = [one for one in settings if one != without]
-    return [*rest, *_examples(rest, site, timed)]
 
 
 def _examples(settings: list[Setting], site: Site, timed: bool) -> list[Setting]:
@@ -242,11 +238,11 @@ def _settings(option: Option, script: Script, site: Site) -> list[Setting]:
     keys = {of: key for key, of in row.options.items() if key not in {"array_limit", "chain"}}
     key = "requeue" if (name, value) == ("-r", "y") else keys.get(name, "")
     key = "array" if name == "-t" and script.directives.torque else key
-    for own, variable in site.vars.items():
+    for word, variable in site.vars.items():
         if variable.directive and (
             found := re.fullmatch(re.escape(variable.directive).replace(r"\{\}", "(.+)"), _line(option))
         ):
-            return [Setting(own, found[1], option)]
+            return [Setting(word, found[1], option)]
     if name == "--gres":
         others = ",".join(word for word in value.split(",") if word.partition(":")[0] != "gpu")
         return [Setting("directives", f"--gres={others}", option)] if others else []
@@ -265,8 +261,8 @@ def _settings(option: Option, script: Script, site: Site) -> list[Setting]:
         warns = re.fullmatch(rf"(?:SIG)?{WARNING}@(\d+)", value)
         return [Setting("signal", f"{warns[1]}s", option)] if warns else []
     if key == "constraint" and site.constraint:
-        own = value.removeprefix(site.constraint).removeprefix("&")
-        return [Setting(key, own, option)] if own else []
+        more = value.removeprefix(site.constraint).removeprefix("&")
+        return [Setting(key, more, option)] if more else []
     if name.startswith("-pe "):
         return [Setting("pe", name[4:], option)] if "pe" in site.vars else []
     if key in {"constraint", "reservation", "output"}:
@@ -368,8 +364,8 @@ def _chunk_words(script: Script, site: Site) -> list[tuple[str, str]]:
     for name, value in _chunk(script).items():
         if name in _OF_CHUNK:
             continue
-        own = [key for key, v in site.vars.items() if v.chunk and v.chunk.partition("=")[0] == name]
-        found.append((own[0], value) if own else ("constraint", f"{name}={value}"))
+        keys = [key for key, v in site.vars.items() if v.chunk and v.chunk.partition("=")[0] == name]
+        found.append((keys[0], value) if keys else ("constraint", f"{name}={value}"))
     return list(dict(reversed(found)).items())
 
 

@@ -8,12 +8,10 @@ from collections.abc import Iterator
 from itertools import pairwise
 
 from hpcddp.errors import HpcddpError
-from hpcddp.lint.directive import numbered
+from hpcddp.lint.directives import chunks, numbered, read_options
 from hpcddp.lint.launches import LaunchCommand, count, per_node, rank_maker, torchrun_option, torchrun_words, trains
-from hpcddp.lint.pbs import chunks
 from hpcddp.lint.pbs_values import foreign_names, is_time, refused_resources, refused_values, unknown_names
 from hpcddp.lint.script import PREFIXES, Said, Script
-from hpcddp.lint.slurm import read_options
 from hpcddp.schedulers.directive_rules import DirectiveOption, find_clashes, full_name
 from hpcddp.schedulers.registry import find_scheduler
 from hpcddp.schedulers.row import refused_together
@@ -68,14 +66,14 @@ def _refused_steps(script: Script) -> Iterator[Said]:
     inherited = [o for o in script.directives.options if not o.name.startswith("--mem")]
     for launch in script.launches:
         if launch.launcher == "srun":
-            own, _ = read_options([(word, launch.command.line) for word in launch.options])
-            names = {o.name for o in own}
-            options = [*(o for o in inherited if o.name not in names), *own]
+            of_step, _ = read_options([(word, launch.command.line) for word in launch.options])
+            names = {o.name for o in of_step}
+            options = [*(o for o in inherited if o.name not in names), *of_step]
             for first, second, why in refused_together(rules, [(o.name, o.value) for o in options]):
                 instead_of = (
-                    options[second].name == "--cpus-per-task" and options[first] not in own
+                    options[second].name == "--cpus-per-task" and options[first] not in of_step
                 )  # of --cpus-per-gpu
-                if options[second] in own and "exclude" in why and not instead_of:
+                if options[second] in of_step and "exclude" in why and not instead_of:
                     both = f"{options[first].text} and {options[second].text}"
                     yield Said(launch.command.line, f"srun refuses to start: {both} {why}", "one of them")
 
@@ -137,15 +135,15 @@ def abci2(script: Script) -> Iterator[Said]:
 
 def twice(script: Script) -> Iterator[Said]:
     """M9: an option that stands twice with different values; only one counts."""
-    seen: dict[str, tuple[int, str]] = {}
+    first: dict[str, tuple[int, str]] = {}
     for name, value, line in script.directives.options:
         if name in _SEVERAL or name.startswith("-v"):
             continue
-        if name in seen and seen[name][1] != value:
+        if name in first and first[name][1] != value:
             first_counts = script.scheduler == "pbs" and name.startswith("-l ")
-            kept = seen[name][1] if first_counts else value
-            yield Said(line, f"{name} stands twice (line {seen[name][0]} too); only {kept!r} counts", f"one {name}")
-        seen.setdefault(name, (line, value))
+            counted = first[name][1] if first_counts else value
+            yield Said(line, f"{name} stands twice (line {first[name][0]} too); only {counted!r} counts", f"one {name}")
+        first.setdefault(name, (line, value))
 
 
 def output_folder(script: Script) -> Iterator[Said]:
@@ -265,8 +263,8 @@ def no_mpiprocs(script: Script) -> Iterator[Said]:
         return
     for launch in _mpi(script):
         wanted = count(launch)
-        own_hosts = launch.has("-H", "-host", "--host", "--oversubscribe") or _other_hostfile(launch)
-        if own_hosts or per_node(launch, script.request) == 1 or wanted == script.request.nodes:
+        other_hosts = launch.has("-H", "-host", "--host", "--oversubscribe") or _other_hostfile(launch)
+        if other_hosts or per_node(launch, script.request) == 1 or wanted == script.request.nodes:
             continue
         if wanted is None and not launch.has("-np", "-n", "-ppn", "-npernode", "--map-by", "-map-by"):
             continue  # one process per chunk, and that may be what is wanted

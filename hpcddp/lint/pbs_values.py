@@ -10,10 +10,8 @@ import re
 from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import NamedTuple
 
-from hpcddp.lint.directive import ListError, Option, Refusal
+from hpcddp.lint.directives import ON_TORQUE, Option, Pairs, Refusal, split_select
 from hpcddp.schedulers.pbs import OF_CHUNK
-
-ON_TORQUE = "on Torque: hpcddp lint --site generic-torque"
 
 
 class ValueRule(NamedTuple):
@@ -117,69 +115,6 @@ def _refused_together(options: Sequence[Option]) -> Iterator[Refusal]:
                 if "=" not in word and not re.fullmatch(r"\s*[A-Za-z_]\w*", word):
                     what = f"-v {value}: a comma ends a value, and {word!r} is no variable of your shell"
                     yield Refusal(line, what, "export NAME=VALUE in the script")
-
-
-# The lists in #PBS options, split as qsub and the server split them: `-l a=1,b=2`, `-W a=1,b=2`, select's chunks.
-
-
-Pairs = list[tuple[str, str]]
-
-
-def split_resources(text: str) -> Pairs:
-    """`select=2:ncpus=4,walltime=60` as names and values; a name alone has the value "". Raises ListError.
-
-    A comma or a blank ends a value, so that `select=1: ncpus=2` is two resources; quotes are taken off.
-    """
-    found: Pairs = []
-    item, quote, last = "", "", ","
-    for c in f"{text},":
-        if c in "'\"" and c == (quote or c):  # a quote of the other kind is a letter
-            quote = "" if quote else c
-        elif quote or (c != "," and not c.isspace()):
-            item += c
-        elif c.isspace() and item.endswith("="):
-            continue
-        else:
-            if (not item and c == last == ",") or item.startswith("="):
-                raise ListError(f"-l {text}: a resource without a name, or a comma too many")
-            name, _, value = item.partition("=")
-            found += [(name, value)] if item else []
-            item, last = "", c if c == "," else last if not item else ""
-    if quote:
-        raise ListError(f"-l {text}: no closing {quote}")
-    return found
-
-
-def split_attributes(text: str) -> Pairs:
-    """`umask=022,depend=afterok:1,afterany:2` as names and values. Raises ListError.
-
-    A value goes up to the last comma before the next `=`.
-    """
-    pairs = [re.fullmatch(r"\s*([^\s=,]+)\s*=([^=]*(?<!,))", item) for item in re.split(r",(?=[^=,]*=)", text)]
-    if None in pairs:
-        raise ListError(f"-W {text}: not NAME=VALUE, several with commas")
-    return [(pair[1], pair[2].strip()) for pair in pairs if pair]
-
-
-_RESOURCE = re.compile(r"([A-Za-z][\w-]*)=((?:[^:+'\"]|'[^']*'|\"[^\"]*\")*)", re.ASCII)
-
-
-def split_select(text: str) -> list[tuple[int, Pairs]]:
-    """`2:ncpus=8:mpiprocs=4+1:ncpus=2` as counts and resources; [] if it is not of that form."""
-    found: list[tuple[int, Pairs]] = []
-    for chunk in re.findall(r"(?:[^+'\"]|'[^']*'|\"[^\"]*\"|['\"])+|(?<=\+)$", text):
-        words = re.findall(r"(?:[^:'\"]|'[^']*'|\"[^\"]*\"|['\"])+|(?<=:)$", chunk)
-        count = words.pop(0) if words and words[0].isdecimal() and words[0].isascii() else "1"
-        resources = [_RESOURCE.fullmatch(word) for word in words]
-        if chunk == "" or None in resources:
-            return []
-        found.append((int(count[:18]), [(each[1], each[2]) for each in resources if each]))
-    return found
-
-
-def chunks(select: str) -> list[tuple[int, dict[str, str]]]:
-    """The same with the resources of a chunk by name."""
-    return [(count, dict(resources)) for count, resources in split_select(select)]
 
 
 # What qsub and its server take behind `-l`: sizes, times, select, place, nodes, and which of them go together.

@@ -5,8 +5,7 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
-from hpcddp.lint.directive import Option, ScriptDirectives
-from hpcddp.lint.pbs import chunks
+from hpcddp.lint.directives import Option, ScriptDirectives, chunks
 from hpcddp.schedulers.registry import find_scheduler
 
 #: Options of Slurm that count GPUs; --gres beside them counts other things, too.

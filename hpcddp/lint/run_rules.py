@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from itertools import pairwise
 
-from hpcddp.lint.directive import UNIX_LINES, numbered
+from hpcddp.lint.directives import UNIX_LINES, numbered
 from hpcddp.lint.launches import expand, per_node, rank_maker, torchrun_option, torchrun_words, trains
 from hpcddp.lint.script import PREFIXES, Said, Script, unix_lines
 from hpcddp.lint.shell import REACHES, Command, find_open_document

@@ -9,13 +9,10 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from hpcddp.errors import RequestError
-from hpcddp.lint.directive import ScriptDirectives
-from hpcddp.lint.gridengine import read_gridengine
+from hpcddp.lint.directives import ScriptDirectives, is_torque, read_gridengine, read_pbs, read_slurm
 from hpcddp.lint.launches import NAMED_HOSTS, LaunchCommand, count, find_launches
-from hpcddp.lint.pbs import is_torque, read_pbs
 from hpcddp.lint.request import Request, read_request
 from hpcddp.lint.shell import REACHES, Command, read_commands
-from hpcddp.lint.slurm import read_slurm
 from hpcddp.schedulers.registry import find_scheduler
 from hpcddp.script.site import Queue, Site
 

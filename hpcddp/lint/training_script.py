@@ -170,7 +170,9 @@ class TrainingScript:
 
     def has_gpu(self) -> bool:
         """Whether the script asks for a device at all."""
-        backends = [_backend(call) for call in self.find_calls("init_process_group")]
+        backends = [
+            call.args[0] if call.args else keyword(call, "backend") for call in self.find_calls("init_process_group")
+        ]
         if any(is_constant(backend, "gloo") for backend in backends):
             return False
         nccl = any("nccl" in words(backend) for backend in backends if backend is not None)
@@ -340,7 +342,3 @@ def _note_reached(script: TrainingScript) -> None:
         if function not in script.reached:
             script.reached.add(function)
             todo += enters.get(function, [])
-
-
-def _backend(call: ast.Call) -> ast.expr | None:
-    return call.args[0] if call.args else keyword(call, "backend")

@@ -1,22 +1,77 @@
-"""Where the ranks' programs come from: an interpreter, an environment, or a container's image."""
+"""Where the ranks' programs come from: an interpreter, an environment, or a container's image.
+
+A program that stands in front of a command and runs it in a container is one row. A runtime that is an option of a
+launcher (pyxis, CSCS' Container Engine) stands in that launcher's row.
+"""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from hpcddp.errors import RequestError, SiteError
+from hpcddp.ranks.launcher import FromShell
 from hpcddp.ranks.launchers import LAUNCHERS, launcher_of_container, launchers_under
 from hpcddp.record import Record
-from hpcddp.script.container_runtimes import CONTAINER_RUNTIMES, USUAL_RUNTIME
-from hpcddp.script.site import Queue, Site
-from hpcddp.script.spec import JobSpec
 
 if TYPE_CHECKING:
     from hpcddp.ranks.launcher import Words
+    from hpcddp.script.site import Queue, Site
+    from hpcddp.script.spec import JobSpec
+
+
+class ContainerRuntime(Record):
+    """What differs between them.
+
+    `line`: the command up to what runs in the container, in groups as the script's lines are. `gpu_options`: by the
+    GPUs' vendor, what shows them to the container. `path_variables`: what is put before the container's own PATH.
+    `image`: the pattern of an image's name, where any other text would be read as something else.
+    """
+
+    line: Callable[[Container], Iterator[Words]]
+    gpu_options: Mapping[str, str] = {}
+    path_variables: tuple[str, ...] = ()
+    image: str = r".+"
+
+    def takes(self, image: str) -> bool:
+        """Whether this can be the name of an image."""
+        return bool(re.fullmatch(self.image, image, re.ASCII | re.DOTALL))
+
+
+def _apptainer_line(container: Container) -> Iterator[Words]:
+    here, run = FromShell("$PWD"), FromShell("$runs")
+    gpu_option = (container.gpu_option,) if container.gpu_option else ()
+    binds = (word for bind in container.binds for word in ("--bind", bind))
+    yield (container.runtime, "exec", *gpu_option, "--pwd", here, "--bind", here, "--bind", run, *binds)
+    yield container.options
+    yield (container.image,)
+
+
+def _shifter_line(container: Container) -> Iterator[Words]:
+    """The image stands in a directive, and the container sees the node's folders."""
+    yield (container.runtime, *container.options)
+
+
+_APPTAINER = ContainerRuntime(
+    line=_apptainer_line,
+    gpu_options={"nvidia": "--nv", "amd": "--rocm"},
+    path_variables=("APPTAINERENV_PREPEND_PATH", "SINGULARITYENV_PREPEND_PATH"),  # each reads the other's, or its own
+)
+
+CONTAINER_RUNTIMES: dict[str, ContainerRuntime] = {
+    "apptainer": _APPTAINER,
+    "singularity": _APPTAINER,
+    "shifter": ContainerRuntime(line=_shifter_line, image=r"[\w./:-]+"),
+}
+#: What a hint proposes.
+USUAL_RUNTIME = "apptainer"
+#: Every word that `container_runtime` can be.
+RUNTIMES = (*CONTAINER_RUNTIMES, *(name for row in LAUNCHERS.values() for name in row.containers))
 
 
 class Container(Record):
-    """`runtime`: a row of container_runtimes.py, or a launcher's; "" for none. `gpu_option` shows it the GPUs."""
+    """`runtime`: a row of CONTAINER_RUNTIMES, or a launcher's; "" for none. `gpu_option` shows it the GPUs."""
 
     runtime: str = ""
     image: str = ""
@@ -54,9 +109,9 @@ class Container(Record):
 def plan_container(spec: JobSpec, site: Site, queue: Queue, gpus: int) -> Container:
     """The container asked for. Raises SiteError where the site does not say what runs containers."""
     if spec.container is None:
-        asked = next((key for key in ("container_runtime", "binds") if getattr(spec, key) is not None), None)
-        if asked:
-            raise RequestError(f"{asked} without container", "--set container=IMAGE")
+        key = next((key for key in ("container_runtime", "binds") if getattr(spec, key) is not None), None)
+        if key:
+            raise RequestError(f"{key} without container", "--set container=IMAGE")
         return Container()
     rule = site.container
     runtime = spec.container_runtime or rule.runtime

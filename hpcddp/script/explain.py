@@ -182,7 +182,10 @@ def source_of(path: str, line: str, plan: JobPlan) -> str:
 def compare_plans(first: tuple[JobPlan, str], second: tuple[JobPlan, str]) -> str:
     """Two plans and their scripts: the decisions that differ, then a unified diff. No scheduler takes it for a job."""
     record = comparison_record(first, second)
-    differing = [(name, *map(_text, values)) for name, values in record["differing"].items()]
+    differing = [
+        (name, *("-" if value is None else str(value) for value in values))
+        for name, values in record["differing"].items()
+    ]
     widths = [max((len(row[i]) for row in differing), default=0) for i in (0, 1)]
     table = "".join(f"{a:{widths[0]}}  {b:{widths[1]}}  {c}\n" for a, b, c in differing)
     return no_script() + table + "\n" + "".join(f"{line}\n" for line in record["script_diff"])
@@ -198,7 +201,3 @@ def comparison_record(first: tuple[JobPlan, str], second: tuple[JobPlan, str]) -
     )
     differing = {name: pair for name, pair in pairs.items() if pair[0] != pair[1] and name != "created_by"}
     return {"sites": [one.site.name, two.site.name], "differing": differing, "script_diff": list(lines)}
-
-
-def _text(value: object) -> str:
-    return "-" if value is None else str(value)

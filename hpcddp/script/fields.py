@@ -169,7 +169,8 @@ def read_directives(value: object, where: str) -> tuple[str, ...]:
 
 
 def read_modules(value: object, where: str) -> tuple[str, ...]:
-    """Names of modules. A comma is none of a name's letters: it would be one module that nobody has."""
+    """Names of modules, and what else `module` does: `purge gcc/12`, `use /apps/modulefiles cuda`. A comma is none of a
+    name's letters: it would be one module that nobody has."""
     words = read_words(value, where)
     other = next((word for word in words if word.startswith("-") or word in _NO_MODULES), None)
     if other is not None:
@@ -179,14 +180,7 @@ def read_modules(value: object, where: str) -> tuple[str, ...]:
         in_set = f"--set 'modules={' '.join(names) or 'NAME'}'"
         hint = in_set if where.startswith("--set ") else assign(where, f"[{', '.join(names) or 'NAME'}]")
         raise RequestError(f"{where} has a comma in {' '.join(words)!r}: blanks separate modules", hint)
-    return words
-
-
-def read_job_modules(value: object, where: str) -> tuple[str, ...]:
-    """Names of modules, and what else `module` does: `purge gcc/12`, `use /apps/modulefiles cuda`."""
-    words = read_modules(value, where)
-    lines = module_lines(words)
-    for line in lines:
+    for line in module_lines(words):
         if len(line) - 1 != MODULE_WORDS.get(line[0], 1):
             raise RequestError(
                 f"{where} has {line[0]!r} without what it needs: {' '.join(words)!r}",

@@ -55,14 +55,14 @@ def plan_queue(spec: JobSpec, site: Site) -> str:
             f"queue {queue!r} is not one of site {site.name}'s{nearest(queue, known)}",
             f"--queue one of {', '.join(known)}",
         )
-    facts = site.queues.get(queue, Queue())
-    for key, word in (("partition", facts.partition), ("qos", facts.qos), ("gpu_type", facts.gpu_type)):
+    node = site.queues.get(queue, Queue())
+    for key, word in (("partition", node.partition), ("qos", node.qos), ("gpu_type", node.gpu_type)):
         if word:
             directive_word(word, f"{key} of queue {queue} in {site.file}")
-    if spec.gpu_type and facts.gpu_type and spec.gpu_type != facts.gpu_type:
+    if spec.gpu_type and node.gpu_type and spec.gpu_type != node.gpu_type:
         others = [name for name, other in site.queues.items() if other.gpu_type == spec.gpu_type]
         another = f"--queue {others[0]}, or " if others else ""
-        what = f"gpu_type {spec.gpu_type}, but queue {queue} of site {site.name} has GPUs of the type {facts.gpu_type}"
+        what = f"gpu_type {spec.gpu_type}, but queue {queue} of site {site.name} has GPUs of the type {node.gpu_type}"
         raise RequestError(what, f"{another}leave out gpu_type")
     return directive_word(queue, "queue") if queue else ""
 

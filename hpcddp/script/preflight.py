@@ -86,9 +86,9 @@ def _check_packages(plan: JobPlan, here: Here) -> Iterator[str]:
         return
     prefix = os.path.dirname(os.path.dirname(plan.python))
     versions = [name for name in here.names(f"{prefix}/lib") if re.fullmatch(r"python3\.\d+t?", name)]
-    own = [f"{prefix}/lib/{version}/site-packages" for version in versions]
-    missing = [name for name in needed if not any(_has_package(folder, name, here) for folder in own)]
-    if not own or not missing:
+    folders = [f"{prefix}/lib/{version}/site-packages" for version in versions]
+    missing = [name for name in needed if not any(_has_package(folder, name, here) for folder in folders)]
+    if not folders or not missing:
         return
     if b"include-system-site-packages = true" in here.start_of(f"{prefix}/pyvenv.cfg"):
         return
@@ -96,7 +96,7 @@ def _check_packages(plan: JobPlan, here: Here) -> Iterator[str]:
         source = "; a module may bring it" if plan.modules else ""
         extra = "[train]" if "torch" in missing else ""
         hint = f"\nhint: {plan.python} -m pip install 'hpcddp{extra}'" if "hpcddp" in missing else ""
-        yield f"{plan.python} has no {' and no '.join(missing)} in {own[0]}{source}{hint}"
+        yield f"{plan.python} has no {' and no '.join(missing)} in {folders[0]}{source}{hint}"
 
 
 def _has_package(folder: str, name: str, here: Here) -> bool:
@@ -184,7 +184,8 @@ def check_program(program: str, folder: str, python: str, here: Here) -> Iterato
     `folder`: where the job runs. `python`: the ranks' interpreter, whose folder is first on the job's PATH.
     """
     first = program.partition(" ")[0]
-    if first != program and not here.exists(os.path.join(folder, program)) and _is_program(first, folder, here):
+    is_program = any(here.exists(os.path.join(one, first)) for one in (folder, *here.path))
+    if first != program and is_program and not here.exists(os.path.join(folder, program)):
         raise RequestError(f"the command is one word, {program!r}: its blanks are quoted", f"-- {program}")
     if "/" in program:
         path = os.path.join(folder, program)
@@ -202,10 +203,6 @@ def check_program(program: str, folder: str, python: str, here: Here) -> Iterato
         raise RequestError(f"the command's {program} is in {folder}, but not on PATH", f"-- ./{program}")
     guess = nearest(program, sorted({name for one in folders for name in here.names(one)}))
     yield f"{program} is not on this machine's PATH{guess}; the compute nodes must have it"
-
-
-def _is_program(word: str, folder: str, here: Here) -> bool:
-    return any(here.exists(os.path.join(one, word)) for one in (folder, *here.path))
 
 
 def _check_file(program: str, path: str, here: Here) -> None:

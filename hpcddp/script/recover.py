@@ -26,10 +26,10 @@ def check_placeholders(plan: JobPlan) -> None:
             f" {plan.spec.parallel} has {plan.data_size} data ranks",
             "leave parallel out where the program splits its model itself; hpcddp.runtime deals the batch by itself",
         )
-    own = [name for name in find_placeholders(plan.command) if name in OF_RANK]
-    if plan.rank_maker and own:
+    of_rank = [name for name in find_placeholders(plan.command) if name in OF_RANK]
+    if plan.rank_maker and of_rank:
         raise RequestError(
-            f"{{{own[0]}}} in the command: {plan.rank_maker} makes the ranks, and the command runs once per node",
+            f"{{{of_rank[0]}}} in the command: {plan.rank_maker} makes the ranks, and the command runs once per node",
             "leave it out",
         )
     joins = plan.world_size > 1 and not plan.spec.independent
@@ -41,11 +41,11 @@ def plan_data_size(spec: JobSpec, nodes: int, ranks_per_node: int, gpus_per_rank
     """How many ranks see different samples. RequestError for a split that the nodes and ranks do not allow."""
     if spec.parallel is None:
         return nodes * ranks_per_node
-    asked = read_parallel(spec.parallel, spec.sources.get("parallel", "parallel"))
+    parallel = read_parallel(spec.parallel, spec.sources.get("parallel", "parallel"))
     if gpus_per_rank > 1:
-        check_one_gpu(asked, gpus_per_rank)
+        check_one_gpu(parallel, gpus_per_rank)
     hosts = [f"node {node}" for node in range(nodes) for _ in range(ranks_per_node)]
-    return plan_split(asked, hosts).data_size
+    return plan_split(parallel, hosts).data_size
 
 
 RECOVERY_KEYS = ("max_restarts", "min_nodes", "spares", "stall_limit", "health_check")
@@ -85,7 +85,9 @@ def plan_fewer_nodes(plan: JobPlan) -> tuple[int, ...]:
             f"max_restarts: {plan.outer.name} cannot be told to leave out a lost node",
             f"--launcher {' or '.join(others)}, or leave out max_restarts",
         )
-    fewer = tuple(nodes for nodes in range(_least(plan), plan.nodes) if _works_out(plan, nodes))
+    fewer = tuple(
+        nodes for nodes in range(spec.min_nodes or (plan.nodes + 1) // 2, plan.nodes) if _works_out(plan, nodes)
+    )
     if spec.min_nodes is not None and spec.min_nodes not in (*fewer, plan.nodes):
         numbers = " or ".join(map(str, (*fewer, plan.nodes)))
         raise RequestError(
@@ -109,10 +111,6 @@ def remark_recovery(plan: JobPlan) -> list[str]:
             f"on {format_count(fewer[0], 'node')} a rank takes {most} samples at once: max_micro_batch bounds it"
         )
     return remarks
-
-
-def _least(plan: JobPlan) -> int:
-    return plan.spec.min_nodes or (plan.nodes + 1) // 2
 
 
 def _works_out(plan: JobPlan, nodes: int) -> bool:

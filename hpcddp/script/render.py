@@ -138,5 +138,5 @@ def interactive_command(name: str, script: str) -> str:
         raise RequestError(f"{scheduler.title} has no interactive jobs", "run the command itself")
     prefix = f"{scheduler.directives.prefix} "
     options = [line.removeprefix(prefix) for line in script.splitlines() if line.startswith(prefix)]
-    kept = [option for option in options if not (left_out and re.match(left_out, option))]
-    return quote_words([*program, *(word for option in kept for word in option.split(" "))])
+    shown = [option for option in options if not (left_out and re.match(left_out, option))]
+    return quote_words([*program, *(word for option in shown for word in option.split(" "))])

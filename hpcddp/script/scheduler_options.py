@@ -139,12 +139,8 @@ def _plan_array(spec: JobSpec, scheduler: Scheduler) -> tuple[str, bool]:
             raise RequestError(f"array_limit {spec.array_limit} without array", "--set array=1-10")
         return "", bool(spec.requeue)
     found = re.fullmatch(r"(\d{1,9})-(\d{1,9})(:[1-9]\d{0,8})?", spec.array, re.ASCII)
-    if not found and re.fullmatch(r"\d+-\d+(:\d+)?", spec.array, re.ASCII):
-        raise RequestError(f"array {spec.array!r} has a number above 999999999", f"--set array={rules.array_first}-9")
     if not found or int(found[1]) >= int(found[2]) or int(found[1]) < rules.array_first:
-        example = f"--set array={rules.array_first}-9"
-        if limited := re.fullmatch(r"(\d+-\d+(?::\d+)?)%(\d+)", spec.array, re.ASCII):
-            example = f"--set array={limited[1]} --set array_limit={limited[2]}"
+        example = f"--set array={rules.array_first}-9; for few at once: --set array_limit=2"
         raise RequestError(f"array {spec.array!r} is not FIRST-LAST or FIRST-LAST:STEP", example)
     if rules.array_reruns and spec.requeue is False:
         raise RequestError(
@@ -218,8 +214,8 @@ def plan_directives(
     _check_wanted(site, wanted, tuple(requested))
     reserved = [text.replace("{queue}", queue) for text in site.reservation] if spec.reservation else []
     printed = ((v.directive, values[name]) for name, v in site.vars.items() if v.directive and name in values)
-    own = [directive.replace("{}", value) for directive, value in printed]
-    lines = (*site.directives, *own, *reserved, *further, *wanted)
+    of_variables = [directive.replace("{}", value) for directive, value in printed]
+    lines = (*site.directives, *of_variables, *reserved, *further, *wanted)
     for text in lines:
         if not _LINE(text):
             raise RequestError(
@@ -264,16 +260,16 @@ def check_script(spec: JobSpec, site: Site, script: str) -> None:
         return
     both = clash.options
     what = f"the script would have {' and '.join(repr(option.text) for option in both)}: {scheduler.title} {clash.why}"
-    own = [repr(option.text) for option in both if option.text in (spec.directives or ())]
+    typed = [repr(option.text) for option in both if option.text in (spec.directives or ())]
     keys = [key for key, name in rules.options.items() if spec.asks_for(key) and name in {one.name for one in both}]
     clashing = {option.text for option in both}
     for name, value in (spec.variables or {}).items():
         if name in site.vars and site.vars[name].directive.replace("{}", value) in clashing:
             keys.append(name)
-    if not own and not keys:
+    if not typed and not keys:
         raise SiteError(f"{what}, and both are from {site.file}", "leave one of them out of the site's file")
     instead = "; gpus_per_node and gpu_type ask for GPUs" if {one.name for one in both} & {*rules.one_of} else ""
-    raise RequestError(what, f"leave out {' or '.join([*own[-1:], *keys])}{instead}")
+    raise RequestError(what, f"leave out {' or '.join([*typed[-1:], *keys])}{instead}")
 
 
 def _joined(lines: Iterable[str], option: str) -> tuple[str, ...]:

@@ -192,8 +192,8 @@ class Site(Record):
 
     def account_of(self, queue: str) -> Account:
         """The rules for accounts in this queue."""
-        own = self.queues[queue].account if queue in self.queues else _NONE
-        return self.account._replace(**own)
+        of_queue = self.queues[queue].account if queue in self.queues else _NONE
+        return self.account._replace(**of_queue)
 
     def source(self, key: str) -> str:
         """Where a block's facts come from, for messages: address and date. A source may carry a date of its own."""
@@ -217,9 +217,10 @@ def check_limits(site: Site, queue: str, nodes: int, walltime_s: int, gpus: int 
     about = [r for r in rules if r.takes(nodes, gpus)]
     lost = "; the server would drop the job without a word" if site.queues[queue].routing else ""
     if not about:
+        size = f"{nodes} with {_span((gpus, gpus), 'GPU')}" if any(r.gpus for r in rules) else f"{nodes}"
         raise RequestError(
             f"queue {queue} of site {site.name} takes {', '.join(_size(r) for r in rules)} per job,"
-            f" not {_format_request(rules, nodes, gpus)} ({source}){lost}",
+            f" not {size} ({source}){lost}",
             f"nearest: {_nearest_size(rules, nodes, gpus // nodes)}"
             + _other_queue(site, queue, nodes, gpus, walltime_s),
         )
@@ -268,10 +269,6 @@ def _other_queue(site: Site, queue: str, nodes: int, gpus: int, walltime_s: int)
     by_time = [name for name, rules in fits if any(_allows(r, nodes, walltime_s) for r in rules)]
     named = by_time or [name for name, rules in fits if rules]
     return f", or --queue {named[0]}" if named else ""
-
-
-def _format_request(rules: tuple[Limit, ...], nodes: int, gpus: int) -> str:
-    return f"{nodes}" if not any(r.gpus for r in rules) else f"{nodes} with {_span((gpus, gpus), 'GPU')}"
 
 
 def _size(rule: Limit) -> str:

@@ -102,7 +102,7 @@ def _compare_nodes(name: str, site: Site, now: QueueFound, command: str) -> list
             continue
         told = f"queue {name}: {said} {word} in each node in the site's file, {live} by {command}"
         by_hand = now.mixed or (key == "gpus" and 0 in (said, live))
-        differences.append(Difference(told, {} if by_hand else {"queues": {name: {key: str(live)}}}))
+        differences.append(Difference(told, {} if by_hand else _of_queue(name, key, str(live))))
     return differences
 
 
@@ -134,7 +134,11 @@ def _with_limit(name: str, queue: Queue, **changed: str) -> dict[str, Any]:
         "node_hours": f"{rule.node_hours:g}" if rule.node_hours else None,
     }
     whole = {key: value for key, value in {**said, **changed}.items() if value is not None}
-    return {"queues": {name: {"limits": [whole]}}}
+    return _of_queue(name, "limits", [whole])
+
+
+def _of_queue(name: str, key: str, value: object) -> dict[str, Any]:
+    return {"queues": {name: {key: value, "source": CHECKED}}}
 
 
 # The modules of a site's file against the module system of this machine, as a login shell shows it.

@@ -19,9 +19,8 @@ from hpcddp.record import Record
 from hpcddp.schedulers.registry import find_scheduler, scheduler_names, scripted_schedulers, submit_commands
 from hpcddp.schedulers.row import Scheduler
 from hpcddp.script import fields
-from hpcddp.script.container_runtimes import RUNTIMES
+from hpcddp.script.container import RUNTIMES
 from hpcddp.script.fields import (
-    MODULE_WORDS,
     Reader,
     fields_of,
     read_choice,
@@ -62,13 +61,13 @@ _MAPPING = "write key: value, one per line"
 
 class _Loader(_Base):  # type: ignore[misc]  # the C loader is there or not
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[str, Any]:
-        seen: set[str] = set()
+        keys: set[str] = set()
         for key, _ in node.value:
             if not isinstance(key, yaml.ScalarNode):
                 raise yaml.constructor.ConstructorError(None, None, "a key is not plain text", key.start_mark)
-            if key.value in seen:
+            if key.value in keys:
                 raise yaml.constructor.ConstructorError(None, None, f"{key.value!r} {_TWICE}", key.start_mark)
-            seen.add(key.value)
+            keys.add(key.value)
         return super().construct_mapping(node, deep)  # type: ignore[no-any-return]  # the base class is Any
 
 
@@ -150,11 +149,11 @@ def _merge_queues(before: Mapping[str, Any], overlay: Mapping[str, Any]) -> dict
     """What is corrected in one queue is not so in those that are like it: they keep what the file says of both."""
     merged = {name: _with_like(block, before) for name, block in before.items()}
     for name, block in overlay.items():
-        own = (before if isinstance(block, Mapping) and "like" in block else merged).get(name)
-        if block == GONE:
-            merged.pop(name, None)
-        elif block != "":
-            merged[name] = {**own, **_said(block)} if isinstance(block, Mapping) and isinstance(own, Mapping) else block
+        base = (before if isinstance(block, Mapping) and "like" in block else merged).get(name)
+        if block != "":
+            merged[name] = (
+                {**base, **_said(block)} if isinstance(block, Mapping) and isinstance(base, Mapping) else block
+            )
     return merged
 
 
@@ -224,15 +223,6 @@ def read_gpu_order(value: object, where: str) -> tuple[str, ...]:
     return words
 
 
-def read_names_of_modules(value: object, where: str) -> tuple[str, ...]:
-    """Names of modules alone: what else `module` does is a line of shell in `before` or `after`."""
-    words = read_modules(value, where)
-    word = next((word for word in words if word in MODULE_WORDS), None)
-    if word is not None:
-        raise RequestError(f"{where} has {word!r}, which is no module's name", f"before: [module {word}]")
-    return words
-
-
 def read_block(make: Callable[..., Any], readers: Mapping[str, Reader], value: object, where: str) -> Any:
     """A nested mapping as one frozen value."""
     return make(**{FIELDS.get(k, k): v for k, v in read_mapping(value, readers, where).items()})
@@ -258,8 +248,8 @@ def read_blocks(make: type[Any], readers: Mapping[str, Reader], value: object, w
         like = block.get("like") if isinstance(block, Mapping) else None
         if like is not None and not isinstance(blocks.get(like), Mapping):
             raise RequestError(f"{name} in {where} is like {like!r}, which is not there", f"one of {', '.join(blocks)}")
-        own = {k: v for k, v in block.items() if k != "like"} if isinstance(block, Mapping) else block
-        merged[name] = {**blocks[like], **own} if like else own
+        said = {k: v for k, v in block.items() if k != "like"} if isinstance(block, Mapping) else block
+        merged[name] = {**blocks[like], **said} if like else said
     value = merged if isinstance(value, Mapping) else value
     return read_mapping(value, dict.fromkeys(merged, partial(read_block, make, readers)), where)
 
@@ -275,7 +265,7 @@ QUEUE = readers_of(
 )
 ACCOUNT = readers_of(Account, pattern=read_pattern)
 VARIABLE = readers_of(Variable, pattern=read_pattern)
-MODULES = readers_of(Modules, before=read_lines, load=read_names_of_modules, after=read_lines)
+MODULES = readers_of(Modules, before=read_lines, load=read_modules, after=read_lines)
 LAUNCHER = {**readers_of(SiteLauncher, name=read_launcher, agents=None), **dict.fromkeys(AGENTS, read_text)}
 CONTAINER = readers_of(SiteContainer, runtime=read_choice(*RUNTIMES))
 SITE: dict[str, Reader] = {
@@ -305,45 +295,34 @@ FIELDS = {**fields_of(Limit), **fields_of(Site)}
 
 
 def site_keys(rows: Sequence[Scheduler]) -> dict[str, Reader]:
-    """The table for a site of one of these schedulers: for some keys the words are those that their templates read."""
+    """The table for a site of one of these schedulers: for some keys the words are those that their templates read, and
+    a key is refused that no request of theirs can carry, since it would be lost."""
+    titles = " or ".join(row.title for row in rows)
+    has_chunks = any(row.directives.chunks for row in rows)
+    has_types = any("gpus_option" in row.directives.site_words for row in rows)
+
+    def refused(*keys: str) -> dict[str, Reader]:
+        return {key: partial(_refuse_key, titles, key) for key in keys}
+
+    def words(key: str, word: str, *also: str) -> dict[str, Reader]:
+        known = dict.fromkeys((*(w for row in rows for w in row.directives.site_words.get(word, ())), *also))
+        return {key: read_choice(*known)} if known else refused(key)
+
+    account: dict[str, Reader] = {**ACCOUNT, **words("option", "account", "none")}
+    variable = VARIABLE if has_chunks else {**VARIABLE, **refused("chunk")}
+    queue: dict[str, Reader] = {**QUEUE, "account": partial(read_block, dict, account)}
+    queue |= {} if has_chunks else refused("gpu_chunks")
+    queue |= {} if has_types else refused("gpu_type", "partition", "qos")
     return {
         **SITE,
-        **({} if any(row.directives.chunks for row in rows) else _without_chunks(rows)),
-        "queues": partial(read_blocks, Queue, _queue_keys(rows)),
-        "account": partial(read_block, Account, _account_keys(rows)),
-        "size": _read_word(rows, "size"),
-        "queue_option": _read_word(rows, "queue_option", "none"),
-        "gpus_option": _read_word(rows, "gpus_option"),
+        **({} if has_chunks else refused("chunk", "placement")),
+        "vars": partial(read_blocks, Variable, variable),
+        "queues": partial(read_blocks, Queue, queue),
+        "account": partial(read_block, Account, account),
+        **words("size", "size"),
+        **words("queue_option", "queue_option", "none"),
+        **words("gpus_option", "gpus_option"),
     }
-
-
-def _read_word(rows: Sequence[Scheduler], key: str, *also: str) -> Reader:
-    """A reader of the words that these rows have for a key, and of those that hpcddp itself reads."""
-    words = dict.fromkeys((*(word for row in rows for word in row.directives.site_words.get(key, ())), *also))
-    return read_choice(*words) if words else partial(_refuse_key, _titles(rows), key)
-
-
-def _without_chunks(rows: Sequence[Scheduler]) -> dict[str, Reader]:
-    """Readers of what only a request of chunks can carry, where no scheduler has one: dropped, it would be lost."""
-    refused = {key: partial(_refuse_key, _titles(rows), key) for key in ("chunk", "placement")}
-    return {**refused, "vars": partial(read_blocks, Variable, {**VARIABLE, "chunk": refused["chunk"]})}
-
-
-def _queue_keys(rows: Sequence[Scheduler]) -> dict[str, Reader]:
-    """The keys of a queue. Those are refused that no request of these schedulers can carry: dropped, they would be
-    lost."""
-    lost = [] if any(row.directives.chunks for row in rows) else ["gpu_chunks"]
-    lost += [] if any("gpus_option" in row.directives.site_words for row in rows) else ["gpu_type", "partition", "qos"]
-    account = {"account": partial(read_block, dict, _account_keys(rows))}
-    return {**QUEUE, **account, **{key: partial(_refuse_key, _titles(rows), key) for key in lost}}
-
-
-def _account_keys(rows: Sequence[Scheduler]) -> dict[str, Reader]:
-    return {**ACCOUNT, "option": _read_word(rows, "account", "none")}
-
-
-def _titles(rows: Sequence[Scheduler]) -> str:
-    return " or ".join(row.title for row in rows)
 
 
 def _refuse_key(title: str, key: str, value: object, where: str) -> None:
@@ -393,8 +372,10 @@ def load_site(name: str, path: str, overlay: str = "") -> Site:
     corrected = read_overlay(overlay) if overlay else {}
     if corrected:
         site = load_site(name, path)  # so that a fault of the file itself is told as one
-        made = _make_site(name, f"{path} with {overlay}", merge_overlay(raw, corrected), site.guide, path)
-        return made._replace(overlay=overlay)
+        merged = merge_overlay(raw, corrected)
+        if isinstance(merged.get("queues"), Mapping):
+            merged["queues"] = {name: block for name, block in merged["queues"].items() if block != GONE}
+        return _make_site(name, f"{path} with {overlay}", merged, site.guide, path)._replace(overlay=overlay)
     guide = re.match(r"# *(https?://\S+)", text)
     if not guide:
         what = "the address of the user guide in its first line"
@@ -450,7 +431,7 @@ _FORMS: dict[Reader, dict[str, Any]] = {
     fields.read_flag: {"type": "boolean"},
     fields.read_words: _LIST,
     fields.read_command: _LIST,
-    read_names_of_modules: _LIST,
+    fields.read_modules: _LIST,
     read_chunk: _LIST,
     read_gpu_order: _LIST,
     read_pattern: _TEXT,
@@ -504,8 +485,8 @@ _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
 def find_folder(name: str) -> str:
     """The absolute path of `templates` or `jobs`. Raises SiteError when the installation lacks it."""
-    beside = os.path.join(os.path.dirname(_PACKAGE), name)
-    for folder in (os.path.join(_PACKAGE, f"_{name}"), beside):
+    checkout = os.path.join(os.path.dirname(_PACKAGE), name)
+    for folder in (os.path.join(_PACKAGE, f"_{name}"), checkout):
         if os.path.isdir(folder):
             return folder
     raise SiteError(f"the folder {name} of hpcddp is neither in {_PACKAGE} nor beside it", "install hpcddp again")
@@ -628,8 +609,8 @@ def site_of_scheduler(on_path: Callable[[str], bool], version_of: Callable[[str]
 def site_files(env: Mapping[str, str]) -> dict[str, str]:
     """Name -> path of every known profile, sorted; the user's own win over the centre's, and those over the shipped."""
     found: dict[str, str] = {}
-    own = [os.path.join(folder, "sites") for folder in config_folders(env)[::-1]]
-    there = [folder for folder in own if _is_there(folder, os.path.dirname(folder))]
+    folders = [os.path.join(folder, "sites") for folder in config_folders(env)[::-1]]
+    there = [folder for folder in folders if _is_there(folder, os.path.dirname(folder))]
     for folder in (os.path.join(find_folder("templates"), "sites"), *there):
         try:
             files = os.listdir(folder)
@@ -651,10 +632,10 @@ def open_site(choice: SiteChoice, env: Mapping[str, str]) -> Site:
     named = choice.site
     if is_path(named):
         return load_site(os.path.splitext(os.path.basename(named))[0], named)
-    own = find_config(os.path.join("sites", f"{named}.yaml"), env)
+    found = find_config(os.path.join("sites", f"{named}.yaml"), env)
     shipped = os.path.join(find_folder("templates"), "sites", f"{named}.yaml")
-    if own:
-        return load_site(named, own, overlay_of(named, env))
+    if found:
+        return load_site(named, found, overlay_of(named, env))
     if os.path.isfile(shipped):
         return load_site(named, shipped, overlay_of(named, env))
     known = list(site_files(env))

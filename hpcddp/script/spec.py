@@ -14,13 +14,13 @@ from hpcddp.ranks.launcher import FromShell, IfSet
 from hpcddp.ranks.launchers import JOB_LAUNCHERS, LAUNCHERS
 from hpcddp.record import Record
 from hpcddp.runs.command import check_name
-from hpcddp.script.container_runtimes import RUNTIMES
+from hpcddp.script.container import RUNTIMES
 from hpcddp.script.fields import (
     fields_of,
     read_choice,
     read_command,
     read_directives,
-    read_job_modules,
+    read_modules,
     read_names,
     read_number,
     read_text,
@@ -129,7 +129,7 @@ KEYS = readers_of(
     gpus_per_node=read_number,
     launcher=read_launcher,
     parallel=lambda value, where: str(read_parallel(read_text(value, where) if value == "" else value, where)),
-    modules=read_job_modules,
+    modules=read_modules,
     container_runtime=read_choice(*RUNTIMES),
     accept=read_names,
     keep=read_names,
@@ -155,7 +155,7 @@ def read_spec(given: Mapping[str, tuple[object, str]], site_keys: Iterable[str] 
     values: dict[str, Any] = {}
     env: dict[str, str] = {}
     axes: dict[str, object] = {}
-    own: dict[str, str] = {}
+    of_site: dict[str, str] = {}
     site_keys = tuple(site_keys)
     plain = {key: f"({where})" for key, (_, where) in given.items() if not key.startswith(("env.", "sweep."))}
     refuse_unknown(plain, [*KEYS, *site_keys], "docs/job-file.md")
@@ -165,7 +165,7 @@ def read_spec(given: Mapping[str, tuple[object, str]], site_keys: Iterable[str] 
         elif key.startswith("sweep."):
             axes[key[6:]] = value
         elif key in site_keys:
-            own[key] = read_text(value, where)
+            of_site[key] = read_text(value, where)
         else:
             values[FIELDS[key]] = KEYS[key](value, where)
     if axes:
@@ -174,7 +174,7 @@ def read_spec(given: Mapping[str, tuple[object, str]], site_keys: Iterable[str] 
     if env:
         values["env"] = {**values.get("env", {}), **env}
     sources = {key: where for key, (_, where) in given.items()}
-    return JobSpec(**values, variables=own or None, sources=sources)
+    return JobSpec(**values, variables=of_site or None, sources=sources)
 
 
 # Bash words: any argument, path or value of a variable, quoted so that bash hands it on byte for byte.

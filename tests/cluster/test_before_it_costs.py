@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from livecluster import HERE, Cluster
 
-from hpcddp.lint.slurm import read_slurm
+from hpcddp.lint.directives import read_slurm
 from hpcddp.schedulers.registry import find_scheduler
 
 pytestmark = pytest.mark.cluster

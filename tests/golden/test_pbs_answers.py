@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from hpcddp.lint.pbs import read_pbs
+from hpcddp.lint.directives import read_pbs
 
 HERE = Path(__file__).parent
 RECORDED = [

@@ -15,13 +15,11 @@ _PART = "a part of Runtime, until that is composed of its parts"
 #: Module below hpcddp -> why it is a file of its own.
 ALLOWED = {
     "api": "loaded at the first use of a name: `import hpcddp` alone costs nothing",
-    "cli.foreign_options": "loaded once somebody has typed an option of a scheduler or a launcher",
-    "cli.paths": "loaded once the system has refused a path",
     "cli.sites_check": "asks the live scheduler: `hpcddp sites` loads it for its action `check` alone",
     "cli.watch_screen": "needs rich, which may be missing",
     "integrations.plain_loop": "one file for each kind of loop, loaded at its first use",
-    "lint.gridengine": "one file for each scheduler's directives",
     "lint.header_rules": "one file for each kind of rule; the table of all is rules.py",
+    "lint.pbs_values": "what PBS takes as a value; the rules beside it hold for each scheduler",
     "lint.python_rules": "one file for each kind of rule; the table of all is rules.py",
     "lint.run_rules": "one file for each kind of rule; the table of all is rules.py",
     "ranks.slurm_step": "what Slurm's step needs beyond its row",

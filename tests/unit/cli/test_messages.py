@@ -12,8 +12,8 @@ from importlib import import_module
 
 import pytest
 
-from hpcddp.cli.foreign_options import each_table
 from hpcddp.cli.main import main
+from hpcddp.cli.request import each_table
 from hpcddp.script.site_file import site_files
 from hpcddp.script.spec import KEYS
 
@@ -45,8 +45,6 @@ def typed(tmp_path, monkeypatch, capsys):
             "hpcddp submit --nodes 4 -- python train.py, or hpcddp render … | sbatch",
         ),
         ("mpirun", "'mpirun' is not a verb of hpcddp", "hpcddp launch -- python train.py"),
-        ("squeue", "'squeue' is not a verb of hpcddp", "hpcddp status"),
-        ("scancel", "'scancel' is not a verb of hpcddp", "hpcddp cancel RUN"),
         ("rendr", "'rendr' is not a verb of hpcddp (did you mean 'render'?)", "hpcddp --help"),
         ("help rendr", "'rendr' is not a verb of hpcddp (did you mean 'render'?)", "hpcddp --help"),
         ("train.py", "there is no verb before 'train.py'", "hpcddp launch -- python train.py"),
@@ -101,7 +99,8 @@ def typed(tmp_path, monkeypatch, capsys):
         ("layout --check -- true", "hpcddp layout has no option --check: it is one of hpcddp render",
          "leave out --check"),
         ("render --site generic-slurm --gpus-per-node 1 --cpus-per-rank 8 --walltime 1h --set array=1-1000000000"
-         " -- true", "array '1-1000000000' has a number above 999999999", "--set array=0-9"),
+         " -- true", "array '1-1000000000' is not FIRST-LAST or FIRST-LAST:STEP",
+         "--set array=0-9; for few at once: --set array_limit=2"),
         ("sites show", "hpcddp sites show needs a site's name", "hpcddp sites show NAME"),
         ("sites shwo", "hpcddp sites does not know 'shwo' (did you mean 'show'?)", "hpcddp sites show NAME"),
         ("sites abci3", "hpcddp sites does not know 'abci3'", "hpcddp sites show abci3"),

@@ -99,5 +99,4 @@ def test_a_new_site_makes_no_folder_that_was_misspelt(answered, tmp_path):
 def test_a_new_site_whose_file_cannot_be_written_is_answered_with_another_file(answered):
     message, hint = answered("sites new mine --file /proc/mine.yaml")
     assert message == "/proc/mine.yaml cannot be written: no such file or directory"
-    assert hint == "hpcddp sites new mine --file ANOTHER.yaml"
-    assert answered(f"sites new {'n' * 300}")[1] == "hpcddp sites new NAME --file ANOTHER.yaml"
+    assert hint == "hpcddp sites new NAME --file ANOTHER.yaml"

@@ -9,10 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from hpcddp.lint.directive import Option
-from hpcddp.lint.gridengine import read_gridengine
-from hpcddp.lint.pbs import chunks, read_pbs
-from hpcddp.lint.slurm import read_slurm
+from hpcddp.lint.directives import Option, chunks, read_gridengine, read_pbs, read_slurm
 
 CAPTURES = Path(__file__).parents[2] / "captures/pbs"
 # qsub's own options in these runs change what it looks for, and one was given no script file.

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpcddp.lint.directive import ListError, Option
-from hpcddp.lint.pbs_values import refused_resources, refused_values, split_attributes, split_resources, split_select
+from hpcddp.lint.directives import ListError, Option, split_attributes, split_resources, split_select
+from hpcddp.lint.pbs_values import refused_resources, refused_values
 from hpcddp.lint.rules import lint_script
 from hpcddp.lint.script import Finding, read_script
 

@@ -10,9 +10,7 @@ from hypothesis import strategies as st
 
 from hpcddp.cli.streams import refusal
 from hpcddp.errors import RequestError
-from hpcddp.lint.gridengine import read_gridengine
-from hpcddp.lint.pbs import read_pbs
-from hpcddp.lint.slurm import read_slurm
+from hpcddp.lint.directives import read_gridengine, read_pbs, read_slurm
 from hpcddp.runs.command import nearest_name
 
 from .conftest import ENOUGH, StubbedNode, script

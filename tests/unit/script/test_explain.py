@@ -7,9 +7,7 @@ import subprocess
 
 import pytest
 
-from hpcddp.lint.gridengine import read_gridengine
-from hpcddp.lint.pbs import read_pbs
-from hpcddp.lint.slurm import read_slurm
+from hpcddp.lint.directives import read_gridengine, read_pbs, read_slurm
 from hpcddp.script.explain import compare_plans, explain_script
 from hpcddp.script.plan import plan_job
 from hpcddp.script.site_file import SiteChoice, open_site

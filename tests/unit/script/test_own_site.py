@@ -14,7 +14,7 @@ from hpcddp.lint.script import read_script
 from hpcddp.schedulers.row import QueueFound
 from hpcddp.script.site_check import format_start
 from hpcddp.script.site_file import SiteChoice, load_site, load_yaml, open_site, site_files, site_schema
-from hpcddp.script.site_page import page_of
+from hpcddp.script.site_text import page_of
 
 from .conftest import script
 

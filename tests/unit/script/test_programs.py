@@ -11,7 +11,7 @@ import pytest
 
 import hpcddp
 from hpcddp.errors import RequestError, SiteError
-from hpcddp.script.container_runtimes import CONTAINER_RUNTIMES
+from hpcddp.script.container import CONTAINER_RUNTIMES
 
 from .conftest import StubbedNode, plan, script
 
@@ -183,7 +183,7 @@ def test_cpus_are_bound_by_mask_only_where_the_whole_node_is_the_jobs():
 def test_what_differs_between_container_runtimes_stands_in_their_rows_only():
     package = Path(hpcddp.__file__).parent
     code = [*(package / "script").glob("*.py"), *(package.parent / "templates").rglob("*.j2")]
-    rows = package / "script/container_runtimes.py"
+    rows = package / "script/container.py"
     named = {path.name: set(re.findall(r"\w+", path.read_text())) & {*CONTAINER_RUNTIMES} for path in code}
     assert named.pop(rows.name)
     assert {path: words for path, words in named.items() if words} == {}

@@ -59,7 +59,7 @@ def test_each_wish_is_said_in_the_schedulers_words(asked, pbs, slurm, gridengine
         ("generic-pbs", {"array": "1-3", "requeue": "false"}, "PBS takes an array only if its jobs may start again"),
         ("generic-pbs", {"array": "3-3"}, "is not FIRST-LAST"),
         ("generic-pbs", {"array": "1,3"}, "is not FIRST-LAST"),
-        ("generic-pbs", {"array": "1-4%2"}, "hint: --set array=1-4 --set array_limit=2"),
+        ("generic-pbs", {"array": "1-4%2"}, "for few at once: --set array_limit=2"),
         ("generic-pbs", {"array_limit": "3"}, "without array"),
         ("local", {"max_micro_batch": "8"}, "max_micro_batch 8 without global_batch"),
         ("generic-pbs", {"mail_to": "a@b.org"}, "without mail"),

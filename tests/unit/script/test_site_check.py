@@ -197,7 +197,7 @@ def test_a_module_name_is_one_word_for_the_shell(tmp_path: Path) -> None:
 def test_a_queue_that_is_gone_leaves_what_others_took_from_it() -> None:
     raw = {"queues": {"a": {"gpus": "4", "cpus": "8"}, "b": {"like": "a", "cpus": "9"}}, "env": {"X": "1"}}
     merged = merge_overlay(raw, {"queues": {"a": "gone"}, "env": {"Y": "2"}})
-    assert merged == {"queues": {"b": {"gpus": "4", "cpus": "9"}}, "env": {"X": "1", "Y": "2"}}
+    assert merged == {"queues": {"a": "gone", "b": {"gpus": "4", "cpus": "9"}}, "env": {"X": "1", "Y": "2"}}
 
 
 def queue_site(tmp_path: Path, facts: str, more: str = "") -> Site:
@@ -207,12 +207,14 @@ def queue_site(tmp_path: Path, facts: str, more: str = "") -> Site:
 
 
 FULL = "gpus: 4, cpus: 64, mem_gb: 500"
+FEWER = {"gpus": "1", "cpus": "1", "mem_gb": "2"}
+BY = {"source": "checked"}
 
 
 def test_what_a_request_gets_that_names_nothing_says_nothing_of_one_that_names_it(tmp_path: Path) -> None:
     live = QueueFound("a", 4, 1, 2, 1, defaults=("cpus", "mem_gb", "gpus"))
     found = compare_queues(queue_site(tmp_path, FULL), [live], "qstat")
-    assert [one.correction["queues"]["a"] for one in found] == [{"gpus": "1"}, {"cpus": "1"}, {"mem_gb": "2"}]
+    assert [one.correction["queues"]["a"] for one in found] == [{key: value, **BY} for key, value in FEWER.items()]
     assert compare_queues(queue_site(tmp_path, f"{FULL}, exclusive: true"), [live], "qstat") == []
     assert compare_queues(queue_site(tmp_path, FULL, "chunk: [ncpus, ngpus, mem]"), [live], "qstat") == []
 
@@ -244,7 +246,7 @@ def test_a_correction_of_one_queue_is_none_of_those_that_are_like_it() -> None:
 def test_a_queue_that_was_like_one_that_is_gone_has_corrections_of_its_own() -> None:
     raw = {"queues": {"a": {"cpus": "64"}, "b": {"like": "a"}}}
     assert merge_overlay(raw, {"queues": {"a": "gone", "b": {"gpus": "1"}}}) == {
-        "queues": {"b": {"cpus": "64", "gpus": "1"}}
+        "queues": {"a": "gone", "b": {"cpus": "64", "gpus": "1"}}
     }
 
 
@@ -296,10 +298,10 @@ def test_a_limit_that_is_wider_now_and_memory_that_is_nearly_there_are_not_writt
         ("queue a: at most 2 nodes in the site's file, 9 by qstat", {}),
     ]
     (asks,) = compare_queues(queue_site(tmp_path, FULL, "asks_memory: true"), [live], "qstat")
-    assert asks.correction == {"queues": {"a": {"mem_gb": "460"}}}
+    assert asks.correction == {"queues": {"a": {"mem_gb": "460", **BY}}}
     mixed = compare_queues(site, [live._replace(walltime="1:00:00")], "qstat")
     assert [bool(one.correction) for one in mixed] == [True, False]
-    assert mixed[0].correction == {"queues": {"a": {"limits": [{"nodes": "1-2", "walltime": "01:00:00"}]}}}
+    assert mixed[0].correction == {"queues": {"a": {"limits": [{"nodes": "1-2", "walltime": "01:00:00"}], **BY}}}
 
 
 def test_a_scheduler_with_none_of_the_sites_queues_is_another_machines(tmp_path: Path) -> None:
