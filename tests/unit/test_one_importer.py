@@ -17,7 +17,7 @@ ALLOWED = {
     "api": "loaded at the first use of a name: `import hpcddp` alone costs nothing",
     "cli.foreign_options": "loaded once somebody has typed an option of a scheduler or a launcher",
     "cli.paths": "loaded once the system has refused a path",
-    "cli.sites_check": "asks the live scheduler: `hpcddp sites` loads it for its action `check` alone",
+    "cli.launch": "a verb; `hpcddp check` starts processes as it does",
     "cli.watch_screen": "needs rich, which may be missing",
     "integrations.plain_loop": "one file for each kind of loop, loaded at its first use",
     "lint.gridengine": "one file for each scheduler's directives",
