@@ -28,6 +28,7 @@ PAGES = {
     "layout": "checks.md",
     "advise": "advise.md",
     "lint": "lint.md",
+    "check": "checks.md",
     "sites": "sites.md",
     "env": "ranks.md",
     "exec": "ranks.md",

@@ -20,12 +20,17 @@ if TYPE_CHECKING:
 # What a check says.
 
 
+#: What a check makes of what it looks at. A warning works against the run, although it may go on.
+OK, WARNING, FAILED, NOT_ASKED = "ok", "warning", "failed", "not asked"
+
+
 class Check(Record):
-    """A finding: something that works against the run although it may go on. `remedy` is something to do."""
+    """What one check has found. `remedy` is something to do."""
 
     name: str
     message: str
-    remedy: str
+    remedy: str = ""
+    state: str = WARNING
 
     def __str__(self) -> str:
         return f"{self.message}; {self.remedy}"
@@ -126,7 +131,7 @@ def check_memlock(machine: Machine) -> Check | None:
     if not machine.infiniband or machine.memlock is None or machine.memlock < 0:
         return None
     message = f"this host has InfiniBand, and processes may lock {machine.memlock // 1024} KiB of memory only"
-    return Check("locked memory", message, "ulimit -l unlimited; ask the site for memlock in limits.conf")
+    return Check("locked memory", message, "ulimit -l unlimited; ask the site for memlock in limits.conf", FAILED)
 
 
 def check_nccl_interface(env: Mapping[str, str], machine: Machine) -> Check | None:
@@ -140,7 +145,7 @@ def check_nccl_interface(env: Mapping[str, str], machine: Machine) -> Check | No
         if any(name == word if exact else name.startswith(word) for word in words) != excludes:
             return None
     message = f"NCCL_SOCKET_IFNAME={value} leaves no interface of this host, which has {', '.join(machine.interfaces)}"
-    return Check("NCCL's interface", message, "correct it, or unset NCCL_SOCKET_IFNAME")
+    return Check("NCCL's interface", message, "correct it, or unset NCCL_SOCKET_IFNAME", FAILED)
 
 
 def check_nccl_plugin(env: Mapping[str, str], machine: Machine) -> Check | None:
@@ -152,7 +157,8 @@ def check_nccl_plugin(env: Mapping[str, str], machine: Machine) -> Check | None:
     if network in {"", "IB", "Socket"} or "/" in plugin or machine.nccl_plugins is None or machine.nccl_plugins:
         return None
     message = f"NCCL_NET={network!r} needs a network plugin, and LD_LIBRARY_PATH leads to no libnccl-net*.so"
-    return Check("NCCL's plugin", message, "load the site's plugin module, or put its folder on LD_LIBRARY_PATH")
+    remedy = "load the site's plugin module, or put its folder on LD_LIBRARY_PATH"
+    return Check("NCCL's plugin", message, remedy, FAILED)
 
 
 def check_proxy(env: Mapping[str, str], info: RankInfo, rendezvous: Rendezvous) -> Check | None:

@@ -92,7 +92,7 @@ _OF_ALLOCATION = "nodes, queue and account are the allocation's"
 
 
 # What --set takes: other keys of a job file are options here, or are for a job that is queued.
-_SETTABLE = ("ranks", "max_micro_batch", "independent", "notify", *RECOVERY_KEYS)
+_SETTABLE = ("ranks", "max_micro_batch", "independent", "preflight", "notify", *RECOVERY_KEYS)
 
 
 def build_parser() -> VerbParser:
@@ -146,6 +146,29 @@ def run(args: argparse.Namespace, env: Mapping[str, str]) -> int:
     allocation = None if args.here else find_allocation(env)
     if allocation is None and not args.here:
         _refuse_outside_an_allocation(env)
+    plan = plan_here(args, allocation, env)
+    script = render_script(plan)
+    if args.dry_run:
+        tell_each(remark_start(plan, env))
+        write_exactly(script)
+        return 0
+    _check_command(plan, env)
+    told = f"{format_count(plan.world_size, 'rank')} on {format_count(plan.nodes, 'node')}"
+    tell(f"{told}, by {plan.makes_ranks}")
+    # an allocation may see several launches, each an attempt of its own
+    more = {"HPCDDP_LAUNCH": str(os.getpid())} if allocation is not None else {}
+    # a file of its own: as one argument the script could be too long for the kernel
+    file = tempfile.TemporaryFile()  # noqa: SIM115  # bash reads it
+    file.write(exact_bytes(script))
+    file.flush()
+    os.set_inheritable(file.fileno(), True)
+    argv = ["bash", f"/proc/self/fd/{file.fileno()}"]
+    os.execvpe("bash", argv, {**env, **more})
+    raise AssertionError("exec returned")  # it does not: it replaces this process or raises
+
+
+def plan_here(args: argparse.Namespace, allocation: Allocation | None, env: Mapping[str, str]) -> JobPlan:
+    """The plan of a launch in this allocation, or on this machine. The errors of `find_size` and `plan_job`."""
     site = _site(args.site, allocation, env)
     size = find_size(allocation, env)
     # One slot per node is what a scheduler gives when nobody asked: then each GPU gets its rank, or each few of them.
@@ -207,24 +230,7 @@ def run(args: argparse.Namespace, env: Mapping[str, str]) -> int:
     outer = LAUNCHERS.get(plan.outer_launcher)
     if outer is not None and (remark := outer.call_remark(env)):
         tell(remark)
-    script = render_script(plan)
-    if args.dry_run:
-        tell_each(remark_start(plan, env))
-        write_exactly(script)
-        return 0
-    _check_command(plan, env)
-    told = f"{format_count(plan.world_size, 'rank')} on {format_count(plan.nodes, 'node')}"
-    tell(f"{told}, by {plan.makes_ranks}")
-    # an allocation may see several launches, each an attempt of its own
-    more = {"HPCDDP_LAUNCH": str(os.getpid())} if allocation is not None else {}
-    # a file of its own: as one argument the script could be too long for the kernel
-    file = tempfile.TemporaryFile()  # noqa: SIM115  # bash reads it
-    file.write(exact_bytes(script))
-    file.flush()
-    os.set_inheritable(file.fileno(), True)
-    argv = ["bash", f"/proc/self/fd/{file.fileno()}"]
-    os.execvpe("bash", argv, {**env, **more})
-    raise AssertionError("exec returned")  # it does not: it replaces this process or raises
+    return plan
 
 
 def _check_command(plan: JobPlan, env: Mapping[str, str]) -> None:

@@ -27,6 +27,7 @@ VERBS = {
     "layout": "show where each rank will be, before anything is queued",
     "advise": "say which ways to split a model fit into the memory of the GPUs",
     "lint": "find known mistakes in a job script or a training script",
+    "check": "say what would stop a job: here, and on each node of an allocation before it trains",
     "sites": "list the known sites, or show one",
     "env": "say which rank this process is, and how that is known",
     "exec": "run a command as a rank, with RANK, WORLD_SIZE, … set",

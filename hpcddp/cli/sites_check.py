@@ -33,12 +33,15 @@ _PATIENCE_S = 30.0
 _DIFFERS = 1
 
 
-class _Found(Record):
-    """What differs, what could not be asked, and what is for people to know and no difference."""
+class SiteFound(Record):
+    """What differs, what could not be asked, and what is for people to know and no difference. `queues`: the
+    scheduler's; `accounts`: those that the user may charge."""
 
     differences: tuple[Difference, ...] = ()
     unasked: tuple[str, ...] = ()
     remarks: tuple[str, ...] = ()
+    queues: tuple[QueueFound, ...] = ()
+    accounts: tuple[str, ...] = ()
 
 
 def check_site(name: str | None, env: Mapping[str, str], *, as_json: bool, write: bool) -> int:
@@ -46,7 +49,7 @@ def check_site(name: str | None, env: Mapping[str, str], *, as_json: bool, write
     choice = SiteChoice(name, "hpcddp sites check") if name else chosen_site(None, None, "", env) or find_site_here(env)
     site = open_site(choice, env)
     overlay = _find_overlay(choice, site, env) if write else ""
-    found = _compare(site, env)
+    found = compare_site(site, env)
     written, refused = "", None
     if write:
         try:
@@ -67,15 +70,17 @@ def check_site(name: str | None, env: Mapping[str, str], *, as_json: bool, write
     return _DIFFERS if found.differences else 0
 
 
-def _report(site: Site, found: _Found) -> str:
+def _report(site: Site, found: SiteFound) -> str:
     lines = [f"{one.text}{'' if one.correction else '  (correct it by hand)'}" for one in found.differences]
     count = f"{len(lines)} differ" if len(lines) != 1 else "1 differs"
     agreed = "nothing differs in what could be asked" if found.unasked else "nothing differs"
     return "".join(f"{line}\n" for line in [*lines, f"site {site.name}: {count if lines else agreed}"])
 
 
-def _compare(site: Site, env: Mapping[str, str]) -> _Found:
+def compare_site(site: Site, env: Mapping[str, str]) -> SiteFound:
+    """The file beside what the scheduler and the modules of this machine say. SchedulerError if it does not answer."""
     differences, unasked, remarks = list[Difference](), list[str](), list[str]()
+    queues = list[QueueFound]()
     commands = find_scheduler(site.scheduler).commands
     if site.queue_option == "--qos":
         unasked.append("its queues are QOS, which have limits of their own: not asked (sacctmgr show qos)")
@@ -87,12 +92,12 @@ def _compare(site: Site, env: Mapping[str, str]) -> _Found:
         qos = [name for name, queue in site.queues.items() if queue.qos]
         unasked += [f"QOS {', '.join(qos)}: not asked (sacctmgr show qos)"] if qos else []
         programs = " and ".join(command[0] for command in commands.survey)
-        queues = _survey(site, env)
+        queues = survey_site(site, env)
         differences += compare_queues(site, queues, programs)
         unasked += list_unsaid(site, queues, programs)
         remarks += unlisted_queues(site, queues, programs)
-    accounts, unknown = _ask_accounts(site, env)
-    remarks += accounts
+    accounts, unknown = ask_accounts(site, env)
+    remarks += [f"accounts that you may charge: {', '.join(accounts[:12])}"] if accounts else []
     unasked += unknown
     if site.modules.load:
         try:
@@ -104,10 +109,11 @@ def _compare(site: Site, env: Mapping[str, str]) -> _Found:
         else:
             differences += modules
             unasked += unknown
-    return _Found(tuple(differences), tuple(unasked), tuple(remarks))
+    return SiteFound(tuple(differences), tuple(unasked), tuple(remarks), tuple(queues), tuple(accounts))
 
 
-def _survey(site: Site, env: Mapping[str, str]) -> list[QueueFound]:
+def survey_site(site: Site, env: Mapping[str, str]) -> list[QueueFound]:
+    """The scheduler's queues. SchedulerError if it does not answer."""
     commands = find_scheduler(site.scheduler).commands
     missing = next((command[0] for command in commands.survey if not on_path(command[0], env)), None)
     if missing is not None:
@@ -117,7 +123,7 @@ def _survey(site: Site, env: Mapping[str, str]) -> list[QueueFound]:
     return ask_queues(site.scheduler, env, _PATIENCE_S)
 
 
-def _ask_accounts(site: Site, env: Mapping[str, str]) -> tuple[list[str], list[str]]:
+def ask_accounts(site: Site, env: Mapping[str, str]) -> tuple[list[str], list[str]]:
     """Which accounts the user may charge, as far as the scheduler says it, and why they could not be asked."""
     command = find_scheduler(site.scheduler).commands.accounts
     if not command:
@@ -130,7 +136,7 @@ def _ask_accounts(site: Site, env: Mapping[str, str]) -> tuple[list[str], list[s
     names = sorted({line.strip().strip("|") for line in answer.stdout.splitlines() if line.strip()})
     if answer.status or not names:
         return [], [f"accounts: {command[0]} does not say which ones are yours"]
-    return [f"accounts that you may charge: {', '.join(names[:12])}"], []
+    return names, []
 
 
 def _find_overlay(choice: SiteChoice, site: Site, env: Mapping[str, str]) -> str:

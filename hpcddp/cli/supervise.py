@@ -38,6 +38,7 @@ def build_parser() -> VerbParser:
     add("--launcher", metavar="L", required=True, choices=JOB_LAUNCHERS, help="whose words the launcher's line has")
     add("--site", metavar="S", help="the site's name, for the records")
     add("--walltime", metavar="TIME", help="how long the ranks may run, where no scheduler ends them")
+    add("--preflight", metavar="LINE", help="check the nodes first; what each has to run, for a shell (true)")
     add("--signal", metavar="TIME", help="how long before the end the ranks are warned")
     add = parser.add_argument_group("the run").add_argument
     add("--name", metavar="X", help="its name: the folder runs/X, or runs/X.7 for index 7 of an array")
@@ -54,7 +55,6 @@ def build_parser() -> VerbParser:
     add("--max-restarts", metavar="N", help="how often the ranks may be started again (never)")
     add("--fewer-nodes", metavar="2-3,6", help="on which smaller numbers of nodes they may be")
     add("--stall-limit", metavar="TIME", help="how long ranks may be silent or make no step (60s)")
-    add("--health-check", metavar="LINE", help="what a node has to run without an error, for a shell")
     add = parser.add_argument_group("who is told").add_argument
     add("--notify", metavar="JSON", help="when and where to send notices: the keys of notify in a job file")
     return parser

@@ -12,8 +12,8 @@ import torch
 import torch.distributed as dist
 
 from hpcddp.errors import LaunchError, RequestError
+from hpcddp.ranks.network import look_around, settle_interface
 from hpcddp.training.activity import waiting
-from hpcddp.training.rendezvous.network import look_around, settle_interface
 from hpcddp.training.stopping import SAVE, STOP_FLAGS
 from hpcddp.training.torch_compat import default_store
 

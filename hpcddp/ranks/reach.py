@@ -55,6 +55,18 @@ def own_address(env: Mapping[str, str], hostname: str) -> str:
     return addresses[0]
 
 
+def list_addresses(env: Mapping[str, str], hostname: str) -> tuple[str, ...]:
+    """What other hosts may call this one: by the site's recipe first."""
+    from hpcddp.ranks.interfaces import list_interfaces
+
+    try:
+        found = [own_address(env, hostname)]
+    except LaunchError:
+        found = []
+    found += [one.address for one in list_interfaces() if one.is_up and one.is_global]
+    return tuple(dict.fromkeys(found)) or ("127.0.0.1",)
+
+
 def require_resolved(address: str, because: str, hostname: str) -> None:
     """LaunchError where the name of rank 0's host is unknown here, which torch would ask for until its timeout.
 

@@ -89,6 +89,13 @@ def read_flag(value: object, where: str) -> bool:
     return read_known(("true", "false"), value, where, _FLAGS) == "true"
 
 
+def read_preflight(value: object, where: str) -> str:
+    """A line of shell, of which `true` is one: the check without more. Empty: none."""
+    text = read_text(value, where)
+    flag = _FLAGS.get(text.lower(), (text.lower(),))[0]
+    return "" if flag == "false" else "true" if flag == "true" else text
+
+
 def read_words(value: object, where: str) -> tuple[str, ...]:
     """A list of words; a plain string is split like a shell line, and `[]` is none."""
     if value == "[]":

@@ -256,7 +256,7 @@ class JobPlan(Record):
         yield _option("--fresh", self.request.fresh) + tuple(word for word, is_so in flags.items() if is_so)
         yield _option("--max-restarts", spec.max_restarts) + _option("--fewer-nodes", _list_nodes(self.fewer_nodes))
         stall_limit = _option("--stall-limit", spec.stall_limit_s and format_walltime(spec.stall_limit_s))
-        yield stall_limit + _option("--health-check", spec.health_check)
+        yield stall_limit + _option("--preflight", spec.preflight)
         yield _option("--notify", spec.notify and spec.notify.to_json())
         for name, values in (spec.sweep or {}).items():
             yield tuple(word for value in values for word in ("--sweep", f"{name}={value}"))

@@ -524,7 +524,7 @@ def _scheduler_prefixes() -> Iterator[str]:
     return (name for name in names if name.endswith("_"))
 
 
-_OF_SUPERVISOR = ("chain", "max_restarts", "notify", "stage_in", "stage_dir", "fresh", "resume", "sweep")
+_OF_SUPERVISOR = ("chain", "max_restarts", "preflight", "notify", "stage_in", "stage_dir", "fresh", "resume", "sweep")
 
 
 def plan_job(spec: JobSpec, site: Site, planned_by: PlannedBy) -> JobPlan:

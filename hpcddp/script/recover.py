@@ -48,7 +48,7 @@ def plan_data_size(spec: JobSpec, nodes: int, ranks_per_node: int, gpus_per_rank
     return plan_split(parallel, hosts).data_size
 
 
-RECOVERY_KEYS = ("max_restarts", "min_nodes", "spares", "stall_limit", "health_check")
+RECOVERY_KEYS = ("max_restarts", "min_nodes", "spares", "stall_limit")
 
 
 def check_recovery_keys(spec: JobSpec, scheduler: str) -> None:

@@ -23,6 +23,7 @@ from hpcddp.script.fields import (
     read_modules,
     read_names,
     read_number,
+    read_preflight,
     read_text,
     read_variables,
     readers_of,
@@ -97,7 +98,7 @@ class JobSpec(Record):
     min_nodes: int | None = None
     spares: int | None = None
     stall_limit_s: int | None = None
-    health_check: str | None = None
+    preflight: str | None = None
     notify: Notify | None = None
     sweep: Mapping[str, tuple[str, ...]] | None = None
     directives: tuple[str, ...] | None = None
@@ -133,6 +134,7 @@ KEYS = readers_of(
     container_runtime=read_choice(*RUNTIMES),
     accept=read_names,
     keep=read_names,
+    preflight=read_preflight,
     sweep=lambda value, where: read_axes(read_text(value, where) if value == "" else value, where),
     notify=lambda value, where: read_notify(read_text(value, where) if value == "" else value, where),
     directives=read_directives,

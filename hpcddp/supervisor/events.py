@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 ERROR, KILLED, GONE, SILENT, STUCK = "error", "killed", "gone", "silent", "stuck"
 LEFT, UNKNOWN, ABSENT, UNHEARD = "left", "unknown", "absent", "unheard"
+#: Of hosts that the check before the start has found unfit.
+UNFIT = "unfit"
 
 _ERRORS = "PeerFailedError|DistNetworkError|DistStoreError|DistBackendError"
 # What a rank says that has only seen another one end.
@@ -111,7 +113,7 @@ class Event(Record):
         return 128 + os.WTERMSIG(self.status) if self.kind == KILLED else os.WEXITSTATUS(self.status)
 
     def __str__(self) -> str:
-        if self.kind in {UNKNOWN, ABSENT}:
+        if self.kind in {UNKNOWN, ABSENT, UNFIT}:
             return self.text
         rank = f"rank {self.rank} on {self.host}" if self.rank != NO_RANK else self.host
         since = f" since step {self.step}" if self.step else ""

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from hpcddp.supervisor.notice import Notify
 
 _NOTHING: Mapping[str, Any] = {}
-_TEXTS = ("name", "run_dir", "scheduler", "launcher", "site", "resume", "scratch", "health_check", "fresh")
+_TEXTS = ("name", "run_dir", "scheduler", "launcher", "site", "resume", "scratch", "preflight", "fresh")
 _COUNTS = ("chain", "max_restarts")
 _TIMES = ("walltime", "signal", "stall_limit")
 
@@ -39,7 +39,8 @@ class Order(Record):
 
     `name`: the run's, below `runs/`; else `run_dir` is its folder. `submit_options`: further options of the command
     that queues the next job of a chain. `fresh`: the stamp of a --fresh that was typed. `sweep`: the axes, name ->
-    values, where the job is a point of one; `point`: its values.
+    values, where the job is a point of one; `point`: its values. `preflight`: a line of shell that each
+    node has to run, of its check before the first start, and before another one; "": there is no such check.
     """
 
     scheduler: str
@@ -58,7 +59,7 @@ class Order(Record):
     max_restarts: int = 0
     fewer_nodes: tuple[int, ...] = ()
     stall_limit_s: int = 60
-    health_check: str = ""
+    preflight: str = ""
     notify: Notify | None = None
     sweep: Mapping[str, Sequence[str]] = _NOTHING
     point: Mapping[str, str] = _NOTHING
@@ -218,6 +219,25 @@ def read_line(words: Sequence[str], launcher: str, count_hosts: Callable[[], int
         world_size=whole if "per_node" in made else processes or whole,
         **read_numbers(of_exec, _OF_EXEC),
     )
+
+
+def split_check(words: Sequence[str], python: str) -> tuple[list[str], str]:
+    """What starts the processes of a launcher's line, and the Python that they are started by: all before `hpcddp
+    exec`, and before an agent that would make the ranks of a node. A line without it is the launcher's alone; it is
+    started by `python`."""
+    words = words[words.index(THEN) + 1 :] if THEN in words else words
+    at = next((i for i in range(2, len(words)) if words[i - 1 : i + 1] == ["hpcddp", "exec"]), 0)
+    cut = at - 3 if at and words[at - 2] == "-m" else max(at - 1, 0)
+    if not at:
+        return [*words], python
+    own = words[cut] if words[at - 2] == "-m" else python
+    commands = [command for name in AGENTS for command in LAUNCHERS[name].commands]
+    for i in range(cut):
+        if words[i].rpartition("/")[2] in commands:
+            return [*words[:i]], own
+        if " ".join(words[i : i + 2]) in commands:
+            return [*words[: i - 1]], own
+    return [*words[:cut]], own
 
 
 def split_launch(words: Sequence[str]) -> tuple[list[str], list[str]]:

@@ -68,8 +68,8 @@ def list_checks(order: Order) -> list[Check]:
     if gpus:
         missing = f"it does not have {format_count(gpus, 'GPU')}, or one of them needs a reset"
         checks.append(Check(("sh", "-c", _GPU_CHECK, "sh", str(gpus)), missing))
-    if order.health_check:
-        checks.append(Check(("sh", "-c", order.health_check), "its health check failed", is_built_in=False))
+    if order.preflight not in {"", "true"}:
+        checks.append(Check(("sh", "-c", order.preflight), "the job file's own check failed", is_built_in=False))
     return checks
 
 
@@ -139,6 +139,14 @@ class Hosts:
             for name in failed:
                 self._leave_out(name, check.why)
         return tuple(name for name in there if name not in self._left_out)
+
+    def leave_out(self, unfit: Mapping[str, str]) -> tuple[str, ...]:
+        """Leave out these hosts for good, each with its reason; the others."""
+        for name in self.names:
+            why = next((why for host, why in unfit.items() if same_host(name, host)), None)
+            if why is not None:
+                self._leave_out(name, why)
+        return tuple(name for name in self.names if name not in self._left_out)
 
     def choose(self, usable: tuple[str, ...], fits: tuple[int, ...]) -> tuple[str, ...]:
         """Choose as many of the usable hosts as the request can have, without those that were blamed twice if it works
@@ -264,6 +272,16 @@ class Recovery:
         self._reached: list[Saved] = []  # by the starts that ended by an error of the program
         names, nodes = self._hosts.names, order.line.nodes
         self.chosen = names[:nodes] if len(names) > nodes else ()  # (): as the script has it
+
+    def start_without(self, unfit: Mapping[str, str]) -> bool:
+        """Whether the ranks can be started, on the hosts `chosen` then, without these, each of which has its reason."""
+        self.chosen = self._hosts.choose(self._hosts.leave_out(unfit), self._fits)
+        return bool(self.chosen)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All hosts of the job, spare ones too; this one alone where no scheduler names them."""
+        return self._hosts.names
 
     def goes_on(self, attempt: AttemptFolder, cause: Event, end: End, suspects: set[str]) -> bool:
         """Whether the ranks are started again, on the hosts `chosen` then; why not is printed. `suspects`: hosts that

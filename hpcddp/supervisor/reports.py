@@ -13,9 +13,7 @@ import socket
 import time
 from contextlib import suppress
 
-from hpcddp.errors import LaunchError
-from hpcddp.ranks.interfaces import list_interfaces
-from hpcddp.ranks.reach import own_address
+from hpcddp.ranks.reach import list_addresses
 from hpcddp.record import TYPE_CHECKING
 from hpcddp.runs.hang import Stand, read_limits
 from hpcddp.runs.heartbeat import NO_RANK, OWN, Beat, Place
@@ -116,15 +114,6 @@ def receive(connection: socket.socket) -> bytes | None:
         return None
     except OSError:
         return b""
-
-
-def find_addresses(env: Mapping[str, str]) -> tuple[str, ...]:
-    """What other hosts may call this one: by the site's recipe first."""
-    found = list[str]()
-    with suppress(LaunchError):
-        found.append(own_address(env, os.uname().nodename))
-    found += [one.address for one in list_interfaces() if one.is_up and one.is_global]
-    return tuple(dict.fromkeys(found)) or ("127.0.0.1",)
 
 
 # Who calls the supervisor, until it has said which rank it is: it may be anybody, such as a scan of ports.
@@ -254,7 +243,7 @@ class Reports:
         every_s = min(5.0, limit_s / 8 or 5.0, *(one / 8 for one in self._hang_limits if one is not None))
         self._poll = select.epoll()
         self._callers = Callers(self._poll)
-        addresses = find_addresses(env)
+        addresses = list_addresses(env, os.uname().nodename)
         self._address = wire.Listener(self._callers.port, os.urandom(16).hex(), every_s, limit_s * 3 / 4, addresses)
         self._connected: dict[int, Rank] = {}
         self._attempt = ""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import sys
 from contextlib import suppress
 
 from hpcddp.errors import HpcddpError
@@ -14,14 +15,16 @@ from hpcddp.record import TYPE_CHECKING
 from hpcddp.runs.chain import list_job_runs
 from hpcddp.runs.folder import AttemptFolder, cannot_write
 from hpcddp.runs.hang import read_limits
+from hpcddp.runs.heartbeat import NO_RANK
 from hpcddp.runs.heartbeat import VARIABLE as HEARTBEAT
+from hpcddp.runs.jsonfile import read_object
 from hpcddp.runs.lock import BY_HAND, release_run
 from hpcddp.runs.start import FRESH
 from hpcddp.runs.state import read_state
 from hpcddp.runs.submitted import JobEnd, note_job_end
 from hpcddp.schedulers.registry import find_scheduler
 from hpcddp.signals import name_signal
-from hpcddp.supervisor.events import ERROR, UNKNOWN
+from hpcddp.supervisor.events import ERROR, UNFIT, UNKNOWN, Event
 from hpcddp.supervisor.follow import (
     BY_SCRIPT,
     FollowUp,
@@ -44,7 +47,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from hpcddp.schedulers.registry import CurrentJob
-    from hpcddp.supervisor.events import Event
     from hpcddp.supervisor.follow import End
     from hpcddp.supervisor.order import Order
     from hpcddp.supervisor.recovery import Recovery
@@ -187,6 +189,7 @@ class Attempts:
         by_hand: bool,
     ) -> None:
         self._staged, self._notices = staged, notices
+        self._is_checked = False
         self._recovery, self._by_hand = recovery, by_hand
         self._order, self._env, self._job, self._signals, self._output = order, env, job, signals, output
         self._files = allow_more_files((order.line.world_size or 1) + _MORE_FILES)  # one for each rank
@@ -196,9 +199,15 @@ class Attempts:
         """Copy the data, if there are any to copy, and start the ranks; nothing is started once a signal has come."""
         order, end, tell, recovery = self._order, self._end.end, self._tell, self._recovery
         self._attempt = attempt
+        self._stop_request = StopRequest(attempt)
         self._note_end()
         env = {**self._env, **_variables(attempt, self._staged, end, self._env), FRESH: order.fresh}
         env.pop(HEARTBEAT, None)  # of a rank of another job, in which this one was started
+        if order.preflight and not self._is_checked:
+            self._is_checked = True
+            ended = self._check_nodes(attempt, env)
+            if ended.status or ended.signal:
+                return ended
         stage, launch = list(order.line.stage), list(order.line.words)
         if recovery is not None and recovery.chosen:
             stage = self._name_hosts(stage, recovery.chosen, "hosts-stage")
@@ -207,7 +216,6 @@ class Attempts:
             if "MASTER_ADDR" in env:
                 env["MASTER_ADDR"] = reached_as(recovery.chosen[0], env)  # the script's may be left out
         self._reports.open(attempt)
-        self._stop_request = StopRequest(attempt)
         teardown = Teardown(self._reports, tell, acts=recovery is not None, judges=not env.get("HPCDDP_INDEPENDENT"))
         row, job = LAUNCHERS.get(order.launcher), self._job
         by_scheduler = row is not None and row.of_scheduler and job.id != ""
@@ -234,11 +242,43 @@ class Attempts:
             tell(f"the launcher ended with status {ended.status}; the ranks' logs are in {logs}")
         return ended
 
+    def _check_nodes(self, attempt: AttemptFolder, env: Mapping[str, str]) -> Ended:
+        """Check the job's hosts, before ranks are started on them: those that fail are left out, or the job ends. A
+        check that cannot be made says nothing about them."""
+        order, tell, recovery = self._order, self._tell, self._recovery
+        report = os.path.join(os.path.abspath(attempt.path), "check.json")
+        words, names = list(order.line.words), recovery.names if recovery is not None else ()
+        if len(names) > 1:  # spare ones as well
+            words = self._name_hosts(words, names, "hosts-check")
+        options = ["--report", report, "--gpus-per-node", str(order.line.gpus_per_node)]
+        options += ["--hosts", ",".join(names)] if len(names) > 1 else []
+        options += ["--line", order.preflight] if order.preflight != "true" else []
+        program = [sys.executable, "-m", "hpcddp", "check", *options, "--", *words]
+        tell(f"the nodes are checked before the ranks are started; {report} has what was found")
+        launcher = LauncherProcess(program, dict(env), attempt.log, self._output)
+        ended = watch(launcher, self._signals, lambda: None, tell, self._follow_up.hear, None, self._look_around)
+        launcher.finish_output()
+        if ended.signal or not ended.status:
+            return ended
+        found = read_object(report) if ended.status == 1 else None
+        if found is None:
+            tell(f"the check could not be made (status {ended.status}), and the ranks are started all the same")
+            return Ended(0)
+        failed = [check for check in found["checks"] if check["state"] == "failed"]
+        unfit = {check["host"]: f"{check['name']}: {check['message']}" for check in reversed(failed) if check["host"]}
+        if recovery is not None and unfit and all(check["host"] for check in failed) and recovery.start_without(unfit):
+            tell(f"the ranks are started on {', '.join(recovery.chosen)}")
+            return Ended(0)
+        host, why = next(reversed(unfit.items()), ("", failed[0]["message"]))
+        told = f"{host} is unfit, {why}" if host else f"the launch is unfit: {why}"
+        tell(f"no rank was started: {told}")
+        return Ended(1, cause=Event(UNFIT, NO_RANK, host, text=told))
+
     def find_next(self, attempt: AttemptFolder, ended: Ended) -> AttemptFolder | Ended:
         """The attempt that follows in the same job, once this one has ended so; or how the job has ended, which signals
         that came since may have changed. Why no other attempt follows is printed."""
         recovery, cause = self._recovery, ended.cause
-        if recovery is None or cause is None:
+        if recovery is None or cause is None or cause.kind == UNFIT:
             return ended
         if _is_over(attempt, cause):
             self._tell(f"the ranks are not started again: their run had finished ({cause})")

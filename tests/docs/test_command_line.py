@@ -21,6 +21,7 @@ COMPLETE = {
     "hpcddp advise --json": "--params 1e9 --layers 9 --hidden 2048 --sequence 512 --gpu-memory 80GB --global-batch 1",
     "hpcddp render --explain --json": "--site local -- true",
     "hpcddp render --diff SITE --json": "--site local --walltime 1h -- true",
+    "hpcddp check --json": "--site local",
     "hpcddp lint --json": "job.sh",
     "hpcddp sites --json": "",
     "hpcddp sites show NAME --json": "",

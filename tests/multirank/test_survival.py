@@ -85,13 +85,14 @@ def test_ranks_are_started_again_from_the_newest_checkpoint_and_a_notice_says_so
     assert steps_of(second) == list(range(10, 17))
 
 
-# The program that asks whether this host is well is a child of the supervisor.
-SIGNAL = "kill -TERM $PPID; exit 0"
+# The program that asks whether this host is well before another start is a child of the supervisor.
+SIGNAL = "[ ! -e runs/t/checkpoints ] || kill -TERM $PPID; exit 0"
 
 
 def test_a_signal_during_the_recovery_leaves_the_run_unfinished(job: Job):
-    state = job.train("kill", 1, "max_restarts=1", f"health_check={SIGNAL}")
+    state = job.train("kill", 1, "max_restarts=1", f"preflight={SIGNAL}")
     assert job.status == 137, job.said
+    assert "1 host, 2 processes in " in job.said
     assert "SIGTERM came after the ranks had ended: they are not started again" in job.said
     assert (state["status"], state["step"]) == ("unfinished", 9)
     assert "was killed by SIGKILL" in state["reason"]

@@ -15,7 +15,7 @@ _PART = "a part of Runtime, until that is composed of its parts"
 #: Module below hpcddp -> why it is a file of its own.
 ALLOWED = {
     "api": "loaded at the first use of a name: `import hpcddp` alone costs nothing",
-    "cli.sites_check": "asks the live scheduler: `hpcddp sites` loads it for its action `check` alone",
+    "cli.launch": "a verb; `hpcddp check` starts processes as it does",
     "cli.watch_screen": "needs rich, which may be missing",
     "integrations.plain_loop": "one file for each kind of loop, loaded at its first use",
     "lint.header_rules": "one file for each kind of rule; the table of all is rules.py",

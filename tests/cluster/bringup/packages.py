@@ -7,7 +7,7 @@ import shutil
 import subprocess
 
 # libpmix-dev, because Slurm's pmix plugin opens libpmix.so, without a version, which only that package has.
-PACKAGES = ("slurm-wlm", "munge", "libpmix-dev", "iproute2", "util-linux", "procps")
+PACKAGES = ("slurm-wlm", "munge", "libpmix-dev", "iproute2", "util-linux", "procps", "libfaketime")
 
 
 def missing_packages() -> list[str]:

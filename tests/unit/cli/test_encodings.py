@@ -57,6 +57,7 @@ SAID = {
     "logs": [(["läufe"], PEOPLE), (["nîcht"], PEOPLE)],
     "cancel": [(["läufe"], PEOPLE), (["nîcht"], PEOPLE)],
     "supervise": [],  # job scripts call it
+    "check": [(["--site", "nîcht"], PEOPLE)],
     "train": [(["--help"], PEOPLE), (["--checkpoint", "zahlen…"], PEOPLE)],
     "verify": [(["--", "python", "nîcht.py"], PEOPLE)],
     "compare": [(["läufe", "nîcht"], PEOPLE)],

@@ -117,8 +117,8 @@ def typed(tmp_path, monkeypatch, capsys):
         ("render --site local -- ''", "the command begins with an empty word, ''", "-- python train.py"),
         ("launch --here --dry-run -- ' ' x", "the command begins with an empty word, ' '", "-- python train.py"),
         ("launch --here --set gpus_per_node=0 -- true",
-         "--set gpus_per_node: hpcddp launch takes ranks, max_micro_batch, independent, notify, max_restarts,"
-         " min_nodes, spares, stall_limit, health_check or env.NAME",
+         "--set gpus_per_node: hpcddp launch takes ranks, max_micro_batch, independent, preflight, notify,"
+         " max_restarts, min_nodes, spares, stall_limit or env.NAME",
          "leave it out: GPUs are counted here; to train on CPUs: --set env.ACCELERATE_USE_CPU=true"),
         ("exec -- ''", "the command begins with an empty word, ''", "hpcddp exec -- python train.py"),
         ("exec -- ' ' x", "the command begins with an empty word, ' '", "hpcddp exec -- python train.py"),

@@ -27,6 +27,7 @@ TYPED = {
     "verify": [],  # its paths are those of a command
     "watch": ["PATH"],
     "cancel": ["PATH"],
+    "check": ["--site PATH"],
     "supervise": [],  # job scripts write what it reads
     "train": [],  # its paths are those of a run and of data sets
     "compare": ["PATH runs/x", "PATH PATH"],

@@ -31,7 +31,7 @@ def test_nothing_is_started_again_unless_it_is_asked_for():
         ({"min_nodes": "2"}, "--min_nodes: nothing is started again without max_restarts"),
         ({"spares": "1"}, "--spares: nothing is started again"),
         ({"stall_limit": "60s"}, "--stall_limit: nothing is started again"),
-        ({"health_check": "nvidia-smi"}, "--health_check: nothing is started again"),
+        ({"preflight": "true", "supervise": "false"}, "preflight needs the supervisor"),
         ({"max_restarts": "3", "min_nodes": "5"}, "min_nodes 5: the job has 4 nodes"),
         ({"max_restarts": "3", "independent": "true"}, "those of an independent job do not wait"),
         ({"max_restarts": "3", "supervise": "false"}, "max_restarts needs the supervisor"),

@@ -173,30 +173,30 @@ def test_without_any_starter_what_the_ranks_said_decides(cluster: Cluster):
     assert recovery.chosen == ("n1.site", "n2.site", "n4.site")
 
 
-def test_a_host_that_fails_its_health_check_is_left_out_but_stays_in_the_job(cluster: Cluster):
-    recovery = cluster.recovery(health_check="case $PATH in *bin-n2*) exit 1 ;; esac")
+def test_a_host_that_fails_its_preflight_is_left_out_but_stays_in_the_job(cluster: Cluster):
+    recovery = cluster.recovery(preflight="case $PATH in *bin-n2*) exit 1 ;; esac")
     assert recovery.goes_on(cluster.attempt, KILL, LATER, set())
     assert recovery.chosen == ("n1.site", "n3.site", "n4.site")
-    assert "n2.site is left out: its health check failed" in cluster.told
+    assert "n2.site is left out: the job file's own check failed" in cluster.told
     assert cluster.lines("released") == []
 
 
 def test_the_only_machine_is_checked_as_well(cluster: Cluster):
     cluster.env = {"PATH": "/usr/bin:/bin", "HPCDDP_RUN_DIR": str(cluster.folder / "runs/t")}  # a job of no scheduler
     (well := cluster.folder / "well").touch()
-    recovery = cluster.recovery(health_check=f"test -e {well}", fits=(1,))
+    recovery = cluster.recovery(preflight=f"test -e {well}", fits=(1,))
     assert recovery.goes_on(cluster.attempt, KILL, LATER, set())
     well.unlink()
     assert not recovery.goes_on(cluster.attempt, KILL, LATER, set())
     assert cluster.told[-2:] == [
-        f"{os.uname().nodename} is left out: its health check failed",
+        f"{os.uname().nodename} is left out: the job file's own check failed",
         "the ranks are not started again: of 1 host 0 can be used, and this job can go on with 1",
     ]
 
 
-def test_a_health_check_is_one_line_of_shell_for_ssh_too(cluster: Cluster):
+def test_a_preflight_is_one_line_of_shell_for_ssh_too(cluster: Cluster):
     (cluster.folder / "pbs_tmrsh").rename(cluster.folder / "ssh")
-    recovery = cluster.recovery(health_check='test "$(echo a b | wc -w)" = 2')
+    recovery = cluster.recovery(preflight='test "$(echo a b | wc -w)" = 2')
     assert recovery.goes_on(cluster.attempt, KILL, LATER, set())
     assert len(recovery.chosen) == 4, cluster.told
 

@@ -8,7 +8,7 @@ import pytest
 
 from hpcddp.errors import LaunchError
 from hpcddp.ranks.interfaces import Interface
-from hpcddp.training.rendezvous.network import (
+from hpcddp.ranks.network import (
     Look,
     check_gloo_interface,
     choose_gloo_interface,

@@ -1,0 +1,632 @@
+"""What one node and the processes on it say of themselves, looked up; and the checks of that, one small function each.
+
+A node looks at itself without asking another one: nothing here waits for a rendezvous. The checks judge facts alone,
+beside those of the job's other nodes, so that each can be shown by a table.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from collections import Counter
+from contextlib import suppress
+from statistics import median
+
+from hpcddp.checks.environment import FAILED, WARNING, Check
+from hpcddp.ranks.launchers import LAUNCHERS
+from hpcddp.record import TYPE_CHECKING, Record
+from hpcddp.units import format_count, read_number
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from typing import Any
+
+_NOTHING: Mapping[str, str] = {}
+
+# What they say. None: it is not known there, and no check speaks of it.
+
+
+class Gpu(Record):
+    """One GPU as its driver shows it. `uncorrected`: errors of its memory since the driver was started. `is_pending`:
+    a row or page of its memory waits for a reset. `tflops`, `copy_gbs`: a matrix product in 16 bits, a copy in its
+    memory. `error`: why it could not be tried."""
+
+    uuid: str
+    name: str = ""
+    driver: str = ""
+    used_mb: int = 0
+    uncorrected: int = 0
+    is_pending: bool = False
+    tflops: float | None = None
+    copy_gbs: float | None = None
+    error: str = ""
+
+
+class Process(Record):
+    """One process of a launch, the place that its launcher gave it, and what it would take. `error`: why it has no
+    place. `master`: where it will look for rank 0. `gpus`: those that it takes, by their unique names."""
+
+    host: str
+    rank: int | None = None
+    world_size: int | None = None
+    local_rank: int | None = None
+    local_world_size: int | None = None
+    error: str = ""
+    master: str = ""
+    cpus: tuple[int, ...] = ()
+    gpus: tuple[str, ...] = ()
+    env: Mapping[str, str] = _NOTHING
+    found: tuple[tuple[str, str, str, str], ...] = ()  # of the checks of its environment
+
+
+class Node(Record):
+    """One node. `cpus`: how many its processes may use at once, by affinity and control group. `disks`: a folder ->
+    MiB and files that may still be written, and why a small one could not be. `reach`: why it does not reach rank 0 by
+    the name and address that the ranks will take. `clock_s`: how far its clock is before the checker's, at least.
+    `line`: the status of the job file's own check."""
+
+    host: str
+    cpus: float | None = None
+    cpu_speed: float | None = None
+    files: int | None = None
+    shm_mb: int | None = None
+    free_mb: int | None = None
+    memory_mb: int | None = None
+    disks: Mapping[str, tuple[int, int, str]] = {}  # never written to
+    gpus: tuple[Gpu, ...] = ()
+    leftover: tuple[str, ...] = ()
+    versions: Mapping[str, str] = _NOTHING
+    torch_error: str = ""
+    smi_error: str = ""
+    line: int | None = None
+    clock_s: float | None = None
+    interface_error: str = ""
+    reach_error: str = ""
+    resolve_error: str = ""
+
+
+class Job(Record):
+    """All that has answered, and what was asked for."""
+
+    nodes: tuple[Node, ...]
+    processes: tuple[Process, ...]
+    gpus_per_node: int = 0
+
+    def of(self, host: str) -> list[Process]:
+        """The processes of a host."""
+        return [process for process in self.processes if process.host == host]
+
+
+#: Before the line of a process that does not reach the checker.
+MARK = "hpcddp-check: "
+
+
+def read_node(said: Mapping[str, Any]) -> Node:
+    """The node of an answer."""
+    gpus = tuple(Gpu(**gpu) for gpu in said["gpus"])
+    return Node(**{**said, "gpus": gpus, "leftover": tuple(said["leftover"])})
+
+
+def read_process(said: Mapping[str, Any]) -> Process:
+    """The process of an answer."""
+    found = tuple(map(tuple, said["found"]))
+    return Process(**{**said, "cpus": tuple(said["cpus"]), "gpus": tuple(said["gpus"]), "found": found})
+
+
+# The checks: each gives (what is so, what to do), or None where all is well or nothing is known.
+
+if TYPE_CHECKING:
+    Found = tuple[str, str] | None
+
+_LEAST_SHM_MB, _LEAST_FILES, _LEAST_DISK_MB, _LEAST_INODES = 512, 1024, 1024, 1000
+_SHM = "/dev/shm"  # noqa: S108  # its size is asked for, nothing is written
+_MOST_CLOCK_S = 1.0
+_LEFT_MB = 1024  # of a GPU's memory, that no process of this check holds
+_OF_MEDIAN = 1 / 2
+#: A part of a GPU's name -> the floors of its matrix product (TFLOPS, 16 bits) and copy (GB/s): about half of what its
+#: maker says (https://www.nvidia.com/en-us/data-center/, https://www.amd.com/en/products/accelerators/instinct.html).
+#: The first that fits counts.
+FLOORS = {
+    "B200": (1000, 3800),
+    "H200": (490, 2300),
+    "GH200": (490, 1900),
+    "H100 PCIe": (300, 1000),
+    "H100 NVL": (300, 1800),
+    "H100": (490, 1600),
+    "A100": (150, 750),
+    "V100": (55, 400),
+    "MI300": (600, 2600),
+    "MI250": (90, 800),
+}
+
+
+def check_cpus(node: Node, job: Job) -> Found:
+    """A node whose processes may use far fewer CPUs than on the others: by affinity, or a control group's quota."""
+    usual = _median(job, "cpus")
+    if node.cpus is None or usual is None or node.cpus >= usual * _OF_MEDIAN:
+        return None
+    told = f"its processes may use {node.cpus:g} CPUs, and {usual:g} on the job's other nodes"
+    return told, "look for another job's control group or a limit there: cat /sys/fs/cgroup/cpu.max; taskset -p $$"
+
+
+def check_oversubscribed(node: Node, job: Job) -> Found:
+    """More ranks than CPUs: each waits for the others."""
+    ranks = len(job.of(node.host))
+    if node.cpus is None or ranks <= max(node.cpus, 1):
+        return None
+    told = f"{ranks} ranks may use {node.cpus:g} CPUs together"
+    return told, "fewer --ranks-per-node, or more CPUs for each: --cpus-per-rank"
+
+
+def check_affinity(node: Node, job: Job) -> Found:
+    """Ranks that are bound to the same CPUs, and to fewer than there are ranks."""
+    masks = Counter(process.cpus for process in job.of(node.host) if process.cpus)
+    for cpus, ranks in masks.items():
+        if ranks > len(cpus) and (node.cpus or 0) > len(cpus):
+            told = f"{ranks} ranks are bound to the same {format_count(len(cpus), 'CPU')}"
+            unbound = "".join(f"; {row.name}: {row.unbound}" for row in LAUNCHERS.values() if row.unbound)
+            return told, f"give each rank CPUs of its own (--cpus-per-rank{unbound})"
+    return None
+
+
+def check_cpu_speed(node: Node, job: Job) -> Found:
+    """A CPU that computes far more slowly than the others'."""
+    usual = _median(job, "cpu_speed")
+    if node.cpu_speed is None or usual is None or node.cpu_speed >= usual / 3:
+        return None
+    told = f"its CPU hashes {node.cpu_speed:.0f} MB/s, and {usual:.0f} are the median"
+    return told, "leave the node out, and tell the site: it may be hot, or its clock held down"
+
+
+def check_shm(node: Node, _job: Job) -> Found:
+    """Too small a /dev/shm: loader processes and NCCL hand data over in it, and die by SIGBUS."""
+    if node.shm_mb is None or node.shm_mb >= _LEAST_SHM_MB:
+        return None
+    told = f"{_SHM} has room for {node.shm_mb} MiB"
+    return told, "remove what lies there (ls -l /dev/shm); in a container: --shm-size=8g, or --bind /dev/shm"
+
+
+def check_files(node: Node, _job: Job) -> Found:
+    """Too few open files for ranks with loader processes."""
+    if node.files is None or node.files >= _LEAST_FILES:
+        return None
+    return f"a process may open {node.files} files", f"ulimit -n {_LEAST_FILES}, before the job's command"
+
+
+def check_disk(node: Node, _job: Job) -> Found:
+    """A folder of the job that is full, that its quota has used up, or that cannot be written."""
+    for folder, (free_mb, files, error) in node.disks.items():
+        if error:
+            return f"nothing can be written to {folder}: {error}", f"df -h {folder}; df -i {folder}; your quota"
+        if free_mb < _LEAST_DISK_MB:
+            return f"{folder} has {free_mb} MiB left", f"remove what is not needed: du -sh {folder}/*"
+        if 0 <= files < _LEAST_INODES:
+            return f"{folder} has room for {files} more files", f"find {folder} -type f | wc -l"
+    return None
+
+
+def check_memory(node: Node, job: Job) -> Found:
+    """Memory that something else holds: far less is free than on the other nodes."""
+    usual = _median(job, "free_mb")
+    if node.free_mb is None or usual is None or node.free_mb >= usual * _OF_MEDIAN:
+        return None
+    return (
+        f"{node.free_mb} MiB of memory are free, and {usual:.0f} are the median",
+        f"ps aux --sort -rss on {node.host}",
+    )
+
+
+def check_leftover(node: Node, _job: Job) -> Found:
+    """Processes of an earlier job that still hold a GPU, or a GPU's memory that nobody owns up to."""
+    held = [gpu for gpu in node.gpus if gpu.used_mb > _LEFT_MB]
+    if not node.leftover and not held:
+        return None
+    who = f"{', '.join(node.leftover[:4])} still runs on its GPUs" if node.leftover else ""
+    memory = f"{held[0].used_mb} MiB of GPU {held[0].uuid} are in use" if held else ""
+    return "; ".join(filter(None, (who, memory))), f"end it, or tell the site: nvidia-smi on {node.host}"
+
+
+def check_gpu_count(node: Node, job: Job) -> Found:
+    """Fewer GPUs than the job has on each node."""
+    if node.smi_error:
+        return node.smi_error, f"nvidia-smi on {node.host}; tell the site"
+    if len(node.gpus) >= job.gpus_per_node:
+        return None
+    told = f"it shows {format_count(len(node.gpus), 'GPU')} of {job.gpus_per_node}"
+    return told, f"nvidia-smi -L on {node.host}; tell the site"
+
+
+def check_gpu_memory(node: Node, _job: Job) -> Found:
+    """A GPU whose memory has had uncorrectable errors, or waits for a reset to take a row or page out of use."""
+    for gpu in node.gpus:
+        if gpu.is_pending:
+            return f"GPU {gpu.uuid} needs a reset: a row of its memory is to be replaced", "tell the site"
+        if gpu.uncorrected:
+            told = f"GPU {gpu.uuid} has counted {format_count(gpu.uncorrected, 'uncorrectable error')} of its memory"
+            return told, "leave the node out; tell the site"
+    return None
+
+
+def check_gpu_answer(node: Node, _job: Job) -> Found:
+    """A GPU that computes nothing: it hangs, or its driver is too old for this torch."""
+    ill = [gpu for gpu in node.gpus if gpu.error]
+    if not ill:
+        return None
+    told = f"GPU {ill[0].uuid}: {ill[0].error}"
+    return told, f"nvidia-smi on {node.host}; a torch for its driver: https://pytorch.org/get-started"
+
+
+def check_gpu_speed(node: Node, job: Job) -> Found:
+    """A GPU below the floor of its type, or far below the median of the job's."""
+    for gpu in node.gpus:
+        floors = next((row for part, row in FLOORS.items() if part in gpu.name), (0, 0))
+        for value, unit, what, floor, others in (
+            (gpu.tflops, "TFLOPS", "multiplies at", floors[0], [g.tflops for n in job.nodes for g in n.gpus]),
+            (gpu.copy_gbs, "GB/s", "copies at", floors[1], [g.copy_gbs for n in job.nodes for g in n.gpus]),
+        ):
+            known = [other for other in others if other is not None]
+            if value is None or (value >= floor and value >= 0.7 * median(known)):
+                continue
+            told = f"GPU {gpu.uuid} {what} {value:.0f} {unit}; the median of the job is {median(known):.0f}"
+            return f"{told}, the floor of a {gpu.name} {floor}", "leave the node out; tell the site"
+    return None
+
+
+def check_shared_gpu(node: Node, job: Job) -> Found:
+    """Two ranks that would take one GPU, which NCCL refuses."""
+    owner: dict[str, int | None] = {}
+    for process in job.of(node.host):
+        for uuid in process.gpus:
+            if uuid in owner:
+                told = f"ranks {owner[uuid]} and {process.rank} would both take GPU {uuid}"
+                return told, "give each rank its own: --gpus-per-node with ranks per node alike, no --gpus-per-task"
+            owner[uuid] = process.rank
+    return None
+
+
+def check_torch(node: Node, _job: Job) -> Found:
+    """A Python that does not import torch there."""
+    if not node.torch_error:
+        return None
+    return f"torch cannot be imported: {node.torch_error}", "import it on that node; is its folder seen there?"
+
+
+def check_versions(node: Node, job: Job) -> Found:
+    """Another Python, torch, CUDA, NCCL, driver or hpcddp than on most nodes."""
+    for what in sorted({name for one in job.nodes for name in one.versions}):
+        seen = [one.versions[what] for one in job.nodes if what in one.versions]
+        usual = Counter(seen).most_common(1)[0][0]
+        if node.versions.get(what, usual) != usual:
+            told = f"{what} is {node.versions[what]}, and {usual} on {seen.count(usual)} of {len(seen)} nodes"
+            return told, "one environment in a folder that all nodes see, activated in the job's script"
+    return None
+
+
+def check_variables(node: Node, job: Job) -> Found:
+    """Variables that have another value on this node than on most: a launcher forwards not all, profiles differ."""
+    told = list[str]()
+    for name in sorted({name for process in job.processes for name in process.env}):
+        usual = Counter(process.env.get(name) for process in job.processes).most_common(1)[0][0]
+        other = next((one for one in (p.env.get(name) for p in job.of(node.host)) if one != usual), usual)
+        told += [f"{name} is {_say(other)}, and {_say(usual)} in most ranks"] if other != usual else []
+    return ("; ".join(told[:4]), "env: {NAME: …} in the job file, which every rank gets") if told else None
+
+
+def check_clock(node: Node, _job: Job) -> Found:
+    """A clock that differs: logs mislead, certificates and time limits fail."""
+    if node.clock_s is None or abs(node.clock_s) < _MOST_CLOCK_S:
+        return None
+    told = f"its clock is {abs(node.clock_s):.1f} s {'ahead of' if node.clock_s > 0 else 'behind'} the first host's"
+    return told, "tell the site: chronyc tracking"
+
+
+def check_name(node: Node, _job: Job) -> Found:
+    """The name of rank 0's host, which does not resolve there, or to another host."""
+    return (node.resolve_error, "give all ranks MASTER_ADDR=<an address of rank 0>") if node.resolve_error else None
+
+
+def check_port(node: Node, _job: Job) -> Found:
+    """Rank 0's port, which this node does not reach: a firewall, or another network."""
+    remedy = "open the ports between nodes, or name the network: rendezvous: {interface: …} of the site"
+    return (node.reach_error, remedy) if node.reach_error else None
+
+
+def check_interface(node: Node, _job: Job) -> Found:
+    """An interface that a variable or the site names, and that this node does not have."""
+    remedy = f"ip -brief address on {node.host}; correct the variable, or unset it"
+    return (node.interface_error, remedy) if node.interface_error else None
+
+
+def check_line(node: Node, _job: Job) -> Found:
+    """The job file's own line of shell (`preflight: LINE`), with another status than 0."""
+    if not node.line:
+        return None
+    return f"the job file's own check ended with status {node.line}", f"run it on {node.host}"
+
+
+class Row(Record):
+    """One check of a node. `state`: what it makes of the node."""
+
+    name: str
+    find: Callable[[Node, Job], Found]
+    state: str = FAILED
+
+
+ROWS = (
+    Row("GPU count", check_gpu_count),
+    Row("GPU memory", check_gpu_memory),
+    Row("GPU answer", check_gpu_answer),
+    Row("GPU speed", check_gpu_speed),
+    Row("shared GPU", check_shared_gpu),
+    Row("leftover processes", check_leftover),
+    Row("CPUs", check_cpus),
+    Row("CPU speed", check_cpu_speed),
+    Row("oversubscribed CPUs", check_oversubscribed, WARNING),
+    Row("affinity", check_affinity, WARNING),
+    Row("memory", check_memory, WARNING),
+    Row("shared memory", check_shm),
+    Row("open files", check_files),
+    Row("disk", check_disk),
+    Row("torch", check_torch),
+    Row("versions", check_versions),
+    Row("environment", check_variables, WARNING),
+    Row("clock", check_clock, WARNING),
+    Row("interface", check_interface),
+    Row("rank 0's name", check_name),
+    Row("rank 0's port", check_port),
+    Row("own check", check_line),
+)
+
+
+def judge_nodes(job: Job) -> Iterator[tuple[str, Check]]:
+    """Every finding with its host, in the order of nodes and rows; those of the ranks' environments are said once."""
+    for node in job.nodes:
+        for row in ROWS:
+            found = row.find(node, job)
+            if found is not None:
+                yield node.host, Check(row.name, *found, row.state)
+        for finding in dict.fromkeys(one for process in job.of(node.host) for one in process.found):
+            yield node.host, Check(*finding)
+
+
+def judge_ranks(processes: Sequence[Process], hosts: Sequence[str]) -> Iterator[tuple[str, Check]]:
+    """What is wrong with the launch as a whole: hosts without a process, ranks that are missing or there twice."""
+    name, remedy = "ranks", "start the ranks with the job's launcher: hpcddp env --explain in a rank"
+    for process in processes:
+        if process.error:
+            yield process.host, Check(name, *process.error.partition("\nhint: ")[::2], FAILED)
+    placed = [process for process in processes if process.rank is not None]
+    sizes = Counter(process.world_size for process in placed)
+    size = max(sizes, key=lambda one: (sizes[one], one or 0), default=None)
+    for process in placed:
+        if process.world_size != size:
+            told = f"its rank {process.rank} counts {process.world_size} ranks, and most count {size}"
+            yield process.host, Check(name, told, remedy, FAILED)
+    there: dict[int | None, list[str]] = {}
+    for process in placed:
+        there.setdefault(process.rank, []).append(process.host)
+    for rank, at in there.items():
+        if len(at) > 1:
+            twice = format_count(len(at), "time") if len(at) > 2 else "twice"
+            yield at[-1], Check(name, f"rank {rank} is there {twice}: on {', '.join(at)}", remedy, FAILED)
+    missing = [rank for rank in range(size or 0) if rank not in there]
+    silent = [host for host in hosts if not any(process.host == host for process in processes)]
+    if missing and not silent:
+        named = ", ".join(map(str, missing[:8])) + (f" and {len(missing) - 8} more" if len(missing) > 8 else "")
+        word = "rank" if len(missing) == 1 else "ranks"
+        yield "", Check(name, f"{word} {named} of {size} did not come", remedy, FAILED)
+
+
+def _median(job: Job, name: str) -> float | None:
+    values = [getattr(node, name) for node in job.nodes]
+    known = [value for value in values if value is not None]
+    return median(known) if len(known) > 1 else None
+
+
+def _say(value: str | None) -> str:
+    return "not set" if value is None else repr(value if len(value) < 80 else f"{value[:77]}…")
+
+
+# Looking. Each part gives what it can, and leaves the rest unknown.
+
+
+_SPEED_S = 0.2
+_BLOCK = 65536
+_MB = 1024 * 1024
+#: How the variables begin that every rank of a job should have alike.
+_ALIKE = ("NCCL_", "GLOO_", "TORCH_", "UCX_", "FI_", "OMP_NUM", "MKL_", "PYTORCH_", "RCCL_", "HF_", "MASTER_")
+_ALIKE_WHOLE = ("PATH", "LD_LIBRARY_PATH", "PYTHONPATH", "http_proxy", "https_proxy", "no_proxy", "VIRTUAL_ENV")
+
+
+def variables_alike(env: Mapping[str, str]) -> dict[str, str]:
+    """Those variables of a rank that should be the same in all of them."""
+    return {name: env[name] for name in env if name.startswith(_ALIKE) or name in _ALIKE_WHOLE}
+
+
+def count_cpus(root: str = "/sys/fs/cgroup", own: str = "/proc/self/cgroup") -> float:
+    """How many CPUs this process may use at once: those of its affinity, and no more than the quota of its control
+    group or of one above it."""
+    most = float(len(os.sched_getaffinity(0)))
+    lines = list[str]()
+    with suppress(OSError), open(own, encoding="utf-8") as file:
+        lines = file.read().splitlines()
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if controllers and "cpu" not in controllers.split(","):  # "": version 2
+            continue
+        parts = [part for part in path.split("/") if part]
+        for folder in [os.path.join(root, controllers, *parts[:depth]) for depth in range(len(parts) + 1)]:
+            with suppress(OSError, ValueError):
+                names = ("cpu.cfs_quota_us", "cpu.cfs_period_us") if controllers else ("cpu.max",)
+                quota, period = " ".join(_read(os.path.join(folder, name)) for name in names).split()
+                most = min(most, int(quota) / int(period)) if int(quota) > 0 else most  # "max": none
+    return round(most, 2)
+
+
+def _read(path: str) -> str:
+    with open(path, encoding="ascii") as file:
+        return file.read()
+
+
+def measure_cpu(limit_s: float = _SPEED_S) -> float:
+    """MB/s of a hash: the best of many short tries, so that what else runs here matters little."""
+    from hashlib import sha256
+
+    block, best, end = bytes(_BLOCK), 1.0, time.monotonic() + limit_s
+    while time.monotonic() < end:
+        began = time.perf_counter()
+        sha256(block).digest()
+        best = min(best, time.perf_counter() - began)
+    return _BLOCK / _MB / best
+
+
+def look_at_disk(folder: str) -> tuple[int, int, str]:
+    """MiB and files that this user may still write there, -1 files where the file system counts none, and why a small
+    file cannot be written. A quota shows by writing alone."""
+    path = os.path.join(folder, f".hpcddp-check-{os.uname().nodename}-{os.getpid()}")
+    error = ""
+    try:
+        found = os.statvfs(folder)
+        number = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        try:
+            left = _MB
+            while left:
+                left -= os.write(number, bytes(min(left, _BLOCK)))
+            os.fsync(number)
+        finally:
+            os.close(number)
+            os.unlink(path)
+    except OSError as problem:
+        error = problem.strerror or str(problem)
+    try:
+        found = os.statvfs(folder)
+    except OSError:
+        return 0, -1, error
+    return found.f_bavail * found.f_frsize // _MB, found.f_favail if found.f_files else -1, error
+
+
+def look_at_memory(path: str = "/proc/meminfo") -> tuple[int | None, int | None]:
+    """MiB of memory, and how many of them are free for a program."""
+    numbers: dict[str, int] = {}
+    with suppress(OSError), open(path, encoding="ascii") as file:
+        for line in file:
+            name, _, rest = line.partition(":")
+            numbers[name] = int(rest.split()[0]) // 1024
+    return numbers.get("MemTotal"), numbers.get("MemAvailable")
+
+
+_SMI = "uuid,name,driver_version,memory.used,ecc.errors.uncorrected.volatile.total"
+
+
+def read_gpus(rows: str, remapped: str) -> tuple[Gpu, ...]:
+    """The GPUs in nvidia-smi's answers: a line of CSV each, and the report on rows and pages of memory."""
+    pending = {
+        part.partition("\n")[0].strip()
+        for part in remapped.split("\nGPU ")[1:]
+        if any(
+            word in line and line.rstrip().endswith(": Yes")
+            for line in part.splitlines()
+            for word in ("Pending", "Remapping Failure Occurred", "Pending Page Blacklist")
+        )
+    }
+    gpus = []
+    for line in rows.splitlines():
+        fields = [field.strip() for field in line.split(",")]
+        if len(fields) == len(_SMI.split(",")) + 1:
+            bus, uuid, name, driver, used, errors = fields
+            gpus.append(Gpu(uuid, name, driver, read_number(used) or 0, read_number(errors) or 0, bus in pending))
+    return tuple(gpus)
+
+
+def look_at_gpus(ask: Callable[[list[str]], tuple[int, str]]) -> tuple[tuple[Gpu, ...], tuple[str, ...], str]:
+    """The GPUs, what runs on them, and why the driver does not say it. `ask`: the status and output of a command."""
+    status, rows = ask(["nvidia-smi", f"--query-gpu=pci.bus_id,{_SMI}", "--format=csv,noheader,nounits"])
+    if status == 127:  # no such program
+        return (), (), ""
+    if status:
+        said = (rows.strip().splitlines() or [f"status {status}"])[0]
+        return (), (), f"nvidia-smi: {said}"
+    gpus = read_gpus(rows, ask(["nvidia-smi", "-q", "-d", "ROW_REMAPPER,PAGE_RETIREMENT"])[1])
+    apps = ["nvidia-smi", "--query-compute-apps=pid,process_name", "--format=csv,noheader"]
+    return gpus, tuple(line.strip() for line in ask(apps)[1].splitlines() if line.strip()), ""
+
+
+def taken_gpus(gpus: Sequence[Gpu], env: Mapping[str, str], process: Process) -> tuple[str, ...]:
+    """The unique names of the GPUs that this process would take, as training does; all for one that is alone on its
+    node. LaunchError where it could take none."""
+    from hpcddp.ranks.device import choose_devices, read_gpus_per_rank, visible_devices
+
+    mask = visible_devices(env)
+    known = [gpu.uuid for gpu in gpus]
+    if mask is not None:
+        numbers = [read_number(entry) for entry in mask]
+        shown = [
+            entry if at is None else known[at] if at < len(known) else entry
+            for entry, at in zip(mask, numbers, strict=True)
+        ]
+        known = shown if len(shown) <= len(gpus) else known
+    if not known or process.local_world_size in {None, 1}:
+        return tuple(known)
+    chosen = choose_devices(len(known), process.local_rank, process.local_world_size, read_gpus_per_rank(env))
+    return tuple(known[at] for at in chosen)
+
+
+def look_at_node(host: str, folders: Sequence[str], ask: Callable[[list[str]], tuple[int, str]], line: str) -> Node:
+    """All that a node can say in a second or two, but for torch, GPUs' speeds and what others see of it."""
+    gpus, apps, smi_error = look_at_gpus(ask)
+    memory, free = look_at_memory()
+    shm = None
+    with suppress(OSError):
+        found = os.statvfs(_SHM)
+        shm = found.f_bavail * found.f_frsize // _MB
+    return Node(
+        host,
+        count_cpus(),
+        measure_cpu(),
+        _most_files(),
+        shm,
+        free,
+        memory,
+        {folder: look_at_disk(folder) for folder in folders},
+        gpus,
+        apps,
+        smi_error=smi_error,
+        line=ask(["sh", "-c", line])[0] if line else None,
+    )
+
+
+def _most_files() -> int:
+    import resource
+
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return 1 << 30 if limit == resource.RLIM_INFINITY else limit
+
+
+# Names and interfaces as the ranks will use them.
+
+
+def reach(host: str, port: int, token: bytes, limit_s: float = 5.0) -> tuple[str, str]:
+    """Why the name of rank 0's host is wrong here, and why its port is not reached; one of them is empty. `token`: what
+    rank 0 answers."""
+    me = os.uname().nodename
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    except OSError as error:
+        return f"rank 0's host {host!r} does not resolve: {error.strerror or error}", ""
+    why = ""
+    for family, kind, number, _, where in found:
+        with socket.socket(family, kind, number) as connection:
+            connection.settimeout(limit_s)
+            address = str(where[0])
+            try:
+                connection.connect(where)
+                if connection.recv(len(token)) == token:
+                    return "", ""
+                return f"rank 0's host {host!r} is {address} for {me}, and that is another host", ""
+            except OSError as error:
+                if address.startswith("127.") or address == "::1":
+                    return f"rank 0's host {host!r} is {address} for {me}: {me} itself", ""
+                said = "no answer" if isinstance(error, TimeoutError) else (error.strerror or str(error)).lower()
+                why = f"rank 0 at {host} ({address}), port {port}: {said}"
+    return "", why

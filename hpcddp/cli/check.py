@@ -1,0 +1,347 @@
+"""`hpcddp check`: what would stop a job, found before it trains; here, or on each node of an allocation."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import signal
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from hpcddp.checks.environment import FAILED, NOT_ASKED, OK, WARNING, Check
+from hpcddp.checks.job import Asked, Checker, Verdict, format_verdict, verdict_record
+from hpcddp.checks.node import look_at_disk
+from hpcddp.cli.parser import VerbParser
+from hpcddp.cli.sites_check import SiteFound, compare_site, survey_site
+from hpcddp.errors import LaunchError, RequestError, SchedulerError
+from hpcddp.login.planning import find_site_here
+from hpcddp.ranks.launcher import EXPORTED_ALWAYS, FromShell, IfSet
+from hpcddp.runs.jsonfile import write_object
+from hpcddp.schedulers.allocation.py hpcddp.cli.launch import Allocation
+from hpcddp.schedulers.registry import find_allocation, find_scheduler
+from hpcddp.schedulers.run import run_program
+from hpcddp.script.site import Site
+from hpcddp.script.site_file import chosen_site, open_site
+from hpcddp.supervisor.order import split_check
+from hpcddp.units import read_number
+
+if TYPE_CHECKING:
+    from hpcddp.ranks.launcher import Word
+
+_DESCRIPTION = """\
+Say what would stop a job before it trains.
+
+On a login node: the scheduler, queue, account and modules of the site, the folder of the runs, disk and quota, and
+whether the job's Python imports a torch that fits the site's GPUs. In an allocation, and behind -- by the launcher's
+words that are given there: each node looks at itself, its GPUs, limits, disks, clock, versions and names; then pairs of
+hosts exchange data, and slow hosts and links are named. A job file's `preflight: true` does so before the ranks."""
+_FAILED = 1
+_IMPORT_S, _ASK_S = 60.0, 30.0
+
+
+def build_parser() -> VerbParser:
+    """The options of `hpcddp check`."""
+    example = "hpcddp check\nhpcddp check --site abci3 --account gaa50000\nhpcddp check --fast --hosts node1,node2"
+    also = {_FAILED: "something has failed"}
+    parser = VerbParser("check", _DESCRIPTION, example=example, exits=(2, 3, 4), also=also, takes_command=True)
+    parser.usage = "hpcddp check [options] [-- launcher [argument ...]]"
+    add = parser.add_argument_group("on a login node").add_argument
+    add("--site", metavar="S", help="a site's name, or the path of its YAML file (what this machine shows)")
+    add("--queue", metavar="Q", help="the queue of the job (the site's)")
+    add("--account", metavar="A", help="the account of the job")
+    add = parser.add_argument_group("in a job").add_argument
+    add("--fast", action="store_true", help="neither torch, nor GPUs' speed, nor links: some seconds")
+    add("--hosts", metavar="A,B", help="the hosts that should answer (those of the allocation)")
+    add("--gpus-per-node", metavar="G", help="how many GPUs each node should have (0)")
+    add("--line", metavar="LINE", help="what each node has to run without an error, for a shell")
+    add("--report", metavar="FILE", help="write the JSON there, too")
+    add = parser.add_argument_group("output").add_argument
+    add("--json", action="store_true", help="print one JSON object")
+    return parser
+
+
+def run(args: argparse.Namespace, env: Mapping[str, str]) -> int:
+    """1 if something has failed."""
+    allocation = find_allocation(env, live=True)
+    if args.command or allocation is not None:
+        return _report(args, check_job(plan_check(args, allocation, env), env))
+    checks = list(check_login(args, env))
+    well = all(check.state != FAILED for check in checks)
+    if args.json:
+        print(json.dumps({"ok": well, "checks": [check._asdict() for check in checks]}))
+    else:
+        sys.stdout.write(format_checks(checks))
+    return 0 if well else _FAILED
+
+
+def _report(args: argparse.Namespace, verdict: Verdict) -> int:
+    record = verdict_record(verdict)
+    if args.report:
+        write_object(args.report, record)
+    if args.json:
+        print(json.dumps(record))
+    else:
+        sys.stdout.write(format_verdict(verdict))
+    return 0 if verdict.is_well else _FAILED
+
+
+# In a job.
+
+
+def check_job(asked: Asked, env: Mapping[str, str]) -> Verdict:
+    """Check the nodes by this launch. What the launcher prints goes to stderr."""
+
+    def end(number: int, _frame: object) -> None:
+        raise SystemExit(128 + number)
+
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, end)  # so that the launcher does not outlive this process
+    exported = {name: env.get(name, "") for name in EXPORTED_ALWAYS} | {"HPCDDP_PYTHON": asked.python}
+    try:
+        return Checker(asked, {**env, **exported}, lambda line: _pass_on(line)).check()
+    except OSError as error:
+        what = asked.words[0] if asked.words else asked.python
+        raise LaunchError(f"{what} cannot be run: {error.strerror}", f"which {what}") from error
+
+
+def _pass_on(line: bytes) -> None:
+    with suppress(OSError):
+        os.write(2, line)
+
+
+def plan_check(args: argparse.Namespace, allocation: Allocation | None, env: Mapping[str, str]) -> Asked:
+    """What is to be started, and whom it should reach. Without words the allocation's launcher starts one process on
+    each node, as `hpcddp launch` would."""
+    python = sys.executable
+    if args.command:
+        words, python = split_check(args.command, python)
+    else:
+        words = _plan_words(allocation, env)
+    hosts = args.hosts.split(",") if args.hosts else []
+    if not hosts and not args.command and allocation is not None:
+        hosts = [name for name, _ in allocation.hosts or ()]
+    gpus = read_number(args.gpus_per_node or "0")
+    if gpus is None:
+        raise RequestError(f"--gpus-per-node {args.gpus_per_node!r} is no number", "--gpus-per-node 8")
+    run_dir = env.get("HPCDDP_RUN_DIR", "")
+    folder = run_dir if os.path.isdir(run_dir) else os.getcwd()
+    return Asked(tuple(words), python, tuple(hosts), gpus, (folder,), args.line or "", args.fast)
+
+
+def _plan_words(allocation: Allocation | None, env: Mapping[str, str]) -> list[str]:
+    from hpcddp.cli import launch
+
+    options = launch.build_parser().parse_args(["--ranks-per-node", "1", "--walltime", "1:00:00", "--scratch"])
+    options.command = ["python", "-c", "pass"]
+    plan = launch.plan_here(options, allocation, env)
+    words = [word for words in plan.stage_line for word in fill_words(words, {**env, "launcher": plan.outer_program})]
+    if not words and plan.nodes > 1:
+        what = f"no launcher on PATH starts processes on the {plan.nodes} hosts of this job"
+        raise LaunchError(what, "load the module of an MPI, or: hpcddp check -- LAUNCHER …")
+    return words
+
+
+def fill_words(words: Sequence[Word], values: Mapping[str, str]) -> Iterator[str]:
+    """The words of a launcher's line as a shell would make them of these variables."""
+    for word in words:
+        if isinstance(word, IfSet):
+            yield from word.words if values.get(word.variable) else ()
+        elif isinstance(word, FromShell):
+            text = "".join(values.get(part[1:], "") if part[:1] == "$" else part for part in _split(word.text))
+            yield f"{word.before}{text}{word.after or ''}"
+        else:
+            yield word
+
+
+def _split(text: str) -> list[str]:
+    import re
+
+    return re.split(r"(\$\w+)", text)
+
+
+# On a login node.
+
+
+#: Types of file systems that other hosts see, and those of one host alone.
+_SHARED = (
+    "nfs",
+    "lustre",
+    "gpfs",
+    "beegfs",
+    "ceph",
+    "fuse",
+    "weka",
+    "panfs",
+    "afs",
+    "9p",
+    "smb",
+    "cifs",
+    "pvfs",
+    "orange",
+)
+_LOCAL = ("tmpfs", "ramfs", "devtmpfs")
+_TORCH = """\
+import json, sys, torch
+flags = getattr(torch._C, "_cuda_getArchFlags", lambda: "")()
+versions = {"torch": torch.__version__, "cuda": torch.version.cuda, "hip": torch.version.hip}
+print(json.dumps({**versions, "archs": flags or ""}))
+"""
+#: A part of a GPU's name -> its architecture as torch's builds call it.
+_ARCHS = {
+    **dict.fromkeys(("GB200", "B200"), "sm_100"),
+    **dict.fromkeys(("H100", "H200"), "sm_90"),
+    "L40": "sm_89",
+    "A40": "sm_86",
+    "A100": "sm_80",
+    "V100": "sm_70",
+}
+
+
+def check_login(args: argparse.Namespace, env: Mapping[str, str]) -> Iterator[Check]:
+    """Every row, also of what is well."""
+    choice = chosen_site(args.site, None, "", env) or find_site_here(env)
+    site = open_site(choice, env)
+    yield Check("site", f"{site.name} ({choice.reason})", state=OK)
+    if not find_scheduler(site.scheduler).this_machine:
+        try:
+            found = compare_site(site, env)
+            if not found.queues and find_scheduler(site.scheduler).commands.survey:
+                found = found._replace(queues=tuple(survey_site(site, env)))  # of a file without queues
+            yield from check_site_rows(site, found, args.queue or site.queue, args.account or "")
+        except SchedulerError as error:
+            yield Check("scheduler", error.message, error.hint, FAILED)
+    yield from check_folder(os.getcwd(), site)
+    yield from check_python(site, sys.executable, env)
+
+
+def check_site_rows(site: Site, found: SiteFound, queue: str, account: str) -> Iterator[Check]:
+    """The scheduler, its queue and account, and the modules, as `hpcddp sites check` finds them."""
+    name = find_scheduler(site.scheduler).title
+    live = {one.name: one for one in found.queues}
+    hint = f"hpcddp sites check {site.name}"
+    if not live:
+        yield Check("scheduler", f"{name}: {'; '.join(found.unasked)}", hint, NOT_ASKED)
+    else:
+        yield Check("scheduler", f"{name} answers, and has {', '.join(sorted(live)[:8])}", state=OK)
+        called = site.queues[queue].partition or queue if queue in site.queues else queue
+        if not queue:
+            yield Check("queue", "the site has none that is chosen by itself", "--queue Q", NOT_ASKED)
+        elif called not in live:
+            yield Check(
+                "queue", f"{queue} is none of the scheduler's", f"--queue with one of {', '.join(live)}", FAILED
+            )
+        elif not live[called].is_open:
+            yield Check("queue", f"{queue} takes no jobs now", "another --queue", FAILED)
+        else:
+            yield Check("queue", f"{queue} takes jobs", state=OK)
+    unknown = [one for one in found.unasked if one.startswith("accounts")]
+    if account and found.accounts and account not in found.accounts:
+        remedy = f"--account with one of {', '.join(found.accounts[:8])}"
+        yield Check("account", f"{account} is none that you may charge", remedy, FAILED)
+    elif found.accounts:
+        yield Check("account", f"you may charge {', '.join(found.accounts[:8])}", state=OK)
+    elif unknown:
+        yield Check("account", unknown[0].removeprefix("accounts: "), "the site's own command lists them", NOT_ASKED)
+    modules = [one.text for one in found.differences if one.text.startswith("module")]
+    others = [one.text for one in found.differences if not one.text.startswith("module")]
+    if modules:
+        yield Check("modules", "; ".join(modules), hint, FAILED)
+    elif site.modules.load:
+        asked = any(one.startswith("module") for one in found.unasked)
+        yield Check("modules", ", ".join(site.modules.load), "", NOT_ASKED if asked else OK)
+    if others:
+        yield Check("site's file", f"{len(others)} things differ: {others[0]}", hint, WARNING)
+
+
+def check_folder(folder: str, site: Site, mounts: str = "/proc/mounts") -> Iterator[Check]:
+    """The folder that a job's runs are in: seen from the nodes, with room, and can be written."""
+    kind, where = find_file_system(folder, mounts)
+    if find_scheduler(site.scheduler).this_machine or kind.startswith(_SHARED):
+        yield Check("folder", f"{folder} is on {where} ({kind})", state=OK)
+    elif kind in _LOCAL:
+        yield Check(
+            "folder", f"{folder} is on {where} ({kind}), which is this host's alone", "cd to a shared folder", FAILED
+        )
+    else:
+        told = f"{folder} is on {where} ({kind}), which may be this host's alone"
+        yield Check("folder", told, "hpcddp check in a job shows whether the nodes see it", WARNING)
+    free_mb, files, error = look_at_disk(folder)
+    if error:
+        yield Check("disk", f"nothing can be written to {folder}: {error}", "df -h .; df -i .; your quota", FAILED)
+    elif free_mb < 1024 or 0 <= files < 1000:
+        yield Check("disk", f"{folder} has {free_mb} MiB left, and {files} files", "df -h .; df -i .", FAILED)
+    else:
+        yield Check("disk", f"{free_mb // 1024} GiB free", state=OK)
+
+
+def find_file_system(folder: str, mounts: str = "/proc/mounts") -> tuple[str, str]:
+    """Type and place of the file system that holds this folder."""
+    path, found = os.path.realpath(folder), ("unknown", "/")
+    with suppress(OSError), open(mounts, encoding="utf-8", errors="replace") as file:
+        for line in file:
+            _, where, kind, *_ = line.split()
+            where = where.replace("\\040", " ")
+            if os.path.commonpath([path, where]) == where and len(where) >= len(found[1]):
+                found = kind, where
+    return found
+
+
+def check_python(site: Site, python: str, env: Mapping[str, str]) -> Iterator[Check]:
+    """Whether this Python imports torch, and whether that was built for the site's GPUs and processors."""
+    try:
+        answer = run_program([python, "-c", _TORCH], env, patience_s=_IMPORT_S)
+    except SchedulerError as error:  # it is no scheduler's
+        yield Check("torch", error.message, error.hint, FAILED)
+        return
+    if answer.status:
+        said = (answer.stderr.strip().splitlines() or [f"status {answer.status}"])[-1]
+        remedy = f"{python} -m pip install 'hpcddp[train]', or hpcddp check by the job's Python"
+        yield Check("torch", f"{python} does not import it: {said}", remedy, FAILED)
+        return
+    found: dict[str, Any] = json.loads(answer.stdout.strip().splitlines()[-1])
+    built = f"CUDA {found['cuda']}" if found["cuda"] else f"ROCm {found['hip']}" if found["hip"] else "CPUs alone"
+    yield Check("torch", f"{found['torch']}, for {built}, {platform.machine()}", state=OK)
+    yield from check_fit(site, found)
+
+
+def check_fit(site: Site, found: Mapping[str, Any]) -> Iterator[Check]:
+    """A torch that was built for other GPUs than those of the site's queue."""
+    queue = site.queues.get(site.queue)
+    gpu = (queue.gpu or "") if queue is not None else ""
+    if queue is None or not queue.gpus or not gpu:
+        return
+    wanted = "hip" if queue.vendor == "amd" else "cuda" if queue.vendor == "nvidia" else ""
+    remedy = "install the build for it: https://pytorch.org/get-started/locally/"
+    arch = next((arch for part, arch in _ARCHS.items() if part in gpu), "")
+    archs = str(found["archs"]).split()
+    newer = any(one.startswith("compute_") for one in archs)  # which the driver compiles for it
+    if wanted and not found[wanted]:
+        yield Check(
+            "torch's GPUs", f"queue {site.queue} has {gpu}, and this torch was built without it", remedy, FAILED
+        )
+    elif arch and archs and arch not in archs and not newer and not _has_same_generation(arch, archs):
+        told = f"queue {site.queue} has {gpu} ({arch}), and this torch was built for {', '.join(archs)}"
+        yield Check("torch's GPUs", told, remedy, FAILED)
+    else:
+        yield Check("torch's GPUs", f"{gpu} of queue {site.queue}", state=OK if arch and archs else NOT_ASKED)
+
+
+def _has_same_generation(arch: str, archs: Sequence[str]) -> bool:
+    """Whether code for an older chip of the same generation is there, which this one runs: sm_80 on sm_86."""
+    major, minor = arch[3:-1], arch[-1]
+    return any(one[3:-1] == major and one[-1].isdigit() and one[-1] <= minor for one in archs if one.startswith("sm_"))
+
+
+def format_checks(checks: Sequence[Check]) -> str:
+    """A line for each row, with what to do below it where it is not well."""
+    width = max(len(check.name) for check in checks)
+    lines = []
+    for check in checks:
+        lines.append(f"{check.state:9}  {check.name:{width}}  {check.message}")
+        if check.remedy and check.state in {FAILED, WARNING}:
+            lines.append(f"{'':{width + 13}}hint: {check.remedy}")
+    return "".join(f"{line}\n" for line in lines)

@@ -1,0 +1,229 @@
+"""`hpcddp check` on real hosts under a real Slurm and mpirun: each fault is made on node3, and found there by name."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from bringup.hosts import enter
+from livecluster import HERE, Cluster
+from mpis import find_mpi
+
+pytestmark = [pytest.mark.cluster, pytest.mark.xdist_group("check")]  # one worker makes the cluster of this file
+
+SRUN = ["srun", "-N4", "-n4", "--ntasks-per-node=1"]
+SICK = "node3"
+# Imported in a moment, and enough for the worker: no test here is about the real one's speed.
+TORCH = """
+__version__ = "2.9.1"
+class version: cuda = hip = None
+class cuda:
+    device_count = is_available = staticmethod(lambda: 0)
+def set_num_threads(_number): ...
+"""
+
+
+@pytest.fixture(scope="module")
+def cluster(cluster_of: Callable[..., Iterator[Cluster]]) -> Iterator[Cluster]:
+    """Of its own: hosts are broken."""
+    yield from cluster_of("check", 4)
+
+
+def check(cluster: Cluster, shared: Path, words: Sequence[str], *options: str, **env: str) -> dict[str, Any]:
+    done = cluster.sh(["hpcddp", "check", "--json", *options, "--", *words], cwd=shared, env=env)
+    said: dict[str, Any] = json.loads(done.stdout)
+    assert done.returncode == (0 if said["ok"] else 1), done.stderr
+    return said
+
+
+def named(said: dict[str, Any], host: str = SICK) -> dict[str, str]:
+    """Name -> message of what is found on a host."""
+    return {one["name"]: one["message"] for one in said["checks"] if one["host"] == host}
+
+
+def on(shared: Path, text: str) -> list[str]:
+    """srun of processes, of which the one on node3 does this first, in a mount namespace of its own."""
+    (shared / "first.sh").write_text(f'if [ "$(hostname)" = {SICK} ]; then\n{text}\nfi\nexec "$@"\n')
+    return [*SRUN, "unshare", "--mount", "bash", f"{shared}/first.sh"]
+
+
+def in_host(cluster: Cluster, host: str, line: str) -> None:
+    done = subprocess.run([*enter(cluster.state, host), "sh", "-ec", line], capture_output=True, text=True, cwd="/")
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_job_without_a_fault_passes(cluster: Cluster, shared: Path) -> None:
+    """In an allocation, whose launcher the check finds by itself; with the real torch, links and a sum over all."""
+    done = cluster.sh(["salloc", "-N4", "-n4", "hpcddp", "check", "--json"], cwd=shared)
+    said = json.loads(done.stdout)
+    assert done.returncode == 0, (said, done.stderr)
+    assert said["hosts"] == dict.fromkeys(("node1", "node2", "node3", "node4"), "ok"), said
+    assert len(said["links"]) == 6
+    assert said["means"] == "TCP"
+    assert said["all_reduce_gbps"] > 0, said
+
+
+@pytest.mark.parametrize("name", ["openmpi5", "mpich"])
+def test_under_mpirun_each_host_is_checked(cluster: Cluster, shared: Path, name: str) -> None:
+    mpi = find_mpi(name)
+    hosts = {f"node{at}": 1 for at in (1, 2, 3)}
+    said = check(cluster, shared, mpi.over_hosts(hosts, 3, shared), "--fast", "--hosts", "node1,node2,node4", **mpi.env)
+    assert said["ranks"] == 3
+    assert {host: state for host, state in said["hosts"].items() if state == "failed"} == {"node4": "failed"}
+    assert named(said, "node4") == {"answer": "no process of the launch is there"}
+
+
+#: What is done on node3 before the process starts there -> the checks that it is found by, with words of the message.
+FAULTS = {
+    "many": (
+        """
+mount -t tmpfs -o size=1m full /mnt && export TMPDIR=/mnt && head -c 1m /dev/zero > /mnt/full || :
+mount -t tmpfs -o size=64m shm /dev/shm
+mount -t tmpfs class /sys/class && mkdir -p /sys/class/infiniband/mlx5_0 && ulimit -l 64
+ulimit -n 256
+export NCCL_DEBUG=INFO GLOO_SOCKET_IFNAME=eth7
+""",
+        {
+            "disk": "nothing can be written to /mnt: No space left on device",
+            "shared memory": "/dev/shm has room for 64 MiB",
+            "locked memory": "may lock 64 KiB of memory only",
+            "open files": "may open 256 files",
+            "environment": "NCCL_DEBUG is 'INFO', and not set in most",
+            "interface": "GLOO_SOCKET_IFNAME=eth7 names no interface of node3",
+        },
+    ),
+    "a name that does not resolve": (
+        "echo 127.0.0.1 localhost > $PWD/hosts && mount --bind $PWD/hosts /etc/hosts",
+        {"rank 0's name": "rank 0's host 'node1' does not resolve"},
+    ),
+    "a name of this host itself": (
+        "echo 127.0.1.1 node1 node3 > $PWD/hosts && mount --bind $PWD/hosts /etc/hosts",
+        {"rank 0's name": "rank 0's host 'node1' is 127.0.1.1 for node3: node3 itself"},
+    ),
+    "a shifted clock": (
+        "export LD_PRELOAD=$(ls /usr/lib/*/faketime/libfaketime.so.1) FAKETIME=+90s FAKETIME_DONT_FAKE_MONOTONIC=1",
+        {"clock": "s ahead of the first host's"},
+    ),
+    "a wrong rank": ("export RANK=1", {"ranks": "RANK=1 is exported too"}),
+    "a slow host, by its control group": (
+        """
+group=/sys/fs/cgroup/cpu; [ -d $group ] || group=/sys/fs/cgroup
+[ $group != /sys/fs/cgroup ] || echo +cpu > $group/cgroup.subtree_control
+mkdir -p $group/hpcddp-check
+if [ $group = /sys/fs/cgroup ]; then echo "20000 100000" > $group/hpcddp-check/cpu.max
+else echo 20000 > $group/hpcddp-check/cpu.cfs_quota_us; fi
+echo $$ > $group/hpcddp-check/cgroup.procs
+""",
+        {"CPUs": "its processes may use 0.2 CPUs, and"},
+    ),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_fault_of_a_node_is_named(cluster: Cluster, shared: Path, fault: str) -> None:
+    first, found = FAULTS[fault]
+    said = check(cluster, shared, on(shared, first), "--fast")
+    there = named(said)
+    assert {name: words in there.get(name, "") for name, words in found.items()} == dict.fromkeys(found, True), said
+    assert {host for host, state in said["hosts"].items() if state != "ok"} == {SICK}, said
+
+
+def test_ranks_that_are_missing_or_there_twice_are_named(cluster: Cluster, shared: Path) -> None:
+    """As by a launcher whose numbers are wrong: node3 has node2's."""
+    by_hand = 'exec env -i PATH="$PATH" RANK=$((SLURM_PROCID == 2 ? 1 : SLURM_PROCID)) WORLD_SIZE=4 "$@"'
+    said = check(cluster, shared, [*SRUN, "bash", "-c", by_hand, "by-hand"], "--fast")
+    messages = [one["message"] for one in said["checks"] if one["name"] == "ranks"]
+    assert sorted(messages) == ["rank 1 is there twice: on node2, node3", "rank 2 of 4 did not come"] or sorted(
+        messages
+    ) == ["rank 1 is there twice: on node3, node2", "rank 2 of 4 did not come"]
+
+
+def with_torch(shared: Path, version: str, on_sick: str) -> list[str]:
+    """srun of processes that import a torch of such a version."""
+    for folder, text in (("torch-all", version), ("torch-sick", on_sick)):
+        (shared / folder / "torch/distributed").mkdir(parents=True)
+        (shared / folder / "torch/distributed/__init__.py").touch()
+        (shared / folder / "torch/__init__.py").write_text(TORCH.replace("2.9.1", text))
+    line = f"export PYTHONPATH={shared}/torch-all; [ $(hostname) != {SICK} ] || export PYTHONPATH={shared}/torch-sick"
+    (shared / "torch.sh").write_text(f'{line}\nexec "$@"\n')
+    return [*SRUN, "bash", f"{shared}/torch.sh"]
+
+
+def test_another_torch_is_named_and_its_host_exchanges_nothing(cluster: Cluster, shared: Path) -> None:
+    said = check(cluster, shared, with_torch(shared, "2.9.1", "2.8.0"))
+    assert named(said)["versions"] == "torch is 2.8.0, and 2.9.1 on 3 of 4 nodes"
+    assert len(said["links"]) == 3
+
+
+TBF = "root tbf rate 20mbit burst 32kbit latency 400ms"
+
+
+def test_a_slow_host_is_named_by_its_links(cluster: Cluster, shared: Path) -> None:
+    in_host(cluster, SICK, f"tc qdisc add dev eth0 {TBF}")
+    try:
+        said = check(cluster, shared, with_torch(shared, "2.9.1", "2.9.1"))
+    finally:
+        in_host(cluster, SICK, "tc qdisc del dev eth0 root")
+    assert "all 3 of its links are slow: " in named(said)["slow host"], said
+    assert {host for host, state in said["hosts"].items() if state == "failed"} == {SICK}
+
+
+def test_a_slow_link_is_named_by_both_hosts(cluster: Cluster, shared: Path) -> None:
+    """A cable of their own between node3 and node4, which is slow."""
+    pids = [(cluster.state / f"hosts/node{at}/pid").read_text().strip() for at in (3, 4)]
+    in_host(cluster, "login", f"ip link add cable3 netns {pids[0]} type veth peer name cable4 netns {pids[1]}")
+    for at, other in ((3, 4), (4, 3)):
+        route = f"ip route add 10.66.0.1{other}/32 dev cable{at} src 10.66.0.1{at}"
+        in_host(cluster, f"node{at}", f"ip link set cable{at} up; {route}; tc qdisc add dev cable{at} {TBF}")
+    try:
+        said = check(cluster, shared, with_torch(shared, "2.9.1", "2.9.1"))
+    finally:
+        in_host(cluster, "node3", "ip link del cable3")
+    slow = [one["message"] for one in said["checks"] if one["name"] == "slow link"]
+    assert len(slow) == 1, said
+    assert {"node3", "node4"} == {word for word in slow[0].replace(":", " ").split() if word.startswith("node")}
+    assert not [one for one in said["checks"] if one["name"] == "slow host"]
+
+
+def render(cluster: Cluster, shared: Path, nodes: int, command: list[str], *asked: str) -> str:
+    """The script of a job whose nodes are checked first."""
+    with_torch(shared, "2.9.1", "2.9.1")
+    request = ["--site", f"{HERE}/site.yaml", "--nodes", f"{nodes}", "--ranks-per-node", "1", "--cpus-per-rank", "1"]
+    settings = ("preflight=test $(hostname) != node3", f"pythonpath={shared}/torch-all", *asked)
+    options = [word for one in settings for word in ("--set", one)]
+    return cluster.ok(["hpcddp", "render", *request, *options, "--name", "t", "--", *command], cwd=shared)
+
+
+def test_preflight_leaves_out_a_host_and_the_spare_one_takes_its_place(cluster: Cluster, shared: Path) -> None:
+    where = ["sh", "-c", "touch $(hostname)-$RANK-of-$WORLD_SIZE"]
+    text = render(cluster, shared, 3, where, "max_restarts=1", "spares=1")
+    job = cluster.wait(cluster.submit(text, cwd=shared), cwd=shared)
+    assert job.state == "COMPLETED", job.output
+    assert "node3 is left out: own check: the job file's own check ended with status 1" in job.output
+    assert {path.name for path in shared.glob("node*")} == {
+        f"node{at}-{rank}-of-3" for rank, at in enumerate((1, 2, 4))
+    }
+    (report,) = (shared / "runs/t/attempts").glob("*/check.json")
+    assert json.loads(report.read_text())["hosts"]["node3"] == "failed"
+
+
+def test_preflight_ends_a_job_that_has_no_other_host_before_a_rank_is_started(cluster: Cluster, shared: Path) -> None:
+    job = cluster.wait(cluster.submit(render(cluster, shared, 4, ["touch", "started"]), cwd=shared), cwd=shared)
+    assert job.state == "FAILED", job.output
+    why = "node3 is unfit, own check: the job file's own check ended with status 1"
+    assert f"no rank was started: {why}" in job.output
+    assert not (shared / "started").exists()
+    assert why in " ".join(cluster.ok(["hpcddp", "status", "t"], cwd=shared).split())
+
+
+def test_a_closed_port_is_named(cluster: Cluster, shared: Path) -> None:
+    in_host(cluster, SICK, "ip rule add pref 10 ipproto tcp dport 23456 unreachable")
+    try:
+        said = check(cluster, shared, SRUN, "--fast", MASTER_PORT="23456")
+    finally:
+        in_host(cluster, SICK, "ip rule del pref 10")
+    assert named(said) == {"rank 0's port": "rank 0 at node1 (10.66.0.11), port 23456: network is unreachable"}

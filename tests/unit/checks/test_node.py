@@ -1,0 +1,248 @@
+"""Each check of a node finds its fault by name, and says nothing of a node that is like the others."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from hpcddp.checks.environment import FAILED, WARNING
+from hpcddp.checks.node import (
+    ROWS,
+    Gpu,
+    Job,
+    Node,
+    Process,
+    count_cpus,
+    judge_nodes,
+    judge_ranks,
+    look_at_disk,
+    look_at_gpus,
+    look_at_memory,
+    reach,
+    read_gpus,
+    taken_gpus,
+)
+
+GPU = Gpu("GPU-a", "NVIDIA H100 80GB HBM3", "570.1", 4, tflops=650.0, copy_gbs=2200.0)
+VERSIONS = {"torch": "2.9.1", "NCCL": "2.27.5"}
+WELL = Node("", 32.0, 900.0, 65536, 32768, 200_000, 256_000, {"/home": (9999, 9999, "")}, (GPU,), versions=VERSIONS)
+RANKS = [{"rank": at, "world_size": 4, "local_rank": 0, "local_world_size": 1} for at in range(4)]
+
+
+def job(ill: dict[str, object], process: dict[str, object]) -> Job:
+    """Four nodes with a rank each, of which the third is ill."""
+    nodes = [WELL._replace(host=f"node{at}", gpus=(GPU._replace(uuid=f"GPU-{at}"),)) for at in range(4)]
+    ranks = [
+        Process(f"node{at}", **RANKS[at], cpus=(0, 1), env={"PATH": "/bin"}, gpus=(f"GPU-{at}",)) for at in range(4)
+    ]
+    nodes[2], ranks[2] = nodes[2]._replace(**ill), ranks[2]._replace(**process)
+    return Job(tuple(nodes), tuple(ranks), gpus_per_node=1)
+
+
+#: What is ill in the third node, or in its process -> the row that finds it, and words of its message.
+ILL: list[tuple[str, str, dict[str, object], dict[str, object]]] = [
+    ("GPU count", "it shows 0 GPUs of 1", {"gpus": ()}, {}),
+    ("GPU count", "nvidia-smi: no driver", {"smi_error": "nvidia-smi: no driver"}, {}),
+    ("GPU memory", "needs a reset", {"gpus": (GPU._replace(is_pending=True),)}, {}),
+    ("GPU memory", "has counted 3 uncorrectable errors", {"gpus": (GPU._replace(uncorrected=3),)}, {}),
+    ("GPU answer", "did not answer in 15 s", {"gpus": (GPU._replace(error="it did not answer in 15 s"),)}, {}),
+    ("GPU speed", "multiplies at 440 TFLOPS; the median", {"gpus": (GPU._replace(tflops=440.0),)}, {}),
+    ("GPU speed", "copies at 1100 GB/s", {"gpus": (GPU._replace(copy_gbs=1100.0),)}, {}),
+    ("leftover processes", "311, python still runs", {"leftover": ("311, python",)}, {}),
+    ("leftover processes", "40000 MiB of GPU GPU-a are in use", {"gpus": (GPU._replace(used_mb=40_000),)}, {}),
+    ("CPUs", "may use 8 CPUs, and 32", {"cpus": 8.0}, {}),
+    ("CPU speed", "hashes 200 MB/s, and 900", {"cpu_speed": 200.0}, {}),
+    ("memory", "1000 MiB of memory are free", {"free_mb": 1000}, {}),
+    ("shared memory", "/dev/shm has room for 64 MiB", {"shm_mb": 64}, {}),
+    ("open files", "may open 256 files", {"files": 256}, {}),
+    ("disk", "Disk quota exceeded", {"disks": {"/home": (9999, 9999, "Disk quota exceeded")}}, {}),
+    ("disk", "/tmp has 12 MiB left", {"disks": {"/tmp": (12, 9999, "")}}, {}),
+    ("disk", "/tmp has room for 3 more files", {"disks": {"/tmp": (9999, 3, "")}}, {}),
+    ("torch", "No module named 'torch'", {"torch_error": "No module named 'torch'"}, {}),
+    ("versions", "NCCL is 2.26.2, and 2.27.5 on 3 of 4", {"versions": {**VERSIONS, "NCCL": "2.26.2"}}, {}),
+    ("clock", "90.0 s ahead of the first host's", {"clock_s": 90.0}, {}),
+    ("clock", "90.0 s behind the first host's", {"clock_s": -90.0}, {}),
+    ("interface", "eth7", {"interface_error": "eth7 is none of its interfaces"}, {}),
+    ("rank 0's name", "does not resolve", {"resolve_error": "rank 0's host 'a' does not resolve"}, {}),
+    ("rank 0's port", "no answer", {"reach_error": "rank 0 at a, port 1: no answer"}, {}),
+    ("own check", "status 3", {"line": 3}, {}),
+    ("environment", "PATH is '/opt', and '/bin' in most", {}, {"env": {"PATH": "/opt"}}),
+    ("environment", "NCCL_DEBUG is 'INFO', and not set in most", {}, {"env": {"PATH": "/bin", "NCCL_DEBUG": "INFO"}}),
+    ("NCCL's interface", "leaves none", {}, {"found": (("NCCL's interface", "leaves none", "", FAILED),)}),
+]
+
+
+@pytest.mark.parametrize(("name", "said", "ill", "process"), ILL, ids=[f"{row[0]}: {row[1]}" for row in ILL])
+def test_a_check_names_the_node_that_is_ill(name: str, said: str, ill: dict, process: dict) -> None:
+    found = list(judge_nodes(job(ill, process)))
+    assert [(host, check.name) for host, check in found] == [("node2", name)]
+    assert said in found[0][1].message
+
+
+def test_nodes_that_are_alike_are_well_and_what_is_not_known_is_no_fault() -> None:
+    assert list(judge_nodes(job({}, {}))) == []
+    assert list(judge_nodes(Job(tuple(Node(f"n{at}") for at in range(3)), ()))) == []
+    assert list(judge_nodes(Job((WELL._replace(host="alone"),), ()))) == []
+
+
+def test_every_check_has_a_case() -> None:
+    shown = {row[0] for row in ILL} | {"shared GPU", "oversubscribed CPUs", "affinity"}
+    assert {row.name for row in ROWS} <= shown
+    assert {row.state for row in ROWS} == {FAILED, WARNING}
+
+
+def test_a_gpu_that_is_as_slow_as_the_others_is_below_the_floor_of_its_type() -> None:
+    slow = GPU._replace(tflops=300.0)
+    found = list(judge_nodes(Job((WELL._replace(host="a", gpus=(slow,)), WELL._replace(host="b", gpus=(slow,))), ())))
+    assert [(host, check.name) for host, check in found] == [("a", "GPU speed"), ("b", "GPU speed")]
+    assert "the floor of a NVIDIA H100 80GB HBM3 490" in found[0][1].message
+    unknown = slow._replace(name="a GPU of next year")
+    assert not list(judge_nodes(Job((WELL._replace(host="a", gpus=(unknown,)),), ())))
+
+
+@pytest.mark.parametrize(
+    ("cpus", "masks", "gpus", "found"),
+    [
+        (2.0, [(0, 1), (0, 1)], ["GPU-a", "GPU-b"], []),
+        (2.0, [(0, 1), (0, 1), (0, 1)], ["GPU-a", "GPU-b", ""], ["oversubscribed CPUs"]),
+        (8.0, [(0,), (0,)], ["GPU-a", "GPU-b"], ["affinity"]),
+        (0.5, [(0, 1)], ["GPU-a"], []),
+        (8.0, [(0,), (1,)], ["GPU-a", "GPU-a"], ["shared GPU"]),
+    ],
+)
+def test_ranks_of_a_node_that_take_the_same(cpus: float, masks: list, gpus: list[str], found: list[str]) -> None:
+    ranks = tuple(
+        Process("a", at, len(masks), at, len(masks), cpus=mask, gpus=(gpu,) if gpu else ())
+        for at, (mask, gpu) in enumerate(zip(masks, gpus, strict=True))
+    )
+    assert [check.name for _, check in judge_nodes(Job((Node("a", cpus),), ranks))] == found
+
+
+def placed(*ranks: tuple[str, int, int]) -> list[Process]:
+    return [Process(host, rank, size) for host, rank, size in ranks]
+
+
+@pytest.mark.parametrize(
+    ("processes", "hosts", "found"),
+    [
+        (placed(("a", 0, 2), ("b", 1, 2)), ["a", "b"], []),
+        (placed(("a", 0, 2), ("b", 1, 2)), [], []),
+        (placed(("a", 0, 3), ("b", 1, 3)), ["a", "b"], [("", "rank 2 of 3 did not come")]),
+        (placed(("a", 0, 3), ("b", 1, 3)), ["a", "b", "c"], []),  # the host is missing, and named so
+        (
+            placed(("a", 0, 3), ("b", 1, 3), ("c", 1, 3)),
+            ["a", "b", "c"],
+            [("c", "rank 1 is there twice: on b, c"), ("", "rank 2 of 3 did not come")],
+        ),
+        (
+            placed(("a", 0, 1), ("b", 0, 1), ("c", 0, 1)),
+            ["a", "b", "c"],
+            [("c", "rank 0 is there 3 times: on a, b, c")],
+        ),
+        (
+            placed(("a", 0, 2), ("b", 1, 2), ("c", 1, 4)),
+            [],
+            [("c", "its rank 1 counts 4 ranks, and most count 2"), ("c", "rank 1 is there twice: on b, c")],
+        ),
+        ([Process("a", error="half a row from srun\nhint: unset it")], ["a"], [("a", "half a row from srun")]),
+    ],
+)
+def test_ranks_that_are_missing_or_there_twice_are_named(processes, hosts, found) -> None:
+    said = list(judge_ranks(processes, hosts))
+    assert [(host, check.message) for host, check in said] == found
+    assert all(check.name == "ranks" and check.state == FAILED and check.remedy for _, check in said)
+
+
+# Looking.
+
+
+@pytest.mark.parametrize(
+    ("own", "files", "most"),
+    [
+        ("0::/job/step\n", {"job/cpu.max": "50000 100000", "job/step/cpu.max": "max 100000"}, 0.5),
+        ("0::/\n", {"cpu.max": "max 100000"}, None),
+        ("4:memory:/x\n3:cpu,cpuacct:/job\n", {"cpu,cpuacct/job/cpu.cfs_quota_us": "20000"}, 0.2),
+        ("3:cpu:/\n", {"cpu/cpu.cfs_quota_us": "-1"}, None),
+        ("3:cpuset:/job\n", {"cpuset/job/cpu.cfs_quota_us": "20000"}, None),
+    ],
+)
+def test_a_quota_of_the_control_group_bounds_the_cpus(
+    tmp_path: Path, own: str, files: dict, most: float | None
+) -> None:
+    for name, text in files.items():
+        file = tmp_path / "cgroup" / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(f"{text}\n")
+        (file.parent / "cpu.cfs_period_us").write_text("100000\n")
+    (tmp_path / "own").write_text(own)
+    whole = len(os.sched_getaffinity(0))
+    assert count_cpus(str(tmp_path / "cgroup"), str(tmp_path / "own")) == (whole if most is None else most)
+
+
+def test_a_folder_that_cannot_be_written_says_why(tmp_path: Path) -> None:
+    free_mb, files, error = look_at_disk(str(tmp_path))
+    assert (free_mb > 0, files != 0, error) == (True, True, "")
+    assert not [*tmp_path.iterdir()]
+    assert look_at_disk(str(tmp_path / "no")) == (0, -1, "No such file or directory")
+    assert look_at_disk("/proc")[2]
+
+
+def test_memory_is_what_a_program_could_have(tmp_path: Path) -> None:
+    (tmp_path / "meminfo").write_text("MemTotal:  1048576 kB\nMemFree: 1024 kB\nMemAvailable: 524288 kB\n")
+    assert look_at_memory(str(tmp_path / "meminfo")) == (1024, 512)
+    assert look_at_memory(str(tmp_path / "no")) == (None, None)
+
+
+# The form of nvidia-smi 550 and later; the numbers are made up.
+ROWS_OF_SMI = """\
+00000000:18:00.0, GPU-a, NVIDIA H100 80GB HBM3, 570.133.20, 4, 0
+00000000:2A:00.0, GPU-b, NVIDIA H100 80GB HBM3, 570.133.20, 61234, 12
+00000000:3A:00.0, GPU-c, NVIDIA GeForce, 570.133.20, 4, [N/A]
+"""
+REMAPPED = """
+==============NVSMI LOG==============
+GPU 00000000:18:00.0
+    Remapped Rows
+        Correctable Error                 : 0
+        Pending                           : No
+        Remapping Failure Occurred        : No
+GPU 00000000:2A:00.0
+    Remapped Rows
+        Pending                           : Yes
+        Remapping Failure Occurred        : No
+"""
+
+
+def test_the_driver_says_what_gpus_there_are() -> None:
+    a, b, c = read_gpus(ROWS_OF_SMI, REMAPPED)
+    assert (a.uuid, a.is_pending, a.uncorrected) == ("GPU-a", False, 0)
+    assert (b.uuid, b.is_pending, b.uncorrected, b.used_mb) == ("GPU-b", True, 12, 61234)
+    assert (c.name, c.uncorrected, c.driver) == ("NVIDIA GeForce", 0, "570.133.20")
+    assert look_at_gpus(lambda _: (127, "")) == ((), (), "")
+    assert (
+        look_at_gpus(lambda _: (9, "NVIDIA-SMI has failed because …\n"))[2]
+        == "nvidia-smi: NVIDIA-SMI has failed because …"
+    )
+
+
+@pytest.mark.parametrize(
+    ("mask", "local", "taken"),
+    [
+        (None, (1, 2), ("GPU-b",)),
+        (None, (0, 1), ("GPU-a", "GPU-b", "GPU-c")),
+        ("2", (1, 2), ("GPU-c",)),
+        ("GPU-c,GPU-a", (1, 2), ("GPU-a",)),
+        ("", (0, 2), ()),
+    ],
+)
+def test_a_rank_takes_the_gpus_that_training_would_take(mask: str | None, local: tuple[int, int], taken: tuple) -> None:
+    env = {} if mask is None else {"CUDA_VISIBLE_DEVICES": mask}
+    process = Process("a", local[0], local[1], *local)
+    assert taken_gpus([Gpu("GPU-a"), Gpu("GPU-b"), Gpu("GPU-c")], env, process) == taken
+
+
+def test_a_name_that_does_not_resolve_and_a_port_that_is_closed_are_two_things() -> None:
+    assert "does not resolve" in reach("no-such-host.invalid", 1, b"x", 1.0)[0]
+    assert "itself" in reach("127.0.0.1", 1, b"x", 1.0)[0]

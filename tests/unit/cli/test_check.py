@@ -1,0 +1,285 @@
+"""`hpcddp check`: launches with a mistake are made on this machine, and each is found by its name."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from hpcddp.checks import job as checker
+from hpcddp.checks.environment import FAILED, NOT_ASKED, OK, WARNING
+from hpcddp.checks.job import Asked, Checker, Verdict, format_verdict
+from hpcddp.checks.process import Worker
+from hpcddp.cli.check import check_fit, check_folder, check_site_rows, fill_words, find_file_system
+from hpcddp.cli.sites_check import SiteFound
+from hpcddp.ranks.launcher import FromShell, IfSet
+from hpcddp.schedulers.row import QueueFound
+from hpcddp.script.site import Account, Queue, Site
+from hpcddp.script.site_check import Difference
+from hpcddp.supervisor.order import split_check
+
+# In a launch.
+
+HOST = os.uname().nodename
+ENV = {name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ}
+
+
+def check(tmp_path: Path, ranks: str, each: str, *, path: str = "", **asked: object) -> Verdict:
+    """A launch by hand on this machine: of these ranks, each of which runs a piece of shell first."""
+    launcher = tmp_path / "launcher"
+    launcher.write_text(
+        f'#!/bin/bash\nfor RANK in {ranks}; do ( export RANK WORLD_SIZE=2\n{each}\nexec "$@" ) & done; wait\n'
+    )
+    launcher.chmod(0o755)
+    env = ENV | {"PATH": f"{path}:{ENV['PATH']}"} if path else ENV
+    lines: list[bytes] = []
+    return Checker(Asked((str(launcher),), folders=(str(tmp_path),), fast=True, **asked), env, lines.append).check()
+
+
+def named(verdict: Verdict) -> dict[str, str]:
+    return {one.name: one.message for _, one in verdict.checks}
+
+
+def test_a_launch_without_a_mistake_passes(tmp_path: Path) -> None:
+    verdict = check(tmp_path, "0 1", "")
+    assert verdict.is_well, verdict
+    assert (verdict.ranks, [*verdict.hosts]) == (2, [HOST])
+    assert format_verdict(verdict).splitlines()[-1].startswith("1 host, 2 processes in ")
+
+
+FIRST_CPU = min(os.sched_getaffinity(0))
+SMI = """#!/bin/sh
+# a stand-in, no GPU
+case $1 in
+--query-gpu=pci*) echo "00:18.0, GPU-a, NVIDIA H100 80GB HBM3, 570.1, 4, 0"; echo "00:2A.0, GPU-b, X, 570.1, 4, 0" ;;
+--query-compute*) [ ! -e "$0.left" ] || echo "311, python" ;;
+esac
+"""
+
+# What is wrong in one launch: the ranks, what each does first, and the checks with words of their messages.
+MISTAKES = [
+    ("0 1 1", "export OMPI_COMM_WORLD_RANK=$RANK", {"ranks": "half a row from openmpi"}),
+    (
+        "0 1 1",
+        f"ulimit -n 256; taskset -pc {FIRST_CPU} $BASHPID > /dev/null; [ $RANK = 0 ] || export NCCL_DEBUG=INFO\n"
+        "export GLOO_SOCKET_IFNAME=eth77 NCCL_SOCKET_IFNAME=eth78",
+        {
+            "ranks": f"rank 1 is there twice: on {HOST}, {HOST}",
+            "open files": "may open 256 files",
+            "environment": "NCCL_DEBUG is",
+            "oversubscribed CPUs": "3 ranks may use 1 CPUs together",
+            "interface": "GLOO_SOCKET_IFNAME=eth77 names no interface of",
+            "NCCL's interface": "leaves no interface",
+        },
+    ),
+    ("0 1", "export HPCDDP_INTERFACE=eth77; ulimit -n 1024", {"interface": "is none of its interfaces"}),
+]
+
+
+@pytest.mark.parametrize(("ranks", "each", "found"), MISTAKES, ids=["half a launch", "many", "interface of the site"])
+def test_each_mistake_of_a_launch_is_named(tmp_path: Path, ranks: str, each: str, found: dict[str, str]) -> None:
+    said = named(check(tmp_path, ranks, each))
+    assert {name: words in said[name] for name, words in found.items()} == dict.fromkeys(found, True), said
+
+
+def test_ranks_that_would_share_a_gpu_and_what_is_left_on_it_are_named(tmp_path: Path) -> None:
+    smi = tmp_path / "bin" / "nvidia-smi"
+    smi.parent.mkdir()
+    smi.write_text(SMI)
+    smi.chmod(0o755)
+    (smi.parent / "nvidia-smi.left").touch()
+    each = "export CUDA_VISIBLE_DEVICES=1 LOCAL_RANK=$RANK LOCAL_WORLD_SIZE=2"
+    found = named(check(tmp_path, "0 1", each, path=str(smi.parent), gpus_per_node=3))
+    assert "would both take GPU GPU-b" in found["shared GPU"]
+    assert found["GPU count"] == "it shows 2 GPUs of 3"
+    assert "311, python still runs" in found["leftover processes"]
+
+
+def test_the_job_file_s_own_line_is_a_check(tmp_path: Path) -> None:
+    assert "status 3" in named(check(tmp_path, "0 1", "", line="exit 3"))["own check"]
+
+
+def test_a_rank_that_never_comes_and_a_host_without_one_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert named(check(tmp_path, "0 1", "", hosts=(HOST, "ghost")))["answer"] == "no process of the launch is there"
+    monkeypatch.setattr(checker, "LOOK_S", 0.2)
+    verdict = Checker(Asked(("sh", "-c", "exec sleep 600"), hosts=("ghost",)), ENV, lambda _: None).check()
+    assert (verdict.hosts, named(verdict)) == ({"ghost": FAILED}, {"answer": "did not answer in 0 s"})
+
+
+def test_a_rank_that_is_missing_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    heard = Checker._note
+
+    def note(self: Checker, *of: object) -> None:
+        heard(self, *of)
+        monkeypatch.setattr(self, "_began", time.monotonic() - checker.LOOK_S)  # the time is over once it has come
+
+    monkeypatch.setattr(Checker, "_note", note)
+    monkeypatch.setattr(Checker, "_is_complete", lambda self: bool(self.nodes))
+    assert named(check(tmp_path, "1", ""))["ranks"] == "rank 0 of 2 did not come"
+
+
+def test_a_launcher_that_starts_nothing_is_named() -> None:
+    verdict = Checker(Asked(("false",)), ENV, lambda _: None).check()
+    assert named(verdict) == {"launcher": "false ended with status 1, and no process called"}
+    assert not verdict.is_well
+
+
+def test_a_process_that_does_not_reach_the_checker_says_so_by_the_launcher(tmp_path: Path) -> None:
+    """The launcher gives it another port, as a firewall would."""
+    closed = 'set -- "${@:1:$#-1}" "$(echo "${@: -1}" | sed "s/:[0-9]*:/:1:/")"'
+    found = check(tmp_path, "0 1", closed)
+    assert f"{HOST} does not reach the checker: " in named(found)["checker's port"]
+    assert "port 1: connection refused" in named(found)["checker's port"]
+
+
+# A device.
+
+
+def stand_in(text: str) -> Sequence[str]:
+    return sys.executable, "-c", text
+
+
+def test_a_device_that_does_not_answer_is_killed() -> None:
+    worker = Worker(ENV, stand_in("import time; print('{}', flush=True); time.sleep(600)"))
+    assert worker.read(time.monotonic() + 600, "late") == {}
+    assert worker.ask(0.1, {"do": "measure"}) == {"error": "it did not answer in 0 s, and was killed"}
+    assert worker._process.poll() == -9
+
+
+def test_a_device_whose_process_ends_says_its_last_line() -> None:
+    worker = Worker(ENV, stand_in("raise SystemExit('CUDA error: no driver')"))
+    assert worker.read(time.monotonic() + 600, "late") == {"error": "CUDA error: no driver"}
+    worker.close()
+
+
+# The line of a job script.
+
+PY = "/env/bin/python"
+EXEC = [PY, "-m", "hpcddp", "exec", "--gpus-per-node", "2", "--", "python", "t.py"]
+SRUN = ["srun", "--nodes=2", "--ntasks=4"]
+
+
+@pytest.mark.parametrize(
+    ("words", "started_by"),
+    [
+        ([*SRUN, *EXEC], (SRUN, PY)),
+        ([*SRUN, "apptainer", "exec", "a.sif", *EXEC], ([*SRUN, "apptainer", "exec", "a.sif"], PY)),
+        ([*SRUN, "-m", "hpcddp"], ([*SRUN, "-m", "hpcddp"], "own")),
+        ([*SRUN, "hpcddp", "exec", "--", "t"], (SRUN, "own")),
+        (["srun", "cp", "--then", *SRUN, *EXEC], (SRUN, PY)),
+        ([*SRUN, PY, "-m", "torch.distributed.run", "--nnodes=2", *EXEC], (SRUN, PY)),
+        ([*SRUN, "torchrun", "--nnodes=2", *EXEC], (SRUN, PY)),
+        (EXEC, ([], PY)),
+        (SRUN, (SRUN, "own")),
+    ],
+)
+def test_the_check_is_started_by_what_starts_the_ranks(words: list[str], started_by: tuple[list[str], str]) -> None:
+    assert split_check(words, "own") == started_by
+
+
+def test_a_launcher_s_words_are_filled_as_a_shell_would() -> None:
+    words = [
+        FromShell("$launcher"),
+        "-n",
+        "4",
+        IfSet("LIB", ("-x", "LIB")),
+        FromShell("$A:$B", before="--x=", after="c"),
+    ]
+    values = {"launcher": "mpirun", "A": "1", "B": ""}
+    assert [*fill_words(words, values)] == ["mpirun", "-n", "4", "--x=1:c"]
+    assert [*fill_words(words, {**values, "LIB": "/l"})][3:5] == ["-x", "LIB"]
+
+
+# On a login node.
+
+SITE = Site(
+    "s", "s.yaml", "", "", "slurm", "practice", "2026-11-01", queue="gpu", queues={"gpu": Queue(gpus=4, gpu="H100")}
+)
+GPU, OLD = QueueFound("gpu"), QueueFound("old", is_open=False)
+
+
+@pytest.mark.parametrize(
+    ("found", "asked", "states"),
+    [
+        (SiteFound(queues=(GPU,), accounts=("lab",)), ("gpu", "lab"), {"queue": OK, "account": OK}),
+        (SiteFound(queues=(GPU,), accounts=("lab",)), ("gqu", "nobody"), {"queue": FAILED, "account": FAILED}),
+        (SiteFound(queues=(OLD,)), ("old", ""), {"queue": FAILED}),
+        (
+            SiteFound(queues=(GPU,), unasked=("accounts: no command",)),
+            ("", ""),
+            {"queue": NOT_ASKED, "account": NOT_ASKED},
+        ),
+        (
+            SiteFound((Difference("queue x: it is gone"),), queues=(GPU,)),
+            ("gpu", ""),
+            {"queue": OK, "site's file": WARNING},
+        ),
+        (
+            SiteFound((Difference("module cuda/1 is not there"),), queues=(GPU,)),
+            ("gpu", ""),
+            {"queue": OK, "modules": FAILED},
+        ),
+    ],
+)
+def test_the_scheduler_s_word_decides_on_queue_and_account(found: SiteFound, asked: tuple, states: dict) -> None:
+    rows = {row.name: row.state for row in check_site_rows(SITE._replace(account=Account()), found, *asked)}
+    assert rows == {"scheduler": OK, **states}
+
+
+MOUNTS = "ext4 / ext4 rw 0 0\nhome:/ /home nfs4 rw 0 0\ntmpfs /home/me/ram tmpfs rw 0 0\nlus /a\\040b lustre rw 0 0\n"
+
+
+@pytest.mark.parametrize(
+    ("folder", "kind", "state"),
+    [
+        ("/home/me", "nfs4", OK),
+        ("/home/me/ram", "tmpfs", FAILED),
+        ("/homes", "ext4", WARNING),
+        ("/a b/c", "lustre", OK),
+    ],
+)
+def test_a_folder_of_this_host_alone_is_named(tmp_path: Path, folder: str, kind: str, state: str) -> None:
+    (tmp_path / "mounts").write_text(MOUNTS)
+    assert find_file_system(folder, str(tmp_path / "mounts"))[0] == kind
+    assert next(check_folder(folder, SITE, str(tmp_path / "mounts"))).state == state
+
+
+def test_a_folder_that_cannot_be_written_is_named() -> None:
+    assert [one.state for one in check_folder("/proc", SITE) if one.name == "disk"] == [FAILED]
+
+
+@pytest.mark.parametrize(
+    ("gpu", "vendor", "torch", "state"),
+    [
+        ("H100", "nvidia", {"cuda": "13.0", "archs": "sm_80 sm_90 compute_90"}, OK),
+        ("A40", "nvidia", {"cuda": "13.0", "archs": "sm_80 sm_90"}, OK),
+        ("H100", "nvidia", {"cuda": "11.1", "archs": "sm_70 sm_80"}, FAILED),
+        ("V100", "nvidia", {"cuda": "13.0", "archs": "sm_80 sm_90"}, FAILED),
+        ("H100", "nvidia", {"cuda": None, "archs": ""}, FAILED),
+        ("MI250X (GCD)", "amd", {"cuda": "13.0", "hip": None, "archs": "sm_90"}, FAILED),
+        ("MI250X (GCD)", "amd", {"cuda": None, "hip": "6.4", "archs": ""}, NOT_ASKED),
+    ],
+)
+def test_torch_has_to_fit_the_site_s_gpus(gpu: str, vendor: str, torch: dict, state: str) -> None:
+    site = SITE._replace(queues={"gpu": Queue(gpus=4, gpu=gpu, vendor=vendor)})
+    assert [one.state for one in check_fit(site, {"hip": None, **torch})] == [state]
+
+
+def test_this_machine_is_checked_as_json(run, tmp_path: Path) -> None:
+    fake = tmp_path / "torch"
+    fake.mkdir()
+    (fake / "__init__.py").write_text("raise ImportError('libcudart.so.13: cannot open shared object file')\n")
+    env = {"PYTHONPATH": str(tmp_path), "PATH": "/usr/bin:/bin", "HOME": str(tmp_path)}
+    done = run([sys.executable, "-m", "hpcddp", "check", "--site", "local", "--json"], env=env, cwd=tmp_path)
+    said = json.loads(done.stdout)
+    assert (done.returncode, said["ok"]) == (1, False)
+    rows = {row["name"]: row for row in said["checks"]}
+    assert [name for name, row in rows.items() if row["state"] == FAILED] == ["torch"]
+    assert "libcudart.so.13" in rows["torch"]["message"]
