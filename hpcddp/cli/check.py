@@ -21,7 +21,7 @@ from hpcddp.errors import LaunchError, RequestError, SchedulerError
 from hpcddp.login.planning import find_site_here
 from hpcddp.ranks.launcher import EXPORTED_ALWAYS, FromShell, IfSet
 from hpcddp.runs.jsonfile import write_object
-from hpcddp.schedulers.allocation.py hpcddp.cli.launch import Allocation
+from hpcddp.schedulers.allocation import Allocation
 from hpcddp.schedulers.registry import find_allocation, find_scheduler
 from hpcddp.schedulers.run import run_program
 from hpcddp.script.site import Site

@@ -29,8 +29,8 @@ from hpcddp.training.arguments import SaveEvery
 from hpcddp.training.checkpoint.attempt import AttemptSaves
 from hpcddp.training.checkpoint.checkpointer import PROBE_BYTES, time_probe
 from hpcddp.training.checkpoint.settings import OnFirst, RunSettings
-from hpcddp.training.pulse import beating
 from hpcddp.training.stopping import SAVE, STOP_FLAGS, SignalFlag, StopTraining, StopWatch, read_deadline
+from hpcddp.training.watchdog import beating
 
 # How long the first save may take, from the bytes that the optimizers of this process step on.
 

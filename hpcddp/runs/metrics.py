@@ -41,14 +41,20 @@ class MetricsFile:
 
     def write(self, kind: str, **fields: Any) -> None:
         """`kind` says what the line is about (start, step, epoch); `time` is in seconds since 1970."""
+        self.write_rows(kind, [fields])
+
+    def write_rows(self, kind: str, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Several lines of one kind, at once."""
         if self._file is None:
             return
-        line = {"kind": kind, **fields, "time": round(time.time(), 3)}
-        try:
-            text = _ENCODER.encode(line)
-        except ValueError:  # JSON has no NaN and no infinity: null stands for them
-            text = _ENCODER.encode({name: _null_if_infinite(value) for name, value in line.items()})
-        self._file.write(text + "\n")
+        now, text = round(time.time(), 3), ""
+        for row in rows:
+            line = {"kind": kind, **row, "time": now}
+            try:
+                text += _ENCODER.encode(line) + "\n"
+            except ValueError:  # JSON has no NaN and no infinity: null stands for them
+                text += _ENCODER.encode({name: _null_if_infinite(value) for name, value in line.items()}) + "\n"
+        self._file.write(text)
 
     def log(self, step: int, numbers: Mapping[str, float]) -> None:
         """A line of kind `log`: a user's own numbers, as `check_numbers` gives them, after `step` steps."""

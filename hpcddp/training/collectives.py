@@ -11,8 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from hpcddp.errors import RequestError
-from hpcddp.training.parallel.layout import Layout
-from hpcddp.training.parallel.spread import as_bytes
+from hpcddp.training.parallel.layout import Layout, as_bytes
 
 _WIDE = (torch.int64, torch.float64, torch.complex128)
 Number = TypeVar("Number", int, float, Tensor)

@@ -7,17 +7,14 @@ they are: torch's own hooks for all optimizers say when one steps.
 
 from __future__ import annotations
 
-import gc
-import inspect
 import math
-import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
-from types import TracebackType
+from enum import Enum
 from typing import Any, NoReturn
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.amp import GradScaler
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
@@ -26,76 +23,42 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from hpcddp.errors import HpcddpError, RequestError
 from hpcddp.training import mistakes, trial
 from hpcddp.training.collectives import sum_over_data_ranks
-from hpcddp.training.data.loader import Batch, Part, SecondLoader, Taken, are_in_proportion, holds
+from hpcddp.training.data.loader import Batch, SecondLoader, Taken, are_in_proportion, holds
 from hpcddp.training.data.randomness import seed_generators
 from hpcddp.training.data.sampler import MicroBatch
-from hpcddp.training.data.weighing import run_backward
+from hpcddp.training.data.weighing import Part, run_backward
 from hpcddp.training.gradient.gradients import Gradients
 from hpcddp.training.gradient.progress import KnownParameters, OptimizerGradients
-from hpcddp.training.pace import Pace
-from hpcddp.training.parallel.calls import ForwardCalls
+from hpcddp.training.objects import Models, TrainingData
+from hpcddp.training.saves import Saves
 from hpcddp.training.setup import RunSetup
-from hpcddp.training.steps import StepRecord
+from hpcddp.training.steps import StepSum
 from hpcddp.training.torch_compat import has_scheduler
 
-# Which loops a resumed run would find again: those over the loader, in epochs, and those over `rt.epochs`.
+
+class At(Enum):
+    """Where the loop over the batches is."""
+
+    OUTSIDE = "at no batch"
+    WHOLE = "at a batch that is one micro batch"
+    TAKEN = "at a batch of several micro batches, outside of the loop over them"
+    MICRO = "at one of several micro batches"
+    PARTIAL = "at such a batch; the loop over its micro batches was left between two backward passes"
 
 
-class EpochLoops:
-    """Hears where such loops begin, and refuses those that train otherwise than they read."""
-
-    def __init__(self) -> None:
-        self.body: int | None = None  # the epoch whose body in rt.epochs runs
-        self._outside: int | None = None  # that of a loop over the loader outside of rt.epochs
-        self._most: int | None = None  # epochs that rt.epochs was asked for
-        self._most_steps: int | None = None  # that rt.batches was asked for
-        self._is_read = False  # whether a loop over the loader has begun
-
-    def check_count(self, count: int, over: int) -> None:
-        """`rt.epochs(count)` begins after `over` epochs. RequestError if the one before leaves it none."""
-        if self._most is not None and count <= min(over, self._most):
-            raise mistakes.NO_EPOCH_LEFT.error(count=count, most=self._most, over=over, more=self._most + count)
-        self._most = max(count, self._most or 0)
-
-    def check_steps(self, count: int, over: int) -> None:
-        """`rt.batches(count)` begins after `over` steps. RequestError if the one before leaves it none."""
-        if self._most_steps is not None and count <= min(over, self._most_steps):
-            more = self._most_steps + count
-            raise mistakes.NO_STEP_LEFT.error(count=count, most=self._most_steps, over=over, more=more)
-        self._most_steps = max(count, self._most_steps or 0)
-
-    def check_read(self, *, stepped: bool) -> None:
-        """An epoch of rt.epochs is over. RequestError if no loop over the loader has begun, and an optimizer has
-        stepped all the same, or no epoch is left."""
-        if stepped and not self._is_read:
-            raise mistakes.LOADER_UNUSED.error()
-
-    def check_loop(self, epoch: int, *, is_open: bool) -> None:
-        """A loop over the loader begins, with what is left of this epoch. `is_open`: rt.epochs has begun one.
-        RequestError if it is a second one."""
-        self._is_read = True
-        if not is_open:
-            if self._outside not in (None, epoch):
-                raise mistakes.EPOCH_OUTSIDE.error()
-            self._outside = epoch
-        elif self.body is not None and epoch > self.body:
-            raise mistakes.LOOP_TWICE.error(epoch=self.body + 1)
-
-
-# How a script leaves the loop over `rt.epochs`: by `break` and `return`, or by an exception.
-
-
-def is_left_by_exception() -> bool:
-    """In a generator that is closed now: whether an exception ends the loop over it, and no `break` or `return`.
-
-    Python has put the exception aside here. But its traceback holds the frame of the loop, at the instruction that the
-    frame is at; so does no other, since `break` and `return` raise nothing.
-    """
-    frame = sys._getframe(2)
-    while frame is not None and frame.f_code.co_flags & inspect.CO_GENERATOR and frame.f_back is not None:
-        frame = frame.f_back  # a generator between the two, such as a progress bar's, is closed by an exception anyway
-    holders = gc.get_referrers(frame)
-    return any(isinstance(one, TracebackType) and one.tb_lasti == frame.f_lasti for one in holders)
+# what is refused where; all else is right
+_BACKWARD = {
+    At.OUTSIDE: mistakes.BACKWARD_OUTSIDE,
+    At.TAKEN: mistakes.MICRO_LOOP_MISSING,
+    At.PARTIAL: mistakes.MICRO_LOOP_MISSING,
+}
+_MICRO_LOOP = {
+    At.OUTSIDE: mistakes.OTHER_BATCH,
+    At.MICRO: mistakes.MICRO_LOOPS_MIXED,
+    At.PARTIAL: mistakes.MICRO_BATCH_LEFT_OUT,
+}
+_STEP = {At.MICRO: mistakes.STEP_EARLY, At.PARTIAL: mistakes.STEP_EARLY}
+_NEXT_BATCH = {At.PARTIAL: mistakes.MICRO_BATCH_LEFT_OUT}
 
 
 class TrainingLoop:
@@ -103,50 +66,29 @@ class TrainingLoop:
     steps of optimizers."""
 
     def __init__(
-        self,
-        setup: RunSetup,
-        gradients: Gradients,
-        record: StepRecord,
-        pace: Pace,
-        count_step: Callable[[MicroBatch], None],
-        is_stopping: Callable[[], bool],
+        self, setup: RunSetup, gradients: Gradients, sums: StepSum, saves: Saves, models: Models, data: TrainingData
     ) -> None:
-        self.steps = 0  # optimizer steps since the start of the run, over all attempts, of batches that are over
-        self.open_epoch: int | None = None  # the epoch of rt.epochs that the loop is in, or was left in
-        self.in_tail = False  # whether the epoch's last step was made, and its body has not ended
-        self.run_is_over = False  # whether the run was finished before
         self.epochs = EpochLoops()
-        self.models: list[nn.Module] = []  # that have all their parameters on this rank
-        self.calls = ForwardCalls()
-        self.record = record
-        self.begins: Callable[[], None] = lambda: None  # is called before a loop over the loader
-        self.comes_to_step: Callable[[bool], None] = lambda _: None  # is called before each step: an epoch's last one?
-        self.is_several = False  # whether the loader gives batches that `micro_batches` opens
-        self.first_count: object = None  # what counts in the first loader's batches; None: samples
-        self.seconds: list[SecondLoader] = []
         self.optimizers: list[OptimizerGradients] = []
         self.schedulers: list[LRScheduler] = []
-        self.scalers: list[GradScaler] = []
         self.stepped = False  # whether an optimizer has stepped in this batch
         self.has_stepped = False  # in this attempt
-        self.skipped_step: int | None = None  # the last batch in which none has, counted from 1
         self._layout, self._device, self._seed = setup.layout, setup.group.device, setup.options.seed
         self._data_rank, self._trial = setup.layout.data_rank, trial.current
-        self._gradients = gradients
-        self._pace = pace
-        self._count_step = count_step
-        self._is_stopping = is_stopping
+        self._gradients, self._in_place = gradients, gradients.adds_up_in_place
+        self._sums, self._saves, self._pace = sums, saves, saves.pace
+        self._models, self._calls, self._data, self._seconds = models, models.calls, data, data.seconds
         self._known: KnownParameters | None = None
         self._by_id: dict[int, OptimizerGradients] = {}
         self._foreign: set[int] = set()  # optimizers that step other models only, by id
         self._refused: HpcddpError | None = None  # the first error of this loop: while the run goes on, it was caught
+        self._at = At.OUTSIDE
         self._batch: Batch | None = None
         self._part: Part | None = None  # the micro batch that the loop is at
         self._open: ExitStack | None = None  # what is done around it
         self._nth_pass = self._nth_batch = 0
         self._backwards = 0  # of this batch
         self._backwards_of_pass = self._backwards_of_part = 0
-        self._is_partial = False  # whether a pass over the micro batches was begun and is not over
         self._left_with: int | None = None  # backward passes of the batch when the loop over the batches was left
         self._depth = 0  # of optimizers' steps, one in the other
         self._stepping = ""  # the kind of the outermost
@@ -160,7 +102,7 @@ class TrainingLoop:
         if isinstance(thing, LRScheduler):
             self.schedulers.append(thing)
         elif isinstance(thing, GradScaler):
-            self.scalers.append(thing)
+            self._models.scalers.append(thing)
         elif isinstance(thing, Optimizer) and id(thing) not in self._by_id:
             assert self._known is not None
             self._by_id[id(thing)] = OptimizerGradients(thing, self._known)
@@ -183,23 +125,22 @@ class TrainingLoop:
     # ---- what the loader says
 
     @property
-    def stopping(self) -> bool:
-        """Whether the loop is to end after this step."""
-        return self._is_stopping()
+    def run_is_over(self) -> bool:
+        """Whether there are no batches for this loop, since the run was finished before."""
+        return self._saves.is_finished
 
     @property
     def steps_made(self) -> int:
-        """As `steps`, with that of the batch that the loop is at, once an optimizer has stepped."""
-        return self.steps + (self._batch is not None and self.stepped)
+        """The run's steps, with that of the batch that the loop is at, once an optimizer has stepped."""
+        return self._saves.steps + (self.inside and self.stepped)
 
     def loop_starts(self, epoch: int) -> None:
         """The loop over an epoch's batches starts, at the first batch or where a resumed run continues."""
         self.check_caught()
-        self.epochs.check_loop(epoch, is_open=self.open_epoch is not None)
-        self.in_tail = False
-        for second in self.seconds:
+        self.epochs.check_loop(epoch, is_open=self._saves.open_epoch is not None)
+        for second in self._seconds:
             second.forget()
-        self.begins()
+        self._saves.loop_starts()
         self._pace.step_began()
         self.seed_between()
 
@@ -209,13 +150,13 @@ class TrainingLoop:
 
     def batch_starts(self, batch: Batch) -> None:
         """The loop gets this batch now. StopTraining where it is the epoch's last, and the run stops before that."""
-        self.comes_to_step(batch.parts[0].micro.ends_epoch)
+        self._saves.comes_to_step(batch.parts[0].micro)
         self._pace.batches += 1
-        self._batch, self.in_tail = batch, False
+        self._batch, self._at = batch, At.TAKEN if batch.is_several else At.WHOLE
         self._nth_batch += 1
         self._backwards = self._nth_pass = 0
         self._left_with = None
-        self.stepped = self._is_partial = False
+        self.stepped = False
         if not batch.is_several:
             self._start_pass()
             self._start_part(batch.parts[0])
@@ -226,56 +167,51 @@ class TrainingLoop:
             self._left_with = self._backwards
             self._pace.loop_left()
 
-    def step_ends(self) -> None:
-        """The loop is done with the batch: it counts as one step."""
+    def step_ends(self) -> bool:
+        """The loop is done with the batch: it counts as one step. Returns whether the loop ends after it."""
         try:
             self._end_batch()
         except HpcddpError as error:
             self._refuse(error)
+        return self._saves.is_ending
 
     def _end_batch(self) -> None:
         batch = self._batch
         if batch is None:
             raise RequestError("two loops over the training loader ran in turn", "one loop over it at a time")
-        if self._is_partial:
-            self._check_pass_is_over()
+        self._check(_NEXT_BATCH)
         if not self._backwards:
             beside = ", and an optimizer has stepped" if self.stepped else ""
             raise mistakes.BATCH_WITHOUT_BACKWARD.error(beside=beside)
         if self._depth:
             raise mistakes.STEP_LEFT.error(kind=self._stepping)
         self._end_part()
-        self._batch = None
-        for second in self.seconds:
+        self._batch, self._at = None, At.OUTSIDE
+        for second in self._seconds:
             second.step_ends()
         self._had_backward += 1
         if self._had_backward == 1:
             self._check_schedulers()
-        if not self.stepped:
-            self.skipped_step = self.steps + 1
-        self.steps += 1
-        self._count_step(batch.parts[-1].micro)
+        self._saves.count_step(batch.parts[-1].micro, stepped=self.stepped)
         if self._trial is not None:
             self._trial.step_ends()
 
     def seed_between(self) -> None:
         """What draws random numbers before the next batch starts, draws by the number of steps."""
-        seed_generators("between", self._seed, self.steps)
+        seed_generators("between", self._seed, self._saves.steps)
 
     def settle(self) -> None:
         """The loop was left, perhaps in the middle: end what is still open. A batch that was only looked at is none."""
-        if self._batch is None:
-            return
-        if self._backwards or self.stepped:
+        if self.inside and (self._backwards or self.stepped):
             self.step_ends()
             self.seed_between()
-        else:
+        elif self.inside:
             self.let_go()
 
     def let_go(self) -> None:
         """The `with` body has ended, perhaps by an exception in the middle of a batch."""
         self._end_part(collects=False)
-        self._batch, self._is_partial, self._depth, self._in_backward = None, False, 0, False
+        self._batch, self._at, self._depth, self._in_backward = None, At.OUTSIDE, 0, False
 
     # ---- errors of the loop that the script has caught
 
@@ -290,10 +226,17 @@ class TrainingLoop:
         self._refused = self._refused or error
         raise error
 
+    def _check(self, refused: dict[At, mistakes.Mistake], **values: object) -> None:
+        """RequestError if this is among what is refused where the loop is."""
+        row = refused.get(self._at)
+        if row is not None:
+            parts = len(self._batch.parts) if self._batch is not None else 0
+            when = " (it was over)" if self._had_backward else ""
+            raise row.error(done="some", all=parts, when=when, **values)
+
     def check_trained(self) -> None:
         """At the end of the body. RequestError if several batches had backward passes, and no optimizer has stepped."""
-        may_skip = any(scaler.is_enabled() for scaler in self.scalers)
-        if self._had_backward > 1 and self.optimizers and not (self.has_stepped or may_skip):
+        if self._had_backward > 1 and self.optimizers and not (self.has_stepped or self._models.may_skip_steps):
             raise mistakes.NEVER_STEPPED.error(batches=self._had_backward)
 
     def _check_schedulers(self) -> None:
@@ -314,11 +257,16 @@ class TrainingLoop:
         return self._batch is not None and self._left_with == self._backwards
 
     @property
+    def is_in_step(self) -> bool:
+        """Whether the loop is inside a step, or an optimizer has begun one and not ended it, as after an exception."""
+        return self.inside or self._depth > 0
+
+    @property
     def batch(self) -> Batch:
         """The batch that the loop is at. RequestError outside the loop over the loader."""
         if self._batch is None:
-            when = " (it was over)" if self._had_backward else ""
-            raise mistakes.BACKWARD_OUTSIDE.error(when=when)
+            self._check(_BACKWARD)
+        assert self._batch is not None
         return self._batch
 
     @property
@@ -342,25 +290,26 @@ class TrainingLoop:
         try:
             if batch is not self._batch and not any(batch is one.batch for one in self._taken):
                 raise mistakes.OTHER_BATCH.error()
-            if self._part is not None:
-                raise mistakes.MICRO_LOOPS_MIXED.error()
-            self._check_pass_is_over()
+            self._check(_MICRO_LOOP)
             self._start_pass()
             for part, content in batch.contents():
+                self._at = At.MICRO
                 self._start_part(part)
                 yield content
-                self._check_backward()
+                self._check_backward(part.micro)
                 self._end_part()
             self._end_pass()
         except HpcddpError as error:
             self._refuse(error)
         finally:
-            self._end_part(collects=False)
+            if self._at is At.MICRO:
+                self._end_part(collects=False)
+                self._at = At.PARTIAL if self._backwards_of_pass else At.TAKEN
 
     def _start_pass(self) -> None:
         self._backwards_of_pass = 0
         self._nth_pass += 1
-        if not self._gradients.adds_up_in_place:
+        if not self._in_place:
             for one in self.optimizers:
                 one.expect_batch(self._nth_batch)
 
@@ -369,39 +318,34 @@ class TrainingLoop:
         if micro.nth:
             self.count_batch()
         self._part, self._backwards_of_part = part, 0
-        if self.calls.are_watched:
-            self.calls.start()
+        if self._calls.are_watched:
+            self._calls.start()
         place: tuple[int | str, ...] = (self._data_rank, micro.nth) if micro.slice is None else ("slice", micro.slice)
         again = (self._nth_pass - 1,) if self._nth_pass > 1 else ()
         if self._trial is not None:
             place = self._trial.key(place, micro)
-        seed_generators("step", self._seed, self.steps, *place, *again)
+        seed_generators("step", self._seed, self._saves.steps, *place, *again)
         is_whole = micro.last and not micro.nth and micro.samples > 0
-        if not (is_whole and self._gradients.adds_up_in_place):
+        if not (is_whole and self._in_place):
             self._open = ExitStack()
             self._open.enter_context(self._gradients.micro(micro))
-        if micro.nth == 0 and not self._gradients.adds_up_in_place:
+        if micro.nth == 0 and not self._in_place:
             for one in self.optimizers:
                 one.mark()
         if self._trial is not None:
             self._trial.part_starts(micro)
 
-    def _check_backward(self) -> None:
+    def _check_backward(self, micro: MicroBatch) -> None:
         """A micro batch is over: all of a pass have a backward pass, or none."""
-        assert self._part is not None
-        nth = self._part.micro.nth
         had_before = self._backwards_of_pass > self._backwards_of_part
-        if nth and (self._backwards_of_part > 0) != had_before:
-            done = nth if had_before else 1
-            raise mistakes.MICRO_BATCH_LEFT_OUT.error(done=done, all=nth + 1)
+        if micro.nth and (self._backwards_of_part > 0) != had_before:
+            raise mistakes.MICRO_BATCH_LEFT_OUT.error(done=micro.nth if had_before else 1, all=micro.nth + 1)
 
     def _end_part(self, *, collects: bool = True) -> None:
         part, self._part = self._part, None
         opened, self._open = self._open, None
-        if part is None:
-            return
         try:
-            if not self._gradients.adds_up_in_place:
+            if part is not None and not self._in_place:
                 for one in self.optimizers:
                     one.unmark()
                 if collects and self._backwards_of_part and any(one.were_changed() for one in self.optimizers):
@@ -414,34 +358,30 @@ class TrainingLoop:
 
     def _end_pass(self) -> None:
         """Behind the last micro batch of a pass: the gradients are those of the batch."""
-        self._is_partial = False
-        if not self._gradients.adds_up_in_place:
+        self._at = At.TAKEN
+        if not self._in_place:
             if self._backwards_of_pass:
                 for one in self.optimizers:
                     one.note_backward(self._nth_batch)
             self._gradients.pass_ends()
-
-    def _check_pass_is_over(self) -> None:
-        if self._is_partial:
-            parts = len(self.batch.parts)
-            raise mistakes.MICRO_BATCH_LEFT_OUT.error(done="some", all=parts)
 
     # ---- backward passes
 
     @property
     def _taken(self) -> list[Taken]:
         """The batches that loops over second loaders have taken for this step."""
-        return [one for second in self.seconds for one in second.taken]
+        return [one for second in self._seconds for one in second.taken]
 
     def _find_part(self, of: Any) -> Part:
         """The batch that a loss comes from, by the batch itself or a tensor of it. None: all that the loop has now."""
         part = self._part
         if part is None:
-            raise (mistakes.MICRO_LOOP_MISSING.error() if self.batch.is_several else _outside())
-        if not (self.seconds or of is not None) or self.batch.is_several:
+            self._check(_BACKWARD)
+        assert part is not None
+        if self._at is At.MICRO or not (self._seconds or of is not None):
             return part  # the loop over its micro batches says it
         if of is None:
-            for second in self.seconds:
+            for second in self._seconds:
                 for one in second.taken:
                     self._check_shares(part, second, one.batch.parts[0])
             return part
@@ -453,7 +393,7 @@ class TrainingLoop:
     def _find_batch(self, of: Any) -> Batch:
         """The same behind a loop over micro batches."""
         batches = [self.batch, *(one.batch for one in self._taken)]
-        found = [one for one in batches if one is of or (of is None and not self.seconds)]
+        found = [one for one in batches if one is of or (of is None and not self._seconds)]
         if not found:
             raise mistakes.OF_UNKNOWN.error()
         return found[0]
@@ -462,7 +402,7 @@ class TrainingLoop:
         ranks, first, more = self._layout.data_size, part.micro, other.micro
         if ranks == 1:
             return
-        if self.first_count is not None or second.weighing.count is not None:
+        if self._data.loader.weighing.count is not None or second.weighing.count is not None:
             raise mistakes.COUNTS_OF_TWO.error()
         if not are_in_proportion(first, more, ranks):
             raise mistakes.SHARES_DIFFER.error(first=first.total, second=more.total, number=second.number, ranks=ranks)
@@ -471,55 +411,54 @@ class TrainingLoop:
         """See `Runtime.backward`."""
         try:
             part = self._find_part(of)
-            for second in self.seconds:
+            for second in self._seconds:
                 second.use()
-            if scaler is not None or self.scalers:
-                self._check_scaler(scaler)
+            self._check_scaler(scaler)
             self._expect_backward(part.micro)
             self._in_backward = True
             try:
-                with self.calls.checked() if self.calls.are_watched else nullcontext():
-                    factor = run_backward(loss, part.micro, part.weight, self.models, summed=summed, scaler=scaler)
+                with self._calls.checked() if self._calls.are_watched else nullcontext():
+                    factor = run_backward(
+                        loss, part.micro, part.weight, self._models.whole, summed=summed, scaler=scaler
+                    )
             finally:
                 self._in_backward = False
             self._note_backward(part.micro)
         except HpcddpError as error:
             self._refuse(error)
         if factor is not None:
-            self.record.sums.add_loss(loss.detach(), factor, part.micro.slice or 0)
+            self._sums.add_loss(loss.detach(), factor, part.micro.slice or 0)
         if self._trial is not None:
             self._trial.backward(loss.detach(), float(factor or 0.0) / self._gradients.averaged_over)
 
+    def _check_scaler(self, scaler: GradScaler | None) -> None:
+        if scaler is None:
+            if self._models.scalers and self._models.may_skip_steps:
+                raise mistakes.SCALER_MISSING.error()
+        elif scaler.is_enabled() and scaler not in self._models.scalers:
+            raise mistakes.SCALER_NOT_PREPARED.error()
+
     def _expect_backward(self, micro: MicroBatch) -> None:
-        in_place, alone = self._gradients.adds_up_in_place, len(self.optimizers) == 1
-        is_first = micro.nth == 0
+        is_first, alone = micro.nth == 0, len(self.optimizers) == 1
         for one in self.optimizers:
-            if in_place and is_first:
+            if self._in_place and is_first:
                 one.expect_batch(self._nth_batch)
-            elif one.unmark() or (in_place and self._backwards_of_pass and one.were_changed()):
+            elif one.unmark() or (self._in_place and self._backwards_of_pass and one.were_changed()):
                 raise mistakes.GRADIENTS_CHANGED.error()
-            if is_first and not (self._backwards_of_part and self.batch.is_several):
+            if is_first and not (self._backwards_of_part and self._at is At.MICRO):
                 one.expect_backward(alone=alone)
 
     def _note_backward(self, micro: MicroBatch) -> None:
         self._backwards += 1
         self._backwards_of_pass += 1
         self._backwards_of_part += 1
-        self._is_partial = self._batch is not None and self._batch.is_several
-        if not self._gradients.adds_up_in_place:
+        if not self._in_place:
             self._gradients.backward_ends(micro)
         for one in self.optimizers:
-            if micro.last and self._gradients.adds_up_in_place:
+            if micro.last and self._in_place:
                 one.note_backward(self._nth_batch)
             else:
                 one.look()
-
-    def _check_scaler(self, scaler: GradScaler | None) -> None:
-        if scaler is not None:
-            if scaler.is_enabled() and scaler not in self.scalers:
-                raise mistakes.SCALER_NOT_PREPARED.error()
-        elif self.scalers and any(one.is_enabled() for one in self.scalers):
-            raise mistakes.SCALER_MISSING.error()
 
     def mean(self, values: Tensor | float | Sequence[Any], of: Any = None) -> float:
         """See `Runtime.mean`."""
@@ -546,30 +485,27 @@ class TrainingLoop:
         both. A gradient scaler that leaves a step out makes none."""
         if self._depth == 0:
             try:
-                if self._batch is not None:
-                    self._check_step(optimizer, has_closure=any(map(callable, (*args[1:], *kwargs.values()))))
-                elif (one := self._by_id.get(id(optimizer))) is not None:
-                    one.check_step_behind()
+                self._check_step(optimizer, has_closure=any(map(callable, (*args[1:], *kwargs.values()))))
             except HpcddpError as error:
                 self._refuse(error)
-        if self._depth == 0:
             self._stepping = type(optimizer).__name__
         self._depth += 1
 
     def _check_step(self, optimizer: Optimizer, *, has_closure: bool) -> None:
-        one = self._by_id.get(id(optimizer))
+        one, batch = self._by_id.get(id(optimizer)), self._batch
+        if batch is None:
+            if one is not None:
+                one.check_step_behind()
+            return
         if one is None:
             self._check_foreign(optimizer)
             return
         if self._in_backward:
             raise mistakes.STEP_IN_BACKWARD.error(kind=one.kind)
-        batch = self._batch
-        assert batch is not None
-        if batch.is_several and (self._part is not None or self._is_partial):
-            raise mistakes.STEP_EARLY.error(kind=one.kind)
+        self._check(_STEP, kind=one.kind)
         if self._backwards:
-            if self.calls.are_watched:
-                self.calls.check_averaged(is_early=self._had_backward < 2)
+            if self._calls.are_watched:
+                self._calls.check_averaged(is_early=self._had_backward < 2)
             if self._gradients.looks_before_steps and not self.stepped:
                 self._gradients.collect(batch.parts[-1].micro)
         one.check_step(self._nth_batch, self._reaches_any, has_closure=has_closure)
@@ -599,16 +535,44 @@ class TrainingLoop:
             one.note_step()
             self.stepped = self.has_stepped = True
 
-    @property
-    def is_in_step(self) -> bool:
-        """Whether an optimizer has begun a step and not ended it, as after an exception in it."""
-        return self._depth > 0
-
 
 def find_outer(inner: Optimizer, optimizers: Sequence[Optimizer]) -> str:
     """The name of the attribute of one among `optimizers` that `inner` is, such as of one for SAM; "" if it is none."""
     return next((name for outer in optimizers for name, thing in vars(outer).items() if thing is inner), "")
 
 
-def _outside() -> RequestError:
-    return mistakes.BACKWARD_OUTSIDE.error(when=", or behind it")
+class EpochLoops:
+    """Hears where loops over the loader, rt.epochs and rt.batches begin; refuses those that a resumed run would not
+    find again."""
+
+    def __init__(self) -> None:
+        self.body: int | None = None  # the epoch whose body in rt.epochs runs
+        self._outside: int | None = None  # that of a loop over the loader outside of rt.epochs
+        self._most: dict[str, int] = {}  # epochs and steps that rt.epochs and rt.batches were asked for
+        self._is_read = False  # whether a loop over the loader has begun
+
+    def check_count(self, unit: str, count: int, over: int) -> None:
+        """`rt.epochs(count)` or `rt.batches(count)`, the `unit`, begins after so many epochs or steps. RequestError if
+        the one before leaves it none."""
+        most = self._most.get(unit)
+        if most is not None and count <= min(over, most):
+            row = mistakes.NO_EPOCH_LEFT if unit == "epochs" else mistakes.NO_STEP_LEFT
+            raise row.error(count=count, most=most, over=over, more=most + count)
+        self._most[unit] = max(count, most or 0)
+
+    def check_read(self, *, stepped: bool) -> None:
+        """An epoch of rt.epochs is over. RequestError if no loop over the loader has begun, and an optimizer has
+        stepped all the same, or no epoch is left."""
+        if stepped and not self._is_read:
+            raise mistakes.LOADER_UNUSED.error()
+
+    def check_loop(self, epoch: int, *, is_open: bool) -> None:
+        """A loop over the loader begins, with what is left of this epoch. `is_open`: rt.epochs has begun one.
+        RequestError if it is a second one."""
+        self._is_read = True
+        if not is_open:
+            if self._outside not in (None, epoch):
+                raise mistakes.EPOCH_OUTSIDE.error()
+            self._outside = epoch
+        elif self.body is not None and epoch > self.body:
+            raise mistakes.LOOP_TWICE.error(epoch=self.body + 1)

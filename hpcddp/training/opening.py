@@ -47,10 +47,9 @@ from hpcddp.training.data.randomness import seed_generators
 from hpcddp.training.gradient.exact import ExactGradients, check_same_conditions, deterministic_kernels
 from hpcddp.training.gradient.gradients import Gradients
 from hpcddp.training.gradient.mean import MeanGradients
-from hpcddp.training.options import RuntimeOptions
+from hpcddp.training.options import RuntimeOptions, check_same_options
 from hpcddp.training.parallel.calls import ForwardCalls
 from hpcddp.training.parallel.layout import open_layout
-from hpcddp.training.pulse import beating
 from hpcddp.training.remarks import NOT_CAUGHT, print_warning
 from hpcddp.training.rendezvous.failure import Failure, PeerFailedError
 from hpcddp.training.rendezvous.group import Group
@@ -58,12 +57,11 @@ from hpcddp.training.rendezvous.process_group import claim_failure, open_group, 
 from hpcddp.training.rendezvous.roll_call import wait_until
 from hpcddp.training.report import DEFAULT_INTERVAL_S, Report
 from hpcddp.training.runtime import Runtime
-from hpcddp.training.same_options import check_same_options
 from hpcddp.training.setup import RunSetup
 from hpcddp.training.sinks import choose_sinks
 from hpcddp.training.stopping import STOP_FLAGS, SignalFlag, StopTraining, StopWatch, read_deadline
 from hpcddp.training.versions import list_numerics, list_versions
-from hpcddp.training.watchdog import Watchdog, print_hang
+from hpcddp.training.watchdog import Watchdog, beating, print_hang
 from hpcddp.uncaught import Opening, add_line
 from hpcddp.units import format_count
 
@@ -92,7 +90,7 @@ _NAMES = {
 def explain_call(error: TypeError, rt: Runtime) -> RequestError | None:
     """A method of the runtime was called with arguments that it does not take; None if that is not it."""
     found = _CALL.match(str(error))
-    if found is None or found[1] not in {kind.__name__ for kind in type(rt).__mro__}:
+    if found is None or found[1] != Runtime.__name__:
         return None
     name = found[2]
     given = re.search(r"argument '(\w+)'", str(error))
@@ -408,7 +406,7 @@ def open_runtime(env: MutableMapping[str, str], options: RuntimeOptions) -> Iter
         report = Report(setup, metrics, watch.pace, sinks=sinks, interval_s=interval_s, deadline=lambda: watch.deadline)
         rt = Runtime(setup, gradients, watch, metrics, report, note, stack)
         if over:
-            add_line(NameError, lambda: _NO_TURN if rt._is_finished else "")
+            add_line(NameError, lambda: _NO_TURN if rt._saves.is_finished else "")
         stack.enter_context(pulse.following(lambda: rt.steps, watch.move_deadline))
         if stall_s is not None and group.world_size > 1:
             tell = partial(_tell_hang, rt, report)
@@ -420,7 +418,7 @@ def open_runtime(env: MutableMapping[str, str], options: RuntimeOptions) -> Iter
                     verifying.opened(rt)
                 yield rt
             rt.finish()
-            if rt._is_finished and group.is_first and sys.stderr.isatty():
+            if rt._saves.is_finished and group.is_first and sys.stderr.isatty():
                 print(f"hpcddp: {line}", file=sys.stderr, flush=True)  # once more, as the last line
             if rt.stop_reason in STOP_FLAGS:
                 signals.obey()

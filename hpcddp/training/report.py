@@ -13,9 +13,9 @@ from typing import NamedTuple, TextIO
 
 from hpcddp.runs.folder import list_checkpoints
 from hpcddp.runs.metrics import MetricsFile, check_numbers
-from hpcddp.training.pace import Pace
 from hpcddp.training.setup import RunSetup
 from hpcddp.training.sinks import SinkRequest, Sinks
+from hpcddp.training.stopping import Pace
 
 # The progress of a training: a bar on a terminal, a line per interval in a job's log. The numbers as text, and when.
 
@@ -174,20 +174,12 @@ class Progress:
 # What rank 0 prints when a run starts and when it ends, as text.
 
 
-class RunStart(NamedTuple):
-    """What is known when the run's objects are there. Which run it is was said when its folder was chosen."""
-
-    saves: bool  # whether there is a run folder
-    resumed_from: int | None  # the step; None: a new run
-    plan: str  # the batch plan as text: `256 = 32 ranks x 8 x 1`
-    ranks: str  # `32 ranks on 4 nodes (…), launcher openmpi, nccl on cuda`
-
-
-def format_start(start: RunStart) -> str:
-    """One line: the batch plan, the ranks and their devices, and from which step the run resumes, if from any."""
-    resumed = f"resumed from step {start.resumed_from}" if start.resumed_from is not None else None
-    saved = None if start.saves else "no run folder: nothing is saved"
-    return "; ".join(filter(None, [f"global batch: {start.plan}", start.ranks, resumed, saved]))
+def format_start(plan: str, ranks: str, resumed_from: int | None, *, saves: bool) -> str:
+    """One line: the batch plan, the ranks and their devices, and from which step the run resumes, if from any. Which
+    run it is was said when its folder was chosen."""
+    resumed = f"resumed from step {resumed_from}" if resumed_from is not None else None
+    saved = None if saves else "no run folder: nothing is saved"
+    return "; ".join(filter(None, [f"global batch: {plan}", ranks, resumed, saved]))
 
 
 class Summary(NamedTuple):
@@ -275,9 +267,7 @@ class Report:
         """The run's objects are there, from this step's checkpoint or new: say so, and open the sinks."""
         self._has_started = True
         folder, group = self._setup.folder, self._setup.group
-        self.say(
-            format_start(RunStart(folder is not None, resumed_from, plan, group.describe() if self._speaks else ""))
-        )
+        self.say(format_start(plan, group.describe(), resumed_from, saves=folder is not None))
         if self._speaks and folder is not None:
             self._sinks = Sinks(self._names, SinkRequest(os.path.abspath(folder.run.path), resumed_from or 0))
 

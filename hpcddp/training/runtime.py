@@ -2,51 +2,43 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor, nn, stack
+import torch
+from torch import Tensor, nn
 from torch.amp import GradScaler
 from torch.optim.swa_utils import AveragedModel
+from torch.utils.data import DataLoader, Dataset
 
 from hpcddp.batchplan import BatchPlan
 from hpcddp.errors import RequestError
 from hpcddp.runs.metrics import MetricsFile
-from hpcddp.runs.state import AT_ITS_END
+from hpcddp.training import collectives
 from hpcddp.training.arguments import check_kind, read_epochs, read_path, read_value, read_whole
-from hpcddp.training.checkpoint.attempt import AttemptSaves
-from hpcddp.training.checkpoint.best import check_same_value
-from hpcddp.training.checkpoint.checkpointer import Checkpointer
-from hpcddp.training.checkpoint.position import describe_position
 from hpcddp.training.checkpoint.tracked import unwrap
 from hpcddp.training.checkpoint.whole_model import write_whole
-from hpcddp.training.data.randomness import seed_generators
-from hpcddp.training.data.sampler import MicroBatch
+from hpcddp.training.data.evaluation import EvaluationLoader
+from hpcddp.training.data.loader import TrainingLoader
+from hpcddp.training.data.weighing import Count
+from hpcddp.training.epochs import Epochs
 from hpcddp.training.gradient.gradients import Gradients
-from hpcddp.training.loop import TrainingLoop, is_left_by_exception
-from hpcddp.training.pace import STEPS_UNTIL_AGREED
-from hpcddp.training.parallel.sameness import CHECKED_FIRST
+from hpcddp.training.loop import TrainingLoop
+from hpcddp.training.objects import Models, TrainingData
+from hpcddp.training.parallel.sharded import Blocks, Wanted
+from hpcddp.training.parallel.tensor import TensorPlan
 from hpcddp.training.prepare import Preparation
-from hpcddp.training.remarks import find_empty_ranks, print_warning
 from hpcddp.training.report import Report, Summary
+from hpcddp.training.saves import Saves
 from hpcddp.training.setup import RunSetup
 from hpcddp.training.steps import StepRecord
-from hpcddp.training.stopping import DEADLINE, FINISH, SAVE, STOP, STOP_FLAGS, StopTraining, StopWatch
+from hpcddp.training.stopping import FINISH, STOP, StopWatch
 
 
-class Runtime(Preparation):
+class Runtime:
     """The value of `hpcddp.runtime()`: one per training run."""
-
-    _save_asked = False
-    _is_behind_batches = False  # in a tail, whose step is only counted now
-    _finish_reason: str | None = None
-    _left: str | None = None  # the epoch of `epochs` that the loop is in, or `batches`
-    _last_step: int | None = None  # of the loop over `batches` that is open
-    _loop_was_left = False  # by `break` or `return`
-    _broken_off: str | None = None  # where an exception left it
 
     def __init__(
         self,
@@ -58,26 +50,79 @@ class Runtime(Preparation):
         planned: Callable[[BatchPlan], None],
         until_end: ExitStack,
     ) -> None:
-        record = StepRecord(setup, gradients, metrics)
-        is_first = setup.group.is_first
-        saves = AttemptSaves(setup.folder, watch, is_first=is_first, every_s=setup.options.save_s)
-        checkpointer = Checkpointer(setup, saves)
-        loop = TrainingLoop(setup, gradients, record, watch.pace, self._count_step, lambda: self._is_ending)
-        super().__init__(setup, gradients, loop, checkpointer, report, planned, until_end)
-        loop.begins, loop.comes_to_step = self._begin_loop, self._come_to_step
+        self.group = setup.group
+        self.layout = setup.layout
+        self.device = setup.group.device
+        self.seed = setup.options.seed
+        self.folder = setup.folder
         self.metrics = metrics
         self.weights_sha256: str | None = None  # of the tracked models at the end, on rank 0
-        self._watch, self._record, self._saves = watch, record, saves
-        loop.run_is_over = self._is_finished
-        self._finish_reason = None if setup.over in {"", AT_ITS_END} else setup.over  # it finished early
-        until_end.callback(loop.let_go)
+        self._options, self._report = setup.options, report
+        record = StepRecord(setup, gradients, metrics)
+        self._models = models = Models(setup, gradients)
+        data = TrainingData()
+        self._saves = saves = Saves(setup, watch, record, report, models, data)
+        self._loop = loop = TrainingLoop(setup, gradients, record.sums, saves, models, data)
+        self._data = data
+        self._record = record
+        self._epochs = Epochs(setup, loop, saves, record, report, models, data)
+        self._preparation = Preparation(setup, gradients, models, data, loop, saves, record, report, planned, until_end)
+        until_end.callback(self._end_body)
+
+    def _end_body(self) -> None:
+        self._saves.is_over = True
+        self._loop.let_go()
 
     # ---- what is so
 
     @property
+    def devices(self) -> tuple[torch.device, ...]:
+        """All devices of this rank, `device` first: several where the job asks for `gpus_per_rank`."""
+        return self.group.devices
+
+    @property
+    def rank(self) -> int:
+        """This process's number, from 0."""
+        return self.group.rank
+
+    @property
+    def world_size(self) -> int:
+        """How many ranks there are."""
+        return self.group.world_size
+
+    @property
+    def is_main(self) -> bool:
+        """Whether this is rank 0, which prints and writes."""
+        return self.group.is_first
+
+    @property
+    def exact(self) -> bool:
+        """Whether the result is the same, bit for bit, on any number of ranks."""
+        return self._options.exactness is not None and not self._saves.checkpointer.deviations
+
+    @property
+    def plan(self) -> BatchPlan:
+        """How the global batch is dealt to the ranks. RequestError as long as nothing says how large it is."""
+        return self._preparation.plan
+
+    @property
     def epoch(self) -> int:
         """The epoch that the next step belongs to, from 0."""
-        return self._loader.sampler.epoch if self._loader is not None else 0
+        return self._data.epoch
+
+    @property
+    def steps(self) -> int:
+        """Optimizer steps since the start of the run, over all attempts.
+
+        In the loop over the loader: of the batches before this one, also after its `optimizer.step()`.
+        """
+        return self._saves.steps
+
+    @property
+    def samples(self) -> int:
+        """Samples of this rank's batch, or micro batch, that count: 0 where it has a placeholder only, as in an epoch's
+        last batch of fewer samples than ranks."""
+        return self._loop.samples
 
     @property
     def stop_reason(self) -> str | None:
@@ -90,8 +135,98 @@ class Runtime(Preparation):
         return self.stop_reason is not None
 
     @property
-    def _is_ending(self) -> bool:
-        return self._saves.stop_reason is not None or self._finish_reason is not None or self._is_finished
+    def summary(self) -> dict[str, str]:
+        """Lines, name to text, that the summary at the end has besides the runtime's own; those of rank 0 are shown."""
+        return self._report.more
+
+    # ---- what comes before the loop
+
+    def prepare(self, *objects: Any) -> Any:
+        """Take over models, optimizers, schedulers, gradient scalers and DataLoaders; returns them in the same order,
+        one alone as it is.
+
+            model, optimizer, loader, test = rt.prepare(model, optimizer, loader, test)
+
+        A model comes back on this rank's device and distributed over the ranks (`wrap` has more options); one that is
+        not trained comes back with rank 0's weights. The first DataLoader is the training data, and so is each further
+        one with shuffle=True; the others are for evaluation. batch_size is the global batch; that of the first counts
+        if neither `hpcddp.runtime` nor the job plan gave one. The rest is saved in checkpoints, as `model`, `model_2`,
+        `optimizer`, … by kind and order; whatever has a `state_dict()` and `load_state_dict()` can be. Resumes from the
+        newest checkpoint. A collective: call it once, on every rank.
+        """
+        prepared = self._preparation.prepare(objects)
+        return prepared[0] if len(prepared) == 1 else tuple(prepared)
+
+    def track(self, **objects: Any) -> None:
+        """Save these objects in checkpoints: model=, optimizer=, scheduler= and others that have a state. Resumes from
+        the newest checkpoint. `prepare` calls it.
+
+        The keywords are the names in the checkpoint. A collective: call it once, on every rank.
+        """
+        self._preparation.track(objects)
+
+    def wrap(
+        self,
+        model: nn.Module,
+        *,
+        blocks: Blocks | None = None,
+        tensor_plan: TensorPlan | None = None,
+        **options: Any,
+    ) -> nn.Module:
+        """The model on this rank's device, distributed over the ranks if there are several. `prepare` calls it. A model
+        whose parts are on several of `rt.devices` stays there.
+
+        `hpcddp.runtime(parallel=…)` says how. "ddp" wraps it in torch's DistributedDataParallel; the others shard every
+        parameter in place, so make the optimizer afterwards; each module of a class in `blocks` is gathered on its own.
+        Where a mesh has tensor ranks, `tensor_plan` says which layers they divide, by the names of modules: "colwise",
+        "rowwise" or a style of `torch.distributed.tensor.parallel`; None: the model's attribute `tensor_plan`.
+        `options` are those of torch's DDP or fully_shard. Buffers are not broadcast at each forward pass: they are
+        averaged before an evaluation and a checkpoint.
+        """
+        return self._models.wrap(model, Wanted(blocks, tensor_plan, options))
+
+    def unwrap(self, model: nn.Module) -> nn.Module:
+        """The user's model inside of what `prepare` made of it."""
+        check_kind(model, nn.Module, "rt.unwrap({})", "model", "model")
+        return unwrap(model)
+
+    def loader(
+        self,
+        data: Dataset[Any] | DataLoader[Any],
+        *,
+        num_workers: int | None = None,
+        collate_fn: Callable[[list[Any]], Any] | None = None,
+        shuffle: bool | None = None,
+        count: Count | None = None,
+        items_per_step: int | None = None,
+    ) -> TrainingLoader:
+        """The training data: this rank's share of each global batch, on the device. `prepare` calls it.
+
+        Of a DataLoader its data set, batch_size (the global batch), workers, persistent_workers, collate_fn,
+        shuffle, drop_last and memory pinning are taken over. For a data set the arguments say them; None means torch's
+        collate function, shuffled, and on a GPU up to 8 workers, as the rank's CPUs allow (0 for tensors in memory).
+        Those stay from epoch to epoch, and see no later change of the data set. `count(batch)` returns how many parts
+        (tokens, pixels) of a micro batch count, or their weights' sum, on the host; None: its samples. An
+        IterableDataset has its own order.
+
+        A DataLoader with `batch_sampler` or `batch_size=None` makes its own batches. Each is one rank's micro batch,
+        and `items_per_step` of them, over all ranks, are a step.
+
+        The second one is more data for the same steps, as `for a, b in zip(first, second)`; see `SecondLoader`.
+        """
+        reading: dict[str, Any] = {"num_workers": num_workers, "collate_fn": collate_fn, "shuffle": shuffle}
+        return self._preparation.loader(data, count=count, items_per_step=items_per_step, **reading)
+
+    def evaluation_loader(
+        self, data: Dataset[Any] | DataLoader[Any], batch_size: int | None = None, *, num_workers: int | None = None
+    ) -> EvaluationLoader:
+        """This rank's share of a data set for evaluation: every sample on exactly one data rank, in order, and the same
+        number of batches on every rank.
+
+        `batch_size` is the global batch; a DataLoader brings its own, and `drop_last`. BatchNorm's running statistics
+        are averaged over the ranks when a loop over it starts, so each loop is a collective.
+        """
+        return self._preparation.evaluation_loader(data, batch_size, num_workers=num_workers)
 
     # ---- the loop
 
@@ -103,44 +238,7 @@ class Runtime(Preparation):
         never between an epoch's last step and the end of its body. A loop that `break` or `return` leaves has finished
         early; `stop` or an exception leaves it unfinished.
         """
-        count, sampler, loop = read_epochs(count), self._need_loader().sampler, self._loop
-        loop.settle()  # of a loop before, which was left in a step
-        self._open_again("epochs", count)
-        loop.in_tail = False
-        if not self._is_ending:
-            loop.epochs.check_count(count, sampler.epoch)
-        print_warning(find_empty_ranks(loop.models, self.plan, sampler.length), is_first=self.is_main)
-        self._checkpointer.check_untouched(is_finished=self._is_finished)
-        self._agree("began the loop over rt.epochs()")
-        while (epoch := sampler.epoch) < count and not self._is_ending:
-            loop.open_epoch = loop.epochs.body = epoch
-            self._broken_off = None
-            self._left = f"the loop left epoch {epoch + 1} of {count}"
-            self._report.expect(self.steps, count - epoch, sampler.length, sampler.position, self.plan.global_batch)
-            seed_generators("epoch", self.seed, epoch)
-            try:
-                yield epoch
-            except GeneratorExit:
-                self._loop_was_left = True
-                if is_left_by_exception():
-                    self._broken_off = "inside a step" if loop.inside or loop.is_in_step else "between steps"
-                raise
-            finally:
-                loop.epochs.body = None
-            loop.check_caught()
-            loop.epochs.check_read(stepped=loop.has_stepped or epoch + 1 == count)
-            self._end_steps()
-            self._agree_to_go_on(f"ended epoch {epoch + 1} of {count}", 0 if epoch + 1 == count else STEPS_UNTIL_AGREED)
-            self._left = None
-            loop.open_epoch, loop.in_tail = None, False
-            self._report.clear()
-            self._watch.pace.tail_ended(early=sampler.epoch == epoch)
-            sampler.end_epoch(epoch)
-            for second in loop.seconds:
-                second.epoch_ends()
-            if self._options.saves_at_epoch_ends or self._save_asked:
-                self._save_now()
-        self._leave_if_stopping()
+        return self._epochs.epochs(read_epochs(count))
 
     def batches(self, steps: int) -> Iterator[Any]:
         """The batches of the training loader, pass after pass, until the run has made so many steps, which count from
@@ -154,209 +252,7 @@ class Runtime(Preparation):
         If the run has to stop before its end, the `with` body is left from here. A loop that `break` or `return` leaves
         has finished early.
         """
-        count, loader, loop = read_whole(steps, "rt.batches({})", least=0), self._need_loader(), self._loop
-        loop.settle()
-        self._open_again("steps", count)
-        loop.in_tail = False
-        if not self._is_ending:
-            loop.epochs.check_steps(count, self.steps)
-        print_warning(find_empty_ranks(loop.models, self.plan, loader.sampler.length), is_first=self.is_main)
-        self._checkpointer.check_untouched(is_finished=self._is_finished)
-        self._agree("began the loop over rt.batches()")
-        self._report.expect_steps(count)
-        self._last_step = count
-        while self.steps < count and not self._is_ending:
-            loop.open_epoch, self._broken_off = self.epoch, None
-            self._left = f"the loop left rt.batches({count})"
-            for batch in loader:
-                try:
-                    yield batch
-                except GeneratorExit:
-                    self._loop_was_left = True
-                    if is_left_by_exception():
-                        self._broken_off = "inside a step" if loop.inside or loop.is_in_step else "between steps"
-                    raise
-                if self.steps + 1 == count:
-                    break
-            loop.check_caught()
-            if loop.inside:
-                self._end_steps(loop.step_ends)
-                loop.seed_between()
-        self._last_step = self._left = loop.open_epoch = None
-        loop.in_tail = False
-        self._report.clear()
-        if not self._is_finished and (self._options.saves_at_epoch_ends or self._save_asked):
-            self._agree_to_go_on(f"ended rt.batches({count})", 0)
-            self._save_now()
-        self._leave_if_stopping()
-
-    def _open_again(self, unit: str, count: int) -> None:
-        """A finished run goes on if more epochs or steps are asked for than it was finished with."""
-        before = self._asked.get(unit)
-        if self._is_finished and before is not None and count > before:
-            self._is_finished, self._finish_reason = False, None
-            self._loop.run_is_over = False
-        self._asked = {unit: max(count, before or 0)}
-
-    def _begin_loop(self) -> None:
-        """A loop over the loader begins, perhaps over the rest of an epoch."""
-        if self._loop.open_epoch is None:
-            self._checkpointer.check_untouched(is_finished=self._is_finished)
-        if self._save_asked:
-            self._save_now()
-        self._leave_if_stopping()
-
-    def _end_steps(self, end: Callable[[], None] | None = None) -> None:
-        """In the tail of an epoch: if the loop left its batches by `break`, the step before is counted only now."""
-        self._is_behind_batches = True
-        (end or self._loop.settle)()
-        self._is_behind_batches = False
-
-    def _come_to_step(self, ends_epoch: bool) -> None:
-        """Before a step."""
-        is_last = ends_epoch if self._last_step is None else self.steps + 1 == self._last_step
-        if is_last and not self._may_end_with_second:
-            self._come_to_last_step()
-
-    @property
-    def _may_end_with_second(self) -> bool:
-        """Whether a loop over a second loader is used up: a zip of the two ends with it, so that the last step was the
-        epoch's last one. If it was not, another step follows."""
-        return bool(self._loop.seconds) and any(second.is_used_up for second in self._loop.seconds)
-
-    def _come_to_last_step(self) -> None:
-        """Before an epoch's last step: stop here if there is no time for that and for what follows it, such as an
-        evaluation, which nothing interrupts; and save where it may be long."""
-        of = "the loop" if self._last_step is not None else f"epoch {self.epoch + 1}"
-        is_long = self._agree_to_go_on(f"came to the last step of {of}", 1, tail=True)
-        if self._watch.pace.steps and (is_long or self._save_asked or self.stopping):
-            self._save_now()
-        self._leave_if_stopping()
-
-    def _agree_to_go_on(self, point: str, steps: int, *, tail: bool = False) -> bool:
-        """A collective: stop here if a rank has no time for so many more steps, or another reason. Returns whether the
-        tail of an epoch takes long, or an unknown time.
-
-        An attempt makes a step before it looks at the time, so that a chain of them comes to its end.
-        """
-        flags = self._watch.flags(steps, tail=tail)
-        if not self._watch.pace.steps:
-            flags = tuple(flag for flag in flags if flag != DEADLINE)
-        answers = self._agree(point, (flags, self._watch.pace.tail_is_long))
-        raised = {flag for flags, _ in answers for flag in flags}
-        self._saves.note_stop(next((flag for flag in STOP_FLAGS if flag in raised), None))
-        return bool(answers[0][1])
-
-    def _count_step(self, micro: MicroBatch) -> None:
-        """A global batch is over and its optimizer step made: count it, exchange flags, save or stop if it is time.
-
-        After an epoch's last step all of that waits for the end of the body.
-        """
-        assert self._loader is not None
-        loader, record, pace, step = self._loader, self._record, self._watch.pace, self._loop.steps
-        epoch, saves = loader.sampler.epoch, self._saves
-        ends = micro.ends_epoch if self._last_step is None else step == self._last_step
-        is_last = ends or self._is_behind_batches or bool(self._loop.seconds and self._may_end_with_second)
-        loader.sampler.advance(micro)
-        pace.step_ended(in_tail=self._is_behind_batches)
-        stop = record.end_step(
-            loader.weighing,
-            lambda: (() if is_last else self._watch.flags()) + tuple(self._agreement.requests),
-            samples=micro.total,
-            step=step,
-            epoch=epoch,
-            lr=self._checkpointer.learning_rate() if self.metrics.is_open else None,
-        )
-        pace.steps_shared = record.sums.steps_shared
-        self._report.step(step, micro.total, record.loss)
-        if stop is not None:
-            saves.note_stop(stop)
-        if saves.timer is not None and saves.timer.is_due:
-            self._ask_to_save()
-        several = self.group.world_size > 1  # one rank alone has agreed when it asked
-        if several and not is_last and self._agreement.is_due(step, record.sums, record.exchanged):
-            self._agree(f"ended step {step}")
-        if pace.steps <= CHECKED_FIRST:
-            self._check_first_steps()
-        every = self._options.save_every.steps
-        self._save_asked |= every is not None and step % every == 0
-        self._loop.in_tail = is_last or (self._finish_reason is not None and saves.stop_reason is None)
-        if self._loop.in_tail:
-            return
-        if self._save_asked or saves.stop_reason is not None:
-            self._save_now()
-        if self._checkpointer.may_write_beside:
-            self._checkpointer.poll(wait=self._is_ending)
-        if saves.stop_reason is not None:
-            raise StopTraining
-
-    def _leave_if_stopping(self) -> None:
-        if self.stopping:
-            raise StopTraining
-
-    def stop(self, reason: str) -> None:
-        """Leave the `with` body after this step; a later attempt resumes it. In and after an epoch's last step: at the
-        end of the loop's body.
-
-        One rank is enough. Inside a step the others hear of it a step later (of steps that take less than 25 ms up to
-        16 steps later), and all stop there; if every rank calls it at the same step, all stop after that step.
-        """
-        self._ask(STOP, reason)
-
-    def finish_early(self, reason: str) -> None:
-        """End the loop after this step; the run is finished. Called as `stop` is."""
-        self._ask(FINISH, reason)
-
-    # ---- the end
-
-    def finish(self) -> None:
-        """The body has ended without an error: last numbers, last checkpoint, state.json. `open_runtime` calls it."""
-        self._loop.check_caught()
-        whole = self._broken_off != "inside a step"  # else an optimizer may have moved some of the weights
-        with suppress(StopTraining):
-            if whole:
-                self._loop.settle()
-        if whole:
-            self._loop.check_trained()
-        self._agree("ended the `with` body")
-        self._record.catch_up(self._loader.weighing if self._loader is not None else None)
-        for loader in (self._loader, *self._loop.seconds):
-            if loader is not None:
-                loader.close()
-        self._check_state(at_end=True)
-        if self._broken_off and self._left and not self._finish_reason:
-            self._saves.note_stop(f"{self._left} by an exception")
-        if whole and not (self._broken_off and self._loop.in_tail):
-            self._save_now()
-        # of the one epoch that a loop outside of rt.epochs makes, all is done
-        stop_reason = None if self._loop.in_tail and self._loop.open_epoch is None else self.stop_reason
-        self._finish_reason = self._finish_reason or self._left  # by `break` or `return`
-        self.weights_sha256 = self._checkpointer.finish(
-            stop_reason,
-            step=self.steps,
-            epoch=self.epoch,
-            finished=self._finish_reason,
-            asked=self._asked,
-        )
-        self._report.end(
-            Summary(
-                self.steps,
-                stop_reason=stop_reason,
-                finish_reason=self._finish_reason,
-                epochs=self.epoch,
-                loss=self._record.loss,
-                weights_sha256=self.weights_sha256,
-                is_exact=self.exact,
-            )
-        )
-
-    # ---- from a batch to an optimizer's step
-
-    @property
-    def samples(self) -> int:
-        """Samples of this rank's batch, or micro batch, that count: 0 where it has a placeholder only, as in an epoch's
-        last batch of fewer samples than ranks."""
-        return self._loop.samples
+        return self._epochs.batches(read_whole(steps, "rt.batches({})", least=0))
 
     def micro_batches(self, batch: Any) -> Iterator[Any]:
         """The micro batches of a batch, each as its samples collate, on the device. With `max_micro_batch` or `exact`
@@ -402,7 +298,7 @@ class Runtime(Preparation):
             loss = loss_of(micro_batch)
             self.backward(loss, summed=summed, scaler=scaler)
             losses.append(loss.detach())
-        return stack(losses)
+        return torch.stack(losses)
 
     def mean(self, loss: Tensor | float, *, of: Any = None) -> float:
         """The mean over the global batch of a number that is a mean over this rank's batch, such as its loss: the same
@@ -411,18 +307,70 @@ class Runtime(Preparation):
 
         A collective: call it on every rank. It waits for the device.
         """
-        self._check_open("rt.mean")
+        self._saves.check_open("rt.mean")
         return self._loop.mean(loss, of)
 
-    # ---- what is saved
+    def stop(self, reason: str) -> None:
+        """Leave the `with` body after this step; a later attempt resumes it. In and after an epoch's last step: at the
+        end of the loop's body.
 
-    @property
-    def steps(self) -> int:
-        """Optimizer steps since the start of the run, over all attempts.
-
-        In the loop over the loader: of the batches before this one, also after its `optimizer.step()`.
+        One rank is enough. Inside a step the others hear of it a step later (of steps that take less than 25 ms up to
+        16 steps later), and all stop there; if every rank calls it at the same step, all stop after that step.
         """
-        return self._loop.steps
+        check_kind(reason, str, "rt.stop({})", "reason", '"the loss is small"')
+        self._saves.ask(STOP, reason)
+
+    def finish_early(self, reason: str) -> None:
+        """End the loop after this step; the run is finished. Called as `stop` is."""
+        check_kind(reason, str, "rt.finish_early({})", "reason", '"the loss is small"')
+        self._saves.ask(FINISH, reason)
+
+    # ---- for all ranks together: call these on every rank
+
+    def sum(self, value: collectives.Number) -> collectives.Number:
+        """The sum over the data ranks, in float64, whole numbers in int64: of a number a number, of a tensor one of its
+        shape.
+
+        Waits for the device: once per epoch, not per step.
+        """
+        self._saves.check_together("rt.sum")
+        return collectives.sum_over_data_ranks(value, self.layout, self.device)
+
+    def gather(self, rows: Tensor) -> Tensor:
+        """The rows of all data ranks, one below the other: all outputs of an evaluation in the order of its data.
+
+        (n, …) on each rank gives (sum of n, …) on every rank; n may differ.
+        """
+        self._saves.check_together("rt.gather")
+        return collectives.gather_rows(rows, self.layout, self.device)
+
+    def broadcast(self, thing: collectives.Thing) -> collectives.Thing:
+        """Rank 0's object, on every rank."""
+        self._saves.check_together("rt.broadcast")
+        return collectives.broadcast(thing, self.world_size, self.device)
+
+    # ---- on rank 0 only: call these on every rank all the same
+
+    def print(self, *words: Any, **options: Any) -> None:
+        """As `print`, on rank 0 only."""
+        if self.is_main:
+            self._report.clear()
+            print(*words, **{"flush": True} | options)
+
+    def log(self, *unnamed: object, **numbers: float | Tensor) -> None:
+        """Write numbers, or tensors of one element, to metrics.jsonl and where `log_to` says.
+
+        Their step is the last that an optimizer has made. Those of rank 0 count: sum them over the ranks first. To read
+        a tensor waits for its device.
+        """
+        if unnamed:
+            raise RequestError(
+                f"rt.log was given a {type(unnamed[0]).__name__} without a name",
+                "rt.log(loss=0.5), or rt.log(**numbers)",
+            )
+        self._report.log(self._loop.steps_made, numbers)
+
+    # ---- what is saved
 
     def save(self) -> None:
         """Write a checkpoint of this step, unless there is one or nothing is tracked or there is no run folder.
@@ -430,74 +378,7 @@ class Runtime(Preparation):
         Inside the loop over the loader it is written when the step is over; after it, and in an epoch's last step, when
         the body of the loop over the epochs is: a resumed run continues after it.
         """
-        if not (self._loop.inside or self._loop.in_tail) and self._loop.open_epoch is None:
-            self._agree("called rt.save()")
-            self._save_now()
-        else:
-            self._ask(SAVE, "rt.save()")
-
-    def _ask(self, request: str, reason: str) -> None:
-        """Of all ranks: one that is alone gets it at once."""
-        check_kind(
-            reason, str, f"rt.{'stop' if request == STOP else 'finish_early'}({{}})", "reason", '"the loss is small"'
-        )
-        self._agreement.ask(request, reason)
-        if self.group.world_size == 1:
-            self._agree("asked")
-
-    def _ask_to_save(self) -> None:
-        """Rank 0 asks for a save, for its time has come."""
-        self._agreement.ask(SAVE, "save_every", alone=self.group.world_size > 1)
-        if self.group.world_size == 1:
-            self._agree("asked")
-
-    def _agree(self, point: str, mine: Any = None) -> list[Any]:
-        """A collective, which grants what any rank has asked for; returns what each rank has as `mine`.
-
-        RequestError, on every rank, if other ranks call it at another point of the script.
-        """
-        if self._loop_was_left:
-            how = f"an exception {self._broken_off}" if self._broken_off else "break or return"
-            point = f"left the loop over rt.epochs() by {how}"
-            self._loop_was_left = False
-        granted, answers = self._agreement.agree(point, mine)
-        self._saves.note_stop(granted.get(STOP))
-        self._finish_reason = self._finish_reason or granted.get(FINISH)
-        self._save_asked |= SAVE in granted
-        return answers
-
-    def _save_now(self) -> None:
-        self._save_asked = False
-        if self._checkpointer.is_due(self.steps):
-            stop = self._loop.record.catch_up(self._need_loader().weighing)
-            self._saves.note_stop(stop)
-            self._check_state()
-            self._average_buffers()
-            places = [second.place for second in self._loop.seconds]
-            position = describe_position(self.steps, self._need_loader().sampler, places)
-            self._checkpointer.save(position, {"plan": self.plan._asdict()})
-        self._checkpointer.name_best()
-
-    def _check_state(self, *, at_end: bool = False) -> None:
-        """RequestError, on every rank, for a state that is not worth a checkpoint."""
-        self._same.check(self.steps, at_end=at_end)
-        loss, skipped = self._loop.record.loss, self._loop.skipped_step
-        if (
-            loss is not None
-            and not math.isfinite(loss)
-            and not any(scaler.is_enabled() for scaler in self._loop.scalers)
-            and skipped != self.steps
-        ):
-            raise RequestError(
-                f"the loss of the run is {loss} by step {self.steps}. No checkpoint is written of that",
-                "continue from the checkpoint before with a smaller learning rate, or bound each step:"
-                " torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)",
-            )
-
-    def _agree_after_break(self) -> None:
-        """Before any collective behind a loop that was left: the other ranks may be in it still."""
-        if self._loop_was_left:
-            self._agree("left the loop")
+        self._saves.save(inside=self._loop.inside)
 
     def save_best(self, value: float | Tensor, mode: str = "max") -> bool:
         """Keep a checkpoint of this step, beside the newest ones, if `value` is the largest of the run so far.
@@ -507,46 +388,50 @@ class Runtime(Preparation):
         best one. A resumed run knows the best value of the attempts before. Call it after the loop over the loader; the
         checkpoint is written at the end of the loop's body.
         """
-        if self._loop.is_left:
-            self._end_steps()
-        if self._loop.inside and (self._last_step is None or not self._loop.stepped):
-            where = "the loop over the loader" if self._last_step is None else "a step, before optimizer.step()"
+        loop, saves = self._loop, self._saves
+        if loop.is_left:
+            self._epochs.end_steps()
+        if loop.inside and (saves.last_step is None or not loop.stepped):
+            where = "the loop over the loader" if saves.last_step is None else "a step, before optimizer.step()"
             raise RequestError(
                 f"rt.save_best(value) came inside {where}",
                 "call it after the loop, once per epoch; or in a loop over rt.batches(…), after optimizer.step()",
             )
-        number = read_value(value, "rt.save_best({})")
-        mine = self._checkpointer.is_best(number, mode), number
-        answers = self._agree("called rt.save_best(value)", mine)
-        check_same_value([value for _, value in answers])
-        if answers[0][1] != answers[0][1]:
-            print_warning(
-                "rt.save_best(value) got NaN on rank 0: that is never the best, and no checkpoint is kept",
-                is_first=self.is_main,
-            )
-        is_best = bool(answers[0][0])
-        if is_best:
-            self._checkpointer.propose_best(number, mode, self._loop.steps_made)
-            self.save()
-        return is_best
+        return saves.save_best(read_value(value, "rt.save_best({})"), mode, loop.steps_made, inside=loop.inside)
 
     def save_model(self, path: str | Path, model: nn.Module | None = None) -> None:
         """Write the whole weights of a model (None: the only one) to a file that `torch.load` reads anywhere.
 
         Rank 0 writes it, as a whole. Of an AveragedModel the averaged weights are written, under the model's own names.
         """
-        self._check_open("rt.save_model")
+        self._saves.check_open("rt.save_model")
         file = read_path(path, "rt.save_model({})")
         if model is None:
-            if len(self._models) != 1:
+            if len(self._models.wrapped) != 1:
                 raise RequestError(
-                    f"rt.save_model(path) does not know which of {len(self._models)} models",
+                    f"rt.save_model(path) does not know which of {len(self._models.wrapped)} models",
                     "rt.save_model(path, model)",
                 )
-            [model] = self._models.values()
+            [model] = self._models.wrapped.values()
         check_kind(model, nn.Module, "rt.save_model(path, {})", "model", "model")
-        self._agree("called rt.save_model(path)")
-        self._average_buffers()
-        if isinstance(model, AveragedModel):
-            model = model.module
-        write_whole(unwrap(model), file, self.group)
+        self._saves.agree("called rt.save_model(path)")
+        self._models.average_buffers()
+        write_whole(unwrap(model.module if isinstance(model, AveragedModel) else model), file, self.group)
+
+    def finish(self) -> None:
+        """The body has ended without an error: last numbers, last checkpoint, state.json. `open_runtime` calls it."""
+        saves, stop_reason = self._saves, self._epochs.finish()
+        self.weights_sha256 = saves.checkpointer.finish(
+            stop_reason, step=self.steps, epoch=self.epoch, finished=saves.finish_reason, asked=saves.counts
+        )
+        self._report.end(
+            Summary(
+                self.steps,
+                stop_reason=stop_reason,
+                finish_reason=saves.finish_reason,
+                epochs=self.epoch,
+                loss=self._record.loss,
+                weights_sha256=self.weights_sha256,
+                is_exact=self.exact,
+            )
+        )

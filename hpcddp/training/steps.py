@@ -31,20 +31,24 @@ class LaggedSum:
     the same order.
 
     On CUDA the sum goes through a pinned buffer and an event, so the host waits for the step before and never for this
-    one.
+    one. Numbers of a single rank that are on the host stay as they are.
     """
 
     def __init__(self, world_size: int) -> None:
         self._world_size = world_size
         self._work: dist.Work | None = None
-        self._values: Tensor | None = None
+        self._values: Tensor | list[float] | None = None
         self._copied: torch.cuda.Event | None = None
 
-    def push(self, values: Tensor) -> None:
+    def push(self, values: Tensor | list[float]) -> None:
         """Start the sum of a float64 vector; pull the one before first."""
+        self._values = values
+        if isinstance(values, list):
+            if self._world_size == 1:
+                return
+            self._values = values = torch.tensor(values, dtype=torch.float64)
         if self._world_size > 1:
             self._work = dist.all_reduce(values, async_op=True)
-        self._values = values
         if values.is_cuda:
             if self._work is not None:
                 self._work.wait()  # orders the streams; does not stop the host
@@ -54,17 +58,21 @@ class LaggedSum:
             self._copied = torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch does not annotate it
             self._copied.record()
 
+    def peek(self) -> list[float] | None:
+        """The sums pushed last, or None if none are under way; waits for them."""
+        if isinstance(self._values, Tensor):
+            with waiting():
+                if self._work is not None:
+                    self._work.wait()
+                if self._copied is not None:
+                    self._copied.synchronize()
+            self._values = self._values.tolist()
+            self._work = self._copied = None
+        return self._values
+
     def pull(self) -> list[float] | None:
-        """The sums pushed last, or None if none are under way."""
-        if self._values is None:
-            return None
-        with waiting():
-            if self._work is not None:
-                self._work.wait()
-            if self._copied is not None:
-                self._copied.synchronize()
-        numbers: list[float] = self._values.tolist()
-        self._work = self._values = self._copied = None
+        """The same, once."""
+        numbers, self._values = self.peek(), None
         return numbers
 
 
@@ -116,10 +124,7 @@ class StepSum:
         """`averaged_over`: the weights of losses are divided by it."""
         self.steps_shared = 1  # that the next exchange is for: rank 0 measures, and its number comes with each exchange
         self._sum = LaggedSum(layout.world_size)
-        self._alone: list[float] | None = None  # the numbers that were pushed, of a single rank on a CPU
-        self._early: list[float] | None = None  # those that `peek` has waited for
         self._is_heard = False  # whether a rank had a request in an exchange that was drained
-        self._is_alone = layout.world_size == 1 and device.type == "cpu"
         self._is_counted = layout.is_counted
         self._is_first = layout.rank == 0
         self._device = device
@@ -167,15 +172,11 @@ class StepSum:
     def exchange(self, flags: tuple[str, ...]) -> Exchanged:
         """Start the sums of the steps that wait for it, and return the exchange before."""
         before = self.drain()
-        more_shared = self._propose() - 1 if self._is_first and not self._is_alone else 0
+        more_shared = self._propose() - 1 if self._is_first else 0
         votes = [float(flag in flags) for flag in _FLAGS] if flags else [0.0] * len(_FLAGS)
         votes.append(float(more_shared))
-        if self._is_alone:
-            self._alone = [*self._numbers, *votes]
-        elif self._device.type == "cpu":
-            self._sum.push(torch.tensor([*self._numbers, *votes], dtype=torch.float64))
-        else:
-            self._sum.push(torch.cat((*self._tensors, self._to_device(votes))))
+        on_cpu = self._device.type == "cpu"
+        self._sum.push([*self._numbers, *votes] if on_cpu else torch.cat((*self._tensors, self._to_device(votes))))
         self._numbers, self._tensors = [], []
         self._pushed, self._waiting = self._waiting, []
         return before
@@ -187,7 +188,7 @@ class StepSum:
 
     def drain(self) -> Exchanged:
         """What was started last, if anything; waits for it."""
-        numbers, self._early = self._pull(), None
+        numbers = self._sum.pull()
         if numbers is None:
             return Exchanged([])
         steps = []
@@ -208,20 +209,14 @@ class StepSum:
 
     def peek(self) -> dict[str, int]:
         """How many ranks had each of REQUESTS in the exchange under way; waits for it. A rank may do so alone."""
-        self._early = self._pull()
-        votes = self._early[-1 - len(_FLAGS) : -1] if self._early is not None else [0.0] * len(_FLAGS)
+        numbers = self._sum.peek()
+        votes = numbers[-1 - len(_FLAGS) : -1] if numbers is not None else [0.0] * len(_FLAGS)
         return {flag: int(n) for flag, n in zip(_FLAGS, votes, strict=True) if flag in REQUESTS}
 
     def take_heard(self) -> bool:
         """Whether, since this was asked last, all ranks have heard of a request of one. The same on every rank."""
         heard, self._is_heard = self._is_heard, False
         return heard
-
-    def _pull(self) -> list[float] | None:
-        if self._early is not None:
-            return self._early
-        alone, self._alone = self._alone, None
-        return self._sum.pull() if alone is None else alone
 
     def _propose(self) -> int:
         """How many steps the exchange after the next one is to be for."""
@@ -255,24 +250,15 @@ class StepRecord:
 
     def __init__(self, setup: RunSetup, gradients: Gradients, metrics: MetricsFile) -> None:
         self._metrics = metrics
+        self.is_written = metrics.is_open  # to a file, on rank 0
         self.loss: float | None = None  # of the newest step whose sums are known
-        self.exchanged = False  # whether the last step's flags are on their way
         device, averaged_over = setup.group.device, gradients.averaged_over
         self.sums = StepSum(setup.layout, device, gradients.slots, averaged_over=averaged_over)
 
-    def end_step(
-        self,
-        weighing: Weighing,
-        flags: Callable[[], tuple[str, ...]],
-        *,
-        samples: int,
-        **notes: Any,
-    ) -> str | None:
-        """Start this step's sums, if it is time, and write the steps before; returns the reason to stop that a rank had
-        in them."""
-        more = weighing.take() if weighing.count is not None else None
-        self.exchanged = self.sums.add_step(samples, more, **notes)
-        return self._write(self.sums.exchange(flags()), weighing) if self.exchanged else None
+    def exchange(self, flags: tuple[str, ...], weighing: Weighing) -> str | None:
+        """Start the sums of the steps that wait for it, and write those before; returns the reason to stop that a rank
+        had in them."""
+        return self._write(self.sums.exchange(flags), weighing)
 
     def note_input(self, numbers: dict[str, Any]) -> None:
         """How long this rank waited for its input in a loop over the loader."""
@@ -289,9 +275,8 @@ class StepRecord:
         """The results are the same on every rank; rank 0 has a file to write them to."""
         if weighing is None:
             return None
-        for result in exchanged.steps:
-            self.loss = result.numbers["loss"]
-            counted = weighing.learn(result.sums) if result.sums else {}
-            if self._metrics.is_open:
-                self._metrics.write("step", **result.numbers | counted)
+        rows = [one.numbers | (weighing.learn(one.sums) if one.sums else {}) for one in exchanged.steps]
+        if rows:
+            self.loss = exchanged.steps[-1].numbers["loss"]
+            self._metrics.write_rows("step", rows)
         return exchanged.stop

@@ -11,10 +11,11 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, MutableMapping
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from types import FrameType
@@ -25,6 +26,8 @@ from torch.distributed import DistNetworkError, DistStoreError
 from hpcddp.errors import PEER_FAILED
 from hpcddp.guard.hpcddp_stand import find_place, list_places
 from hpcddp.runs.hang import Hang, Stand, find_hang, format_stands, read_limits
+from hpcddp.runs.heartbeat import VARIABLE, WAITS, Page, Place, open_page
+from hpcddp.training.activity import is_at_files, is_waiting
 from hpcddp.training.rendezvous.failure import Failure
 from hpcddp.training.rendezvous.group import Group
 from hpcddp.training.rendezvous.process_group import open_group
@@ -39,6 +42,11 @@ def find_stand(frame: FrameType, seconds: float) -> Stand:
     """From the innermost frame of a thread, which has stood there for so long."""
     line, inside, waits = find_place(frame)
     return Stand(line, inside, seconds, waits)
+
+
+def _frame_of(thread: int) -> FrameType | None:
+    """The innermost frame of a thread."""
+    return sys._current_frames().get(thread)
 
 
 def print_hang(hang: Hang) -> None:
@@ -127,9 +135,6 @@ class Watchdog:
         """What changes if the watched thread gets on: the count of batches, and the places of all its frames."""
         return (self._beats(), *list_places(self._watched))
 
-    def _frame(self) -> FrameType | None:
-        return sys._current_frames().get(self._watched)
-
     def _connection(self) -> Store:
         """Another connection to the store: the watched thread may wait in a call of the first one, and hold it."""
         if self._own_store is None:
@@ -151,7 +156,7 @@ class Watchdog:
         if question <= self._answered:
             return False
         self._answered = question
-        frame = self._frame()
+        frame = _frame_of(self._watched)
         if frame is not None:
             store.set(f"{self._name}/{question}/{self._rank}", json.dumps(find_stand(frame, stood_s)))
         if self._rank == 0:
@@ -194,3 +199,102 @@ class Watchdog:
                 self._tell(hang)
             store.add(f"{key}-left", 1)
         os._exit(hang.error.exit_code if self._rank in hang.ranks else PEER_FAILED)
+
+
+# A rank's sign of life, for its agent: how far it is, and whether its main thread gets on: makes a step, or stands
+# elsewhere than before. One that stands and uses the processor may work or wait: a loop without end does, and a thread
+# that waits for a GPU. That is told, too, and that the process is at a checkpoint's files, where one call may wait for
+# the disk for minutes. One that waits in a collective does none of these; one whose GPU works may do none either, so
+# that the limit has to be long.
+
+
+_EVERY_S = 0.25
+_STANDS = 8  # looks without a move, before it is told where the thread stands
+_LEAST_CPU = 0.02  # of the time
+_PAST = 8  # looks after the lease's end: a process that was suspended lets its agent be first
+
+
+class Pulse:
+    """Of the thread that makes it, from then on. Without a page nobody listens, and nothing is done."""
+
+    def __init__(self, page: Page | None) -> None:
+        self._page = page
+        self._step: Callable[[], int] = int  # 0
+        self._tell_end: Callable[[float], None] | None = None
+        self._thread = threading.get_ident()
+        self._clock = time.pthread_getcpuclockid(self._thread)
+        self._over = threading.Event()
+        self._moves = self._looks = self._uses = self._past = 0
+        self._is_told = False  # where the thread stands
+        self._beats = threading.Thread(target=self._beat, name="hpcddp-pulse", daemon=True)
+        if page is not None:
+            self._beats.start()
+
+    @contextmanager
+    def following(self, step: Callable[[], int], tell_end: Callable[[float], None]) -> Iterator[None]:
+        """`step()`: the optimizer steps so far, in the body, whose step is the last that is told. `tell_end`: the job
+        ends at another time."""
+        self._step, self._tell_end = step, tell_end
+        try:
+            yield
+        finally:
+            self.stop()
+
+    def stop(self) -> None:
+        """The rank is leaving, and says no more."""
+        self._over.set()
+        if self._beats.is_alive():
+            self._beats.join()
+            self._looks = 0
+            self._tell()
+
+    def _beat(self) -> None:
+        before, used_s = list_places(self._thread), time.clock_gettime(self._clock)
+        stood = 0
+        while not self._over.wait(_EVERY_S):
+            place, now_s = list_places(self._thread), time.clock_gettime(self._clock)
+            self._looks += 1
+            moved = place != before
+            self._moves += moved
+            self._uses += not moved and (now_s - used_s > _EVERY_S * _LEAST_CPU or is_at_files())
+            before, used_s = place, now_s
+            stood = 0 if moved else stood + 1
+            self._tell()
+            if stood == _STANDS or (moved and self._is_told):
+                self._tell_place(stands=stood == _STANDS)
+            self._listen()
+
+    def _listen(self) -> None:
+        assert self._page is not None
+        with suppress(OSError, ValueError):
+            if self._tell_end is not None and (end := self._page.read_end()) is not None:
+                self._tell_end(end)
+            until = self._page.read_lease()
+            self._past = self._past + 1 if until is not None and time.monotonic() > until else 0
+            if self._past > _PAST:
+                os.kill(os.getpid(), signal.SIGKILL)  # another attempt may have begun: this one writes no more
+
+    def _tell(self) -> None:
+        assert self._page is not None
+        with suppress(OSError):
+            self._page.write(self._step(), self._moves, self._looks, self._uses)
+
+    def _tell_place(self, *, stands: bool) -> None:
+        assert self._page is not None
+        frame, self._is_told = _frame_of(self._thread) if stands else None, stands
+        place = Place()
+        if frame is not None:
+            stand = find_stand(frame, 0)
+            place = Place(str(stand), WAITS if is_waiting(self._thread) else stand.waits)
+        with suppress(OSError, ValueError):
+            self._page.write_place(place)
+
+
+@contextmanager
+def beating(env: Mapping[str, str]) -> Iterator[Pulse]:
+    """Beat in the body, if anybody listens."""
+    pulse = Pulse(open_page(env.get(VARIABLE)))
+    try:
+        yield pulse
+    finally:
+        pulse.stop()

@@ -177,7 +177,7 @@ def test_lightnings_own_requeue_does_not_fight_the_chain(is_attached, launch, tm
         assert "Lightning's auto_requeue is off" in done.stdout + done.stderr
 
 
-ALWAYS_DUE = "import hpcddp.training.pace\n\nhpcddp.training.pace.SaveTimer.is_due = True\n"
+ALWAYS_DUE = "import hpcddp.training.stopping\n\nhpcddp.training.stopping.SaveTimer.is_due = True\n"
 OPENED = {
     "HF Trainer": ("attach(trainer)", 'attach(trainer, save_every="10m")'),
     "Lightning Trainer": ("attach(trainer)", 'attach(trainer, save_every="10m")'),

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import hpcddp
 
-_PART = "a part of Runtime, until that is composed of its parts"
+_PART = "a part of Runtime, which is composed of its parts"
 #: Module below hpcddp -> why it is a file of its own.
 ALLOWED = {
     "api": "loaded at the first use of a name: `import hpcddp` alone costs nothing",
@@ -24,8 +24,7 @@ ALLOWED = {
     "lint.run_rules": "one file for each kind of rule; the table of all is rules.py",
     "ranks.slurm_step": "what Slurm's step needs beyond its row",
     "supervisor.recovery": "loaded once ranks were lost, or where ssh has to be replaced: most jobs start without it",
-    "training.agreement": _PART,
-    "training.data_checks": _PART,
+    "training.epochs": _PART,
     "training.prepare": _PART,
 }
 

@@ -12,8 +12,7 @@ from hpcddp.runs.folder import AttemptFolder
 from hpcddp.runs.lock import check_not_taken
 from hpcddp.runs.state import AT_ITS_END, note_checkpoint, write_state
 from hpcddp.training.activity import at_files
-from hpcddp.training.pace import SaveTimer
-from hpcddp.training.stopping import StopWatch
+from hpcddp.training.stopping import SaveTimer, StopWatch
 
 
 class AttemptSaves:

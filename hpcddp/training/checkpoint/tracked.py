@@ -17,7 +17,7 @@ from torch.optim import Optimizer
 
 from hpcddp.errors import RequestError
 from hpcddp.training.checkpoint.state_tree import gather_whole, is_split, load_module_state, map_tensors, module_state
-from hpcddp.training.parallel.spread import as_bytes
+from hpcddp.training.parallel.layout import as_bytes
 from hpcddp.training.parallel.zero import OwnSteps
 from hpcddp.training.torch_compat import uncompiled
 from hpcddp.units import shorten

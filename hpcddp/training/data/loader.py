@@ -19,7 +19,7 @@ from hpcddp.training.data.randomness import SeededSamples, kept_generators, seed
 from hpcddp.training.data.reading import Reading, Source, check_length
 from hpcddp.training.data.sampler import GlobalBatchSampler, MicroBatch
 from hpcddp.training.data.stream import StreamSampler, read_stream
-from hpcddp.training.data.weighing import Loaded, Weighing, Weight
+from hpcddp.training.data.weighing import Loaded, Part, Weighing
 from hpcddp.training.mistakes import BATCH_UNPACKED
 
 # Batches from the host to the device of this rank.
@@ -122,13 +122,6 @@ class PlainCopies:
 
 def open_copies(device: torch.device) -> Copies:
     return StreamCopies(device) if device.type == "cuda" else PlainCopies(device)
-
-
-class Part(NamedTuple):
-    """One micro batch of a batch: this rank's samples of it, and how much they weigh."""
-
-    micro: MicroBatch
-    weight: Weight
 
 
 class Batch:
@@ -246,10 +239,6 @@ class Listener(Protocol):
     """What a loader tells of the loop over it, as it goes on."""
 
     @property
-    def stopping(self) -> bool:
-        """Whether the loop is to end after this step."""
-
-    @property
     def run_is_over(self) -> bool:
         """Whether there are no batches for this loop, since the run was finished before."""
 
@@ -272,8 +261,8 @@ class Listener(Protocol):
     def batch_left(self, batch: Batch) -> None:
         """The loop was left in this batch, or has taken it and no other."""
 
-    def step_ends(self) -> None:
-        """The loop has come back for more: this batch is over."""
+    def step_ends(self) -> bool:
+        """The loop has come back for more: this batch is over. Returns whether the loop ends with it."""
 
     def seed_between(self) -> None:
         """What draws random numbers before the next batch starts, draws by the number of steps."""
@@ -391,20 +380,18 @@ class TrainingLoader:
             except GeneratorExit:
                 listener.batch_left(batch)
                 raise
-            listener.step_ends()
+            ends = listener.step_ends()
             if self._may_draw:
                 listener.seed_between()
-            if listener.stopping:
+            if ends:
                 break
         listener.seed_between()
 
     def _batches(self) -> Iterator[tuple[Batch, Callable[[], Any]]]:
         """Each batch, and what gives its content on the device. The copy of the next may have begun before."""
         waiting: tuple[Batch, Callable[[], Any]] | None = None
-        for parts in self.weighing.steps(self._waits.over(self._read(), self.sampler.epoch)):
-            contents = [loaded.content for loaded, _ in parts]
-            known = [Part(loaded.micro, weight) for loaded, weight in parts]
-            batch = Batch(known, contents, self._copies, is_several=self._is_several)
+        for parts, contents in self.weighing.steps(self._waits.over(self._read(), self.sampler.epoch)):
+            batch = Batch(parts, contents, self._copies, is_several=self._is_several)
             if self._is_several:
                 yield batch, _nothing
                 continue

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset, get_worker_info
+from torch.utils.data import Dataset, Subset, TensorDataset, get_worker_info
 
 from hpcddp.training.data.sampler import derive_key
 
@@ -220,6 +220,7 @@ class SeededSamples(Dataset[object]):
         self.dataset = dataset
         self.seed = seed
         self._collates = collates
+        self._is_plain = _is_plain(dataset)
         self._draws: bool | None = None  # None: no sample was read yet
         self._epoch: int | None = None
         self._epoch_key = 0
@@ -230,7 +231,9 @@ class SeededSamples(Dataset[object]):
 
     def __getitems__(self, draws: list[tuple[int, int]]) -> list[object]:
         """A whole batch, which is how a DataLoader asks when this method exists."""
-        if self._draws is None and len(draws) > 1:
+        if self._is_plain:
+            samples = self._fetch(draws)
+        elif self._draws is None and len(draws) > 1:
             samples = self._read(draws[:1]) + self._read(draws[1:])
         else:
             samples = self._read(draws)
@@ -279,6 +282,14 @@ class SeededSamples(Dataset[object]):
         if (fetch := getattr(self.dataset, "__getitems__", None)) is not None:
             return list(fetch([index for _, index in draws]))
         return [self.dataset[index] for _, index in draws]
+
+
+def _is_plain(dataset: Any) -> bool:
+    """Whether torch's own code takes its samples from tensors in memory, which draws nothing and takes less time than
+    looking whether something was drawn."""
+    while type(dataset) is Subset:
+        dataset = dataset.dataset
+    return type(dataset) is TensorDataset
 
 
 class WorkerStart:

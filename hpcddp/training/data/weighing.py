@@ -40,6 +40,13 @@ class Weight(NamedTuple):
     each: float  # of a loss that is a sum, whatever counts in it
 
 
+class Part(NamedTuple):
+    """One micro batch of a batch: this rank's samples of it, and how much they weigh."""
+
+    micro: MicroBatch
+    weight: Weight
+
+
 def weigh(count: float, total: float | Tensor, averaged_over: int) -> Any:
     """W * n / N: the mean loss over n samples times this, averaged over W data ranks, is its part of the mean over N.
 
@@ -73,25 +80,27 @@ class Weighing:
         self._warned = False
         self._weights: dict[tuple[int, int], Weight] = {}  # by samples of the micro batch and of its batch: few differ
 
-    def steps(self, loaded: Iterator[Loaded]) -> Iterator[list[tuple[Loaded, Weight]]]:
-        """All micro batches of one global batch at a time, with their weights. With `count` a collective, once per
-        step."""
+    def steps(self, loaded: Iterator[Loaded]) -> Iterator[tuple[list[Part], list[Any]]]:
+        """The micro batches of one global batch at a time, with their weights, and their contents. With `count` a
+        collective, once per step."""
         step: list[Loaded] = []
         for one in loaded:
             step.append(one)
-            if not one.micro.last:
-                continue
-            if self.count is None:
-                yield [(part, self._weigh_samples(part.micro)) for part in step]
-            else:
-                counts = [_count_parts(self.count, part) for part in step]
-                self._counted = math.fsum(counts)
-                total = self._add_up([part.micro.slice or 0 for part in step], counts)
-                yield [
-                    (part, Weight(n, weigh(n, total, self._averaged_over), float(self._averaged_over)))
-                    for part, n in zip(step, counts, strict=True)
-                ]
-            step = []
+            if one.micro.last:
+                weights = (
+                    [self._weigh_samples(part.micro) for part in step] if self.count is None else self._weigh(step)
+                )
+                parts = [Part(part.micro, weight) for part, weight in zip(step, weights, strict=True)]
+                yield parts, [part.content for part in step]
+                step = []
+
+    def _weigh(self, step: Sequence[Loaded]) -> list[Weight]:
+        """By what counts in them."""
+        assert self.count is not None
+        counts = [_count_parts(self.count, part) for part in step]
+        self._counted = math.fsum(counts)
+        total = self._add_up([part.micro.slice or 0 for part in step], counts)
+        return [Weight(n, weigh(n, total, self._averaged_over), float(self._averaged_over)) for n in counts]
 
     def _weigh_samples(self, micro: MicroBatch) -> Weight:
         key = micro.samples, micro.total

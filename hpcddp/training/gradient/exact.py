@@ -17,14 +17,14 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
-from torch.optim import Optimizer
 
 from hpcddp.errors import LaunchError, RequestError
 from hpcddp.training.data.sampler import MicroBatch
 from hpcddp.training.gradient.buffers import frozen_statistics
+from hpcddp.training.gradient.gradients import Gradients
 from hpcddp.training.parallel.layout import Layout, open_data_group
-from hpcddp.training.parallel.replicated import wrap_ddp
 from hpcddp.training.parallel.sharded import Wanted
+from hpcddp.training.parallel.strategy import wrap_ddp
 from hpcddp.training.rendezvous.group import Group
 from hpcddp.training.torch_compat import NormWithStatistics, add_to_each, all_gather_flat, largest_magnitudes
 from hpcddp.training.versions import list_conditions, name_differences
@@ -247,14 +247,9 @@ TWICE = (
 )
 
 
-class ExactGradients:
-    """The sum over a plan's fixed slices. DDP collects gradients in buckets and passes them on during backward."""
-
-    buffers_differ = False
-    adds_up_in_place = False
-    forward_is_collective = False
-    looks_before_steps = False
-    averaged_over = 1  # the slices' gradients are summed, and a slice's loss is weighted by n / N
+class ExactGradients(Gradients):
+    """The sum over a plan's fixed slices, each of whose losses is weighted by n / N. DDP collects gradients in buckets
+    and passes them on during backward."""
 
     def __init__(self, group: Group, layout: Layout, slices: int, method: str) -> None:
         self.slots = slices
@@ -303,12 +298,6 @@ class ExactGradients:
         self._untrained.append(model)
         self._buffers.watch(model, statistics_only=True)
 
-    def hand_over(self, optimizers: Iterable[Optimizer]) -> None:
-        """Wrapping replaces no parameter."""
-
-    def check(self, objects: dict[str, Any]) -> None:
-        """Any object will do: wrapping replaces no parameter."""
-
     @contextmanager
     def micro(self, micro: MicroBatch) -> Iterator[None]:
         """Around forward and backward of one slice."""
@@ -338,9 +327,6 @@ class ExactGradients:
                 parameter.grad = before
             else:
                 parameter.grad.add_(before)
-
-    def backward_ends(self, micro: MicroBatch) -> None:
-        """DDP has its hook for that."""
 
     def collect(self, micro: MicroBatch) -> None:
         """Take this slice's gradients away, or with the last one leave the sum of all slices."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from contextlib import AbstractContextManager
-from typing import Any, Protocol
+from typing import Any
 
 from torch import nn
 from torch.optim import Optimizer
@@ -17,30 +17,23 @@ from hpcddp.training.data.sampler import MicroBatch
 from hpcddp.training.parallel.sharded import Wanted
 
 
-class Gradients(Protocol):
+class Gradients:
     """Turns the gradients of a step's micro batches into the gradient of the global batch."""
 
-    @property
-    def slots(self) -> int:
-        """How many numbers the losses of a step are summed in."""
-
-    @property
-    def buffers_differ(self) -> bool:
-        """Whether buffers such as BatchNorm's statistics differ between data ranks until they are averaged."""
-
-    @property
-    def averaged_over(self) -> int:
-        """What the sum of all gradients is divided by."""
-
-    @property
-    def forward_is_collective(self) -> bool:
-        """Whether a forward pass is a collective: then all ranks need the same number of them."""
+    slots = 1  # how many numbers the losses of a step are summed in
+    averaged_over = 1  # what the sum of all gradients is divided by
+    buffers_differ = False  # whether buffers such as BatchNorm's differ between data ranks until they are averaged
+    adds_up_in_place = False  # whether the parameters' gradients hold the sum so far between two micro batches
+    looks_before_steps = False  # whether `collect` is called before the first step on gradients that add up in place
+    forward_is_collective = False  # whether a forward pass is a collective: then all ranks need the same number of them
 
     def wrap(self, model: nn.Module, wanted: Wanted) -> nn.Module:
         """The model on this rank's device, as the training loop is to use it."""
+        raise NotImplementedError
 
     def take_along(self, model: nn.Module) -> None:
         """A prepared model that is not trained, such as a teacher: its running statistics follow the same rules."""
+        raise NotImplementedError
 
     def hand_over(self, optimizers: Iterable[Optimizer]) -> None:
         """The optimizers of models that were wrapped right now: they get the parameters that took others' place."""
@@ -48,17 +41,10 @@ class Gradients(Protocol):
     def check(self, objects: dict[str, Any]) -> None:
         """RequestError for tracked objects that do not belong to the wrapped models."""
 
-    @property
-    def adds_up_in_place(self) -> bool:
-        """Whether the parameters' gradients hold the sum so far between two micro batches of a step."""
-
-    @property
-    def looks_before_steps(self) -> bool:
-        """Whether `collect` is called before the first step on gradients that add up in place."""
-
     def micro(self, micro: MicroBatch) -> AbstractContextManager[None]:
         """The context of all forward and backward passes over one micro batch. Where gradients add up in place, not
         opened for a batch that is one micro batch with samples."""
+        raise NotImplementedError
 
     def backward_ends(self, micro: MicroBatch) -> None:
         """A backward pass over the micro batch is over; the script may look at gradients now. Only where they do not
@@ -66,6 +52,7 @@ class Gradients(Protocol):
 
     def collect(self, micro: MicroBatch) -> None:
         """All gradients of the micro batch are there: of the last one, make those of the global batch."""
+        raise NotImplementedError
 
     def pass_ends(self) -> None:
         """Those of a pass over a batch are complete: what the parameters had before it is added to them. Only where

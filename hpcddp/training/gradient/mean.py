@@ -7,6 +7,7 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 from torch.optim.swa_utils import AveragedModel
 
@@ -14,18 +15,17 @@ from hpcddp.errors import RequestError
 from hpcddp.parallelism import Split
 from hpcddp.training.data.sampler import MicroBatch
 from hpcddp.training.gradient.buffers import frozen_statistics
+from hpcddp.training.gradient.gradients import Gradients
 from hpcddp.training.parallel.layout import Layout
-from hpcddp.training.parallel.placing import place
 from hpcddp.training.parallel.sameness import UsedAlike
-from hpcddp.training.parallel.sharded import Wanted, check_optimizers, check_steps, hand_over
-from hpcddp.training.parallel.strategy import ParallelModel, split_model
+from hpcddp.training.parallel.sharded import ShardedModel, Wanted, check_optimizers, check_steps, hand_over
+from hpcddp.training.parallel.strategy import place, split_model, without_exchange
 from hpcddp.training.rendezvous.group import Group
 
 
-class MeanGradients:
+class MeanGradients(Gradients):
     """A micro batch's weight is W * n / N, since torch divides the sum over the W data ranks by W."""
 
-    slots = 1
     buffers_differ = True
     adds_up_in_place = True
 
@@ -35,23 +35,25 @@ class MeanGradients:
         self._layout = layout
         self.averaged_over = layout.data_size
         self.looks_before_steps = split.is_sharded
-        self._models: list[ParallelModel] = []
+        self._models: list[DistributedDataParallel | ShardedModel] = []
+        self._sharded: list[ShardedModel] = []  # those of them
         self._untrained: list[nn.Module] = []
         self._used_alike = UsedAlike(layout, group.device)
-
-    @property
-    def forward_is_collective(self) -> bool:
-        return any(model.forward_is_collective for model in self._models)
 
     def wrap(self, model: nn.Module, wanted: Wanted) -> nn.Module:
         """The model on its device; neither wrapped nor sharded on one rank."""
         if self._layout.data_size == self._split.tensor == 1:
             return place(model, self._group.device)
-        self._models.append(split_model(model, self._group, self._layout, self._split, wanted))
-        return self._models[-1].module
+        split = split_model(model, self._group, self._layout, self._split, wanted)
+        self._models.append(split)
+        if isinstance(split, DistributedDataParallel):
+            return split
+        self._sharded.append(split)
+        self.forward_is_collective = True
+        return split.module
 
     def take_along(self, model: nn.Module) -> None:
-        if self._models and self._split.is_sharded and isinstance(model, AveragedModel):
+        if self._sharded and isinstance(model, AveragedModel):
             raise RequestError(
                 f"rt.prepare was given an AveragedModel with parallel {self._split.kind}: it has whole weights, and"
                 " those of the model are in shards",
@@ -62,36 +64,26 @@ class MeanGradients:
 
     def hand_over(self, optimizers: Iterable[Optimizer]) -> None:
         optimizers = [*optimizers]
-        for model in self._models:
-            if model.replaced:
-                hand_over(optimizers, model.module, model.replaced)
+        for model in self._sharded:
+            hand_over(optimizers, model.module, model.replaced)
 
     def check(self, objects: dict[str, Any]) -> None:
-        for model in self._models:
+        for model in self._sharded:
             check_optimizers(objects, model.replaced)
-        if self._models and self._split.is_sharded:
+        if self._sharded:
             check_steps(objects, self._split)
 
     @contextmanager
     def micro(self, micro: MicroBatch) -> Iterator[None]:
         with ExitStack() as stack:
-            for model in self._models:
-                stack.enter_context(model.passes(exchange=micro.last))
+            for model in self._models if not micro.last else ():
+                stack.enter_context(without_exchange(model))
             if micro.samples == 0:
                 for module in (*(model.module for model in self._models), *self._untrained):
                     stack.enter_context(frozen_statistics(module))
             yield
 
-    def backward_ends(self, micro: MicroBatch) -> None:
-        """The backward pass has averaged the gradients already."""
-
     def collect(self, micro: MicroBatch) -> None:
         """Before a step: whether the ranks have gradients of the same parameters."""
         if micro.last:
             self._used_alike.check(model.module for model in self._models)
-
-    def pass_ends(self) -> None:
-        """Nothing was set aside."""
-
-    def close(self) -> None:
-        """There are no threads."""

@@ -52,6 +52,7 @@ class OptimizerGradients:
         self._held = -1  # parameters, when they were looked at last
         self._frozen: list[Tensor] = []
         self._chosen: list[Tensor] = []  # parameters that are looked at, where there are several optimizers
+        self._smallest: Any = None  # parameter
         self._one: Tensor | None = None  # a parameter that the last backward pass has reached
         self._left: Look = (None, 0)  # its gradient, as the last backward pass left it
         self._marked: tuple[Tensor, Look] | None = None
@@ -113,23 +114,19 @@ class OptimizerGradients:
                 self._unsure = batch if len(self._chosen) < self._held else 0
                 return
             self._one = reached
-        elif self._one is None or self._one.grad is None:
-            self._one = next((parameter for parameter in self._chosen if parameter.grad is not None), None)
-            if self._one is None:  # it reaches none of those that are looked at
-                self._one = next((parameter for parameter in self.parameters if parameter.grad is not None), None)
-            if self._one is None:
-                return
+        self.look()
+        if self._one is None:
+            return
         if self.state is not State.SEVERAL:
             self.state = State.WHOLE
         self._batch = batch
-        self._left = look_at(self._one) if self._one is not None else (None, 0)
 
     def look(self) -> None:
-        """In the middle of a batch: note the gradient so far."""
-        one = self._one
-        if one is None or one.grad is None:
-            self._one = one = next((parameter for parameter in self._chosen if parameter.grad is not None), None)
-        self._left = look_at(one) if one is not None else (None, 0)
+        """Note the gradient so far, of one parameter that has one."""
+        if self._one is None or self._one.grad is None:
+            found = (one for one in (*self._chosen, *self.parameters) if one.grad is not None)
+            self._one = next(found, None)
+        self._left = look_at(self._one) if self._one is not None else (None, 0)
 
     def were_changed(self) -> bool:
         """Whether the gradient so far was cleared, or changed in place. Another tensor is no change: DDP puts one there

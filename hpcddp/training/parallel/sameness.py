@@ -25,8 +25,13 @@ _ROUNDINGS = 4
 
 
 class SameWeights:
-    """When weights are looked at: before checkpoints, at the end, and, as for the ranks' being alike, after the first
-    steps of an attempt. `others` are models that are prepared and not trained, such as averages and teachers."""
+    """Looks at the weights before checkpoints, at the end, and, as for the ranks' being alike, after the first steps of
+    an attempt. `others` are models that are prepared and not trained, such as averages and teachers.
+
+    Counts how many loops over evaluation data this rank began, and how many went on after their first batch. An
+    evaluation ran on some ranks only if one rank has gone on in more loops than another has begun. Else it may be that
+    rank 0 looked at a first batch, or that one rank's numbers made it `break`.
+    """
 
     def __init__(
         self,
@@ -40,54 +45,58 @@ class SameWeights:
         self._layout = layout
         self._device = device
         self._checked_at: int | None = None
-        self.evaluations = EvaluationLoops()
+        self._begun = self._gone_on = 0  # loops over evaluation data
 
-    def check_first(self, step: int) -> None:
-        """After each of the CHECKED_FIRST steps. See `check_same_weights`."""
-        self._compare(step)
+    def evaluation_begins(self) -> None:
+        """A loop over evaluation data."""
+        self._begun += 1
+
+    def evaluation_goes_on(self) -> None:
+        """Behind its first batch."""
+        self._gone_on += 1
 
     def check(self, step: int, *, at_end: bool = False) -> None:
-        """See `check_numbers`, `check_same_weights` and `EvaluationLoops`. Nothing if that was done at this step; at
-        the end of the run there may have been evaluations since then, and changes of the weights."""
-        is_new = self._checked_at != step
-        self._checked_at = step
+        """See `check_numbers` and `compare`. Nothing if that was done at this step; at the end of the run there may
+        have been evaluations since then, and changes of the weights."""
+        is_new, self._checked_at = self._checked_at != step, step
         if is_new:
             check_numbers(self._models, self._layout, step)
-        if at_end:
-            self._compare_at_end(step)
-        elif is_new:
-            self._compare(step)
+        if is_new or at_end:
+            self.compare(step, at_end=at_end)
 
-    def _compare(self, step: int) -> None:
+    def compare(self, step: int, *, at_end: bool = False) -> None:
+        """RequestError, on every rank, if a parameter or the evaluations differ between data ranks.
+
+        A collective: one sum of bits per parameter, and one small exchange. Only if that shows a difference, the
+        numbers themselves are compared: they may differ by the rounding of `step` steps. `at_end`, behind the last
+        checkpoint, rank 0 may have made its model another one, to export it: that one has no like.
+        """
+        layout, device = self._layout, self._device
+        if layout.data_size == 1:
+            return
         weights = _list_weights(self._models, self._others())
-        check_same_weights(weights, self.evaluations, self._layout, self._device, step)
-
-    def _compare_at_end(self, step: int) -> None:
-        """Behind the last checkpoint rank 0 may make its model another one, to export it: that one has no like."""
-        weights = _list_weights(self._models, self._others()) if self._layout.data_size > 1 else []
-        forms: list[Any] = [[(name, str(tensor.dtype), tuple(tensor.shape)) for name, tensor, _ in weights]]
-        if self._layout.data_size > 1:
-            mine, forms = forms[0], [None] * self._layout.data_size
-            dist.all_gather_object(forms, mine, group=self._layout.data_group)
-        are_alike = all(form == forms[0] for form in forms)
-        check_same_weights(weights if are_alike else [], self.evaluations, self._layout, self._device, step)
-
-
-class EvaluationLoops:
-    """How many loops over evaluation data this rank began, and how many went on after their first batch.
-
-    An evaluation ran on some ranks only if one rank has gone on in more loops than another has begun. Else it may be
-    that rank 0 looked at a first batch, or that one rank's numbers made it `break`.
-    """
-
-    def __init__(self) -> None:
-        self.begun = self.gone_on = 0
-
-    def begin(self) -> None:
-        self.begun += 1
-
-    def go_on(self) -> None:
-        self.gone_on += 1
+        if at_end:
+            forms: list[Any] = [None] * layout.data_size
+            mine = [(weight.name, str(weight.tensor.dtype), tuple(weight.tensor.shape)) for weight in weights]
+            dist.all_gather_object(forms, mine, group=layout.data_group)
+            weights = weights if all(form == mine for form in forms) else []
+        loops = torch.tensor([self._begun, self._gone_on], device=device)
+        sums = torch.stack([*loops, *(sum_bits(weight.tensor).to(device) for weight in weights)])
+        both = torch.cat((sums, -sums))
+        dist.all_reduce(both, dist.ReduceOp.MAX, group=layout.data_group)
+        largest, smallest = both[: len(sums)], -both[len(sums) :]
+        differ = (largest != smallest).tolist()
+        most, least = int(largest[1]), int(smallest[0])
+        if most > least:
+            raise RequestError(
+                f"an evaluation ran on some ranks only, and each rank sees its share of the data: by step {step} one"
+                f" rank went {format_count(most, 'time')} over evaluation data, and another {least}",
+                "evaluate on every rank, rt.sum(…) or rt.gather(…) the results, then `if rt.is_main:` or rt.print(…)",
+            )
+        for weight, bits, differs in zip(weights, sums[2:], differ[2:], strict=True):
+            apart = _measure(weight.tensor.to(device), layout, step) if differs else None
+            if apart is not None:
+                raise _differ(weight, apart, bits, layout, step)
 
 
 def check_numbers(models: Sequence[nn.Module], layout: Layout, step: int) -> None:
@@ -149,35 +158,6 @@ def sum_bits(tensor: Tensor) -> Tensor:
     """A whole number that any other numbers would change; the order of the sum does not. Complex ones count as real."""
     real = torch.view_as_real(tensor) if tensor.is_complex() else tensor
     return real.detach().view(_INTEGERS[real.element_size()]).sum(dtype=torch.int64)
-
-
-def check_same_weights(
-    weights: Sequence[_Weight], evaluations: EvaluationLoops, layout: Layout, device: torch.device, step: int
-) -> None:
-    """RequestError, on every rank, if one of these parameters or the evaluations differ between data ranks.
-
-    A collective: one sum of bits per parameter, and one small exchange. Only if that shows a difference, the numbers
-    themselves are compared: they may differ by the rounding of `step` steps.
-    """
-    if layout.data_size == 1:
-        return
-    loops = torch.tensor([evaluations.begun, evaluations.gone_on], device=device)
-    sums = torch.stack([*loops, *(sum_bits(weight.tensor).to(device) for weight in weights)])
-    both = torch.cat((sums, -sums))
-    dist.all_reduce(both, dist.ReduceOp.MAX, group=layout.data_group)
-    largest, smallest = both[: len(sums)], -both[len(sums) :]
-    differ = (largest != smallest).tolist()
-    most, least = int(largest[1]), int(smallest[0])
-    if most > least:
-        raise RequestError(
-            f"an evaluation ran on some ranks only, and each rank sees its share of the data: by step {step} one rank"
-            f" went {format_count(most, 'time')} over evaluation data, and another {least}",
-            "evaluate on every rank, rt.sum(…) or rt.gather(…) the results, then `if rt.is_main:` or rt.print(…)",
-        )
-    for weight, mine, differs in zip(weights, sums[2:], differ[2:], strict=True):
-        apart = _measure(weight.tensor.to(device), layout, step) if differs else None
-        if apart is not None:
-            raise _differ(weight, apart, mine, layout, step)
 
 
 def _measure(tensor: Tensor, layout: Layout, step: int) -> float | None:

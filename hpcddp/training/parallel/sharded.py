@@ -17,8 +17,7 @@ from torch.optim import Adafactor, Optimizer
 
 from hpcddp.errors import RequestError
 from hpcddp.parallelism import Split
-from hpcddp.training.parallel.layout import Layout
-from hpcddp.training.parallel.spread import spread_weights
+from hpcddp.training.parallel.layout import Layout, spread_weights
 from hpcddp.training.parallel.tensor import TensorPlan, check_even, check_untied, divide_layers, find_plan
 from hpcddp.training.parallel.zero import is_fresh, replace_parameters
 from hpcddp.training.rendezvous.group import Group
@@ -39,8 +38,6 @@ class ShardedModel:
     """A model whose parameters, gradients and optimizer state are sharded over the data ranks, in place; its layers
     may be divided over tensor ranks before."""
 
-    forward_is_collective = True
-
     def __init__(self, model: nn.Module, group: Group, layout: Layout, split: Split, wanted: Wanted) -> None:
         self.module = model
         self.replaced = [weakref.ref(parameter) for parameter in model.parameters()]
@@ -48,17 +45,16 @@ class ShardedModel:
         divide_and_shard(model, group, layout, split, wanted)
 
     @contextmanager
-    def passes(self, *, exchange: bool) -> Iterator[None]:
-        """See `ParallelModel`."""
-        if exchange or not self._is_sharded:
-            yield
-            return
-        sharded: Any = self.module  # `fully_shard` has given it this method
-        sharded.set_requires_gradient_sync(False)
+    def without_exchange(self) -> Iterator[None]:
+        """In the body backward passes average no gradients."""
+        sharded: Any = self.module  # `fully_shard` has given it its methods
+        if self._is_sharded:
+            sharded.set_requires_gradient_sync(False)
         try:
             yield
         finally:
-            sharded.set_requires_gradient_sync(True)
+            if self._is_sharded:
+                sharded.set_requires_gradient_sync(True)
 
 
 def divide_and_shard(model: nn.Module, group: Group, layout: Layout, split: Split, wanted: Wanted) -> None:

@@ -1,41 +1,52 @@
-"""The ways to distribute a model over the ranks, and what each provides to the gradients."""
+"""How a model is distributed over the ranks: on one device or several of this rank, whole in DDP, or in shards."""
 
 from __future__ import annotations
 
-import weakref
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
-from typing import Protocol
+from typing import Any
 
+import torch
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
 from hpcddp.errors import RequestError
 from hpcddp.parallelism import Split
 from hpcddp.training.parallel.layout import Layout
-from hpcddp.training.parallel.placing import place
-from hpcddp.training.parallel.replicated import ReplicatedModel
 from hpcddp.training.parallel.sharded import ShardedModel, Wanted
 from hpcddp.training.rendezvous.group import Group
-from hpcddp.training.torch_compat import is_compiled, uncompiled
+from hpcddp.training.torch_compat import NO_BUFFER_BROADCAST, is_compiled, uncompiled
 
 
-class ParallelModel(Protocol):
-    """One model of the run, distributed over the ranks."""
+def list_accelerators(model: nn.Module) -> tuple[torch.device, ...]:
+    """The accelerators that it lies on, in the order of its parameters."""
+    places = dict.fromkeys(tensor.device for tensor in (*model.parameters(), *model.buffers()))
+    return tuple(place for place in places if place.type not in {"cpu", "meta"})
 
-    @property
-    def module(self) -> nn.Module:
-        """The model as the training loop is to use it."""
 
-    @property
-    def forward_is_collective(self) -> bool:
-        """Whether a forward pass is a collective."""
+def place(model: nn.Module, device: torch.device) -> nn.Module:
+    """The model on this device; one that lies on several accelerators stays there."""
+    return model if len(list_accelerators(model)) > 1 else model.to(device)
 
-    @property
-    def replaced(self) -> Sequence[weakref.ref[nn.Parameter]]:
-        """The model's former parameters, which an optimizer must not hold."""
 
-    def passes(self, *, exchange: bool) -> AbstractContextManager[None]:
-        """The context of one forward and backward pass; gradients are averaged in it only with `exchange`."""
+def check_places(places: Iterable[torch.device], own: Sequence[torch.device], split: Split, *, exact: bool) -> None:
+    """RequestError for a model on several accelerators, if one is not this rank's `own`, or for what takes a model on
+    one only."""
+    several = list(places)
+    if len(several) < 2:
+        return
+    lies = f"the model lies on {' and '.join(map(str, several))}"
+    if not set(several) <= set(own):
+        raise RequestError(
+            f"{lies}, and this rank has {' and '.join(map(str, own))}",
+            "rt.devices for its parts, and gpus_per_rank in the job file for how many there are",
+        )
+    for what, is_asked in (
+        (f"parallel {split.kind}", split.kind != "ddp" or split.tensor > 1),
+        ("exact mode", exact),
+    ):
+        if is_asked:
+            raise RequestError(f"{lies}, and {what} takes a model on one", 'hpcddp.runtime(parallel="ddp")')
 
 
 def check_wanted(split: Split, wanted: Wanted) -> None:
@@ -61,8 +72,27 @@ def check_uncompiled(model: nn.Module, split: Split) -> None:
         )
 
 
-def split_model(model: nn.Module, group: Group, layout: Layout, split: Split, wanted: Wanted) -> ParallelModel:
+def wrap_ddp(
+    model: nn.Module, device: torch.device, layout: Layout, options: dict[str, Any]
+) -> DistributedDataParallel:
+    """Torch's DDP over the data ranks. Its buffers are not broadcast at each forward pass, unless `options` say so."""
+    defaults: dict[str, Any] = {**NO_BUFFER_BROADCAST, "gradient_as_bucket_view": True}
+    if device.type == "cuda" and len(list_accelerators(model)) < 2:  # DDP takes no list for a model on several
+        defaults["device_ids"] = [device.index]
+    if layout.data_group is not None:
+        defaults["process_group"] = layout.data_group
+    return DistributedDataParallel(model, **(defaults | options))
+
+
+def split_model(
+    model: nn.Module, group: Group, layout: Layout, split: Split, wanted: Wanted
+) -> DistributedDataParallel | ShardedModel:
     """The model on the group's device, or on several of the rank's, over the ranks. A collective."""
     if not split.is_sharded:
-        return ReplicatedModel(place(model, group.device), group.device, layout, wanted.options)
+        return wrap_ddp(place(model, group.device), group.device, layout, wanted.options)
     return ShardedModel(model, group, layout, split, wanted)
+
+
+def without_exchange(model: DistributedDataParallel | ShardedModel) -> AbstractContextManager[None]:
+    """In the body backward passes average no gradients."""
+    return model.no_sync() if isinstance(model, DistributedDataParallel) else model.without_exchange()

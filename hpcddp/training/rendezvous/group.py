@@ -1,12 +1,15 @@
-"""A rank's place in a running process group, as a plain value."""
+"""A rank's place in a running process group, as a plain value; and which devices and how many CPU threads it computes
+with. A local rank is not a device index."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
 
-from hpcddp.training.rendezvous.device import device_indices, share_cpus
+from hpcddp.errors import LaunchError
+from hpcddp.ranks.device import choose_devices, no_gpu
 from hpcddp.training.rendezvous.roll_call import Member, local_rank_of, ranks_on_host
 from hpcddp.training.torch_compat import Store
 from hpcddp.units import format_count
@@ -70,3 +73,78 @@ class Group:
         nodes, ranks = format_count(len(self.hosts), "node"), format_count(self.world_size, "rank")
         shown = ", ".join(self.hosts[:4]) + (", …" if len(self.hosts) > 4 else "")
         return f"{ranks} on {nodes} ({shown}), launcher {self.launcher}, {self.backend} on {self.device.type}"
+
+
+def choose_backend(members: tuple[Member, ...], gpus_per_node: int) -> str:
+    """nccl where the ranks see GPUs, else gloo. LaunchError on every rank where some see none, or all in a job that has
+    GPUs: they would wait for each other for ever, or train on CPUs without a word."""
+    blind = [member for member in members if not member.gpus]
+    if not blind:
+        return "nccl"
+    if len(blind) == len(members) and not gpus_per_node:
+        return "gloo"
+    more = f" (and {len(blind) - 1} more)" if len(blind) > 1 else ""
+    named = f"rank {blind[0].rank} on {blind[0].host}{more}"
+    if len(blind) == len(members):
+        raise no_gpu(f"{named} sees none", gpus_per_node, blind[0].no_gpu)
+    seeing = next(member for member in members if member.gpus)
+    raise LaunchError(
+        f"{named} sees no GPU, and rank {seeing.rank} on {seeing.host} sees {format_count(len(seeing.gpus), 'GPU')}:"
+        f" {blind[0].no_gpu}",
+        f"look at {blind[0].host} with nvidia-smi; backend='gloo' trains on what each rank has",
+    )
+
+
+def device_indices(members: tuple[Member, ...], rank: int, backend: str, each: int = 1) -> tuple[int, ...]:
+    """Which of the devices that it sees a rank uses, `each` of them; () without any. Only gloo ranks may share one."""
+    visible = len(members[rank].gpus)
+    if not visible:
+        return ()
+    local_rank = local_rank_of(members, rank)
+    if backend == "nccl":
+        return choose_devices(visible, local_rank, ranks_on_host(members, rank), each)
+    return tuple(dict.fromkeys((local_rank * each + n) % visible for n in range(each)))
+
+
+def take_devices(backend: str, members: tuple[Member, ...], rank: int, each: int = 1) -> tuple[torch.device, ...]:
+    """The rank's devices, the first made current before any collective can guess another one."""
+    indices = device_indices(members, rank, backend, each)
+    if not indices:
+        if backend == "nccl":
+            host = members[rank].host
+            raise LaunchError(
+                f"backend nccl, but rank {rank} on {host} sees no GPU", "use the gloo backend, or ask for GPUs"
+            )
+        return (torch.device("cpu"),)
+    if backend == "nccl":
+        chosen = [(m, device_indices(members, m.rank, backend, each)) for m in members]
+        if shared := name_shared([[(m.host, m.gpus[i]) for i in taken] for m, taken in chosen]):
+            seen = [{gpu for other in members if other.host == m.host for gpu in other.gpus} for m in members]
+            fits = max(1, min(map(len, seen)) // each)
+            hint = f"--ranks-per-node {fits}, or more GPUs; backend='gloo' lets ranks share one"
+            raise LaunchError(shared, hint)
+    torch.cuda.set_device(indices[0])
+    return tuple(torch.device("cuda", index) for index in indices)
+
+
+def name_shared(labels: list[list[tuple[str, str]]]) -> str | None:
+    """The error if two ranks have the same (host, device label), else None; `labels` of each rank's, by rank."""
+    owner: dict[tuple[str, str], int] = {}
+    for rank, label in ((rank, label) for rank, own in enumerate(labels) for label in own):
+        if label in owner:
+            return f"ranks {owner[label]} and {rank} both got GPU {label[1]} of {label[0]}"
+        owner[label] = rank
+    return None
+
+
+def share_cpus(members: tuple[Member, ...], rank: int) -> int:
+    """CPUs of a rank: those that it may run on, divided among the ranks that may run on the same."""
+    me = members[rank]
+    sharers = sum((m.host, m.cpus) == (me.host, me.cpus) for m in members)
+    return max(1, len(me.cpus.split(",")) // sharers)
+
+
+def set_threads(env: Mapping[str, str], members: tuple[Member, ...], rank: int) -> None:
+    """Divide CPUs among the ranks that may run on them, unless OMP_NUM_THREADS is set: torch would take them all."""
+    if "OMP_NUM_THREADS" not in env:
+        torch.set_num_threads(share_cpus(members, rank))

@@ -33,9 +33,8 @@ from hpcddp.ranks.launchers import LAUNCHERS
 from hpcddp.ranks.lookup_warning import drop_lookup_warning
 from hpcddp.ranks.network import look_around, settle_interface
 from hpcddp.ranks.rendezvous import Rendezvous
-from hpcddp.training.rendezvous.device import choose_backend, set_threads, take_devices
 from hpcddp.training.rendezvous.failure import STORE_IS_GONE, Failure, PeerFailedError
-from hpcddp.training.rendezvous.group import Group
+from hpcddp.training.rendezvous.group import Group, choose_backend, set_threads, take_devices
 from hpcddp.training.rendezvous.roll_call import Member, call_roll, wait_until
 from hpcddp.training.rendezvous.store_address import (
     FIRST_OPENING,

@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, Tenso
 
 import hpcddp
 from hpcddp.errors import RequestError
-from hpcddp.training import agreement
+from hpcddp.training import saves
 
 
 def _call(rt: Any, what: str) -> None:
@@ -24,9 +24,9 @@ def _call(rt: Any, what: str) -> None:
     elif what == "save_model":
         rt.save_model(f"{rt.folder.run.path}/model.pt")
     elif what == "signal":
-        rt._watch._signals.received = signal.SIGTERM
+        rt._saves._watch._signals.received = signal.SIGTERM
     elif what == "no time for a tail":
-        rt._watch.flags = lambda steps=2, *, tail=False: ("deadline",) if tail else ()
+        rt._saves._watch.flags = lambda steps=2, *, tail=False: ("deadline",) if tail else ()
     else:
         getattr(rt, what)("because")
 
@@ -34,7 +34,7 @@ def _call(rt: Any, what: str) -> None:
 def call_on_ranks(argument: list[Any]) -> None:
     """`what` in this step, after this epoch ("epoch"), or after the loop ("after") on these ranks."""
     folder, what, where, ranks, sharing = argument
-    agreement._TOGETHER_S = 600.0 if len(ranks) == 2 else 0.1  # nobody else will ask
+    saves._TOGETHER_S = 600.0 if len(ranks) == 2 else 0.1  # nobody else will ask
     torch.manual_seed(0)
     model = torch.nn.Linear(4, 2).double()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -60,7 +60,7 @@ def call_on_ranks(argument: list[Any]) -> None:
             _call(rt, what)
         if where == "epoch" and what == "break" and 0 in ranks:
             rt.sum(1)
-    found = [rt.steps, rt.stop_reason, None if rt.stopping else rt._finish_reason]
+    found = [rt.steps, rt.stop_reason, None if rt.stopping else rt._saves.finish_reason]
     Path(folder, f"{rt.group.rank}.json").write_text(json.dumps(found))
 
 

@@ -13,19 +13,20 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from torch.utils.data import TensorDataset
 
 import hpcddp
-import hpcddp.training.runtime
 from hpcddp.errors import RequestError
 from hpcddp.runs.jsonfile import DamagedFileError
-from hpcddp.training import pace
+from hpcddp.training import stopping
 from hpcddp.training.checkpoint import files, resume
 from hpcddp.training.gradient.buffers import average_buffers
 from hpcddp.training.rendezvous.group import Group
+from hpcddp.training.saves import Saves
 from tests.killing import kill_at_operation
 
 SAMPLES, FEATURES, CLASSES = 23, 5, 3
@@ -159,22 +160,22 @@ def _plain(state: Any) -> Any:
 
 def train_until_killed(argument: dict[str, Any]) -> None:
     """Train and save; one rank is killed before the nth file operation from its first step on."""
-    plain = hpcddp.training.runtime.Runtime._count_step
+    plain = Saves.count_step
     counting: list[bool] = []
 
-    def count_step(rt: Any, micro: Any) -> None:
-        if not counting and rt.group.rank == argument["victim"]:
+    def count_step(saves: Any, *micro: Any, **notes: Any) -> None:
+        if not counting and dist.get_rank() == argument["victim"]:
             counting.append(True)
             kill_at_operation(argument["nth"])
-        plain(rt, micro)
+        plain(saves, *micro, **notes)
 
-    hpcddp.training.runtime.Runtime._count_step = count_step
+    Saves.count_step = count_step
     train(argument)
 
 
 def train_with_a_save_due_after_each_step(argument: dict[str, Any]) -> None:
     """The interval of `save_every` is over whenever rank 0 looks."""
-    pace.SaveTimer.is_due = True
+    stopping.SaveTimer.is_due = True
     train({**argument, "keep": 100})
 
 
@@ -196,16 +197,16 @@ def choose_on_a_sick_host(argument: dict[str, Any]) -> None:
 
 def train_on_a_full_disk(argument: dict[str, Any]) -> None:
     """From step 2 on, no file may grow over a few hundred bytes on rank 1."""
-    plain = hpcddp.training.runtime.Runtime._count_step
+    plain = Saves.count_step
 
-    def count_step(rt: Any, micro: Any) -> None:
-        if rt.steps == 3 and rt.group.rank == argument["rank"]:
-            rt._checkpointer.poll(wait=True)  # step 2's is whole
+    def count_step(saves: Any, *micro: Any, **notes: Any) -> None:
+        if saves.steps == 2 and dist.get_rank() == argument["rank"]:
+            saves.checkpointer.poll(wait=True)  # step 2's is whole
             signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
             resource.setrlimit(resource.RLIMIT_FSIZE, (argument["bytes"], resource.RLIM_INFINITY))
-        plain(rt, micro)
+        plain(saves, *micro, **notes)
 
-    hpcddp.training.runtime.Runtime._count_step = count_step
+    Saves.count_step = count_step
     train(argument)
 
 

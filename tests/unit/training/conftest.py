@@ -56,7 +56,6 @@ class Heard(NamedTuple):
 class Ear:
     """What a training loader tells the loop it feeds; this loop only keeps what was said last."""
 
-    stopping = False
     run_is_over = False
     inside = False
 
@@ -71,7 +70,8 @@ class Ear:
 
     def batch_left(self, batch: Batch) -> None: ...
 
-    def step_ends(self) -> None: ...
+    def step_ends(self) -> bool:
+        return False
 
     def seed_between(self) -> None: ...
 

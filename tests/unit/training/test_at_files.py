@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from hpcddp.training import pulse
+from hpcddp.training import watchdog
 from hpcddp.training.activity import at_files
 from hpcddp.training.checkpoint import checkpointer, files, sharded, whole_model
 
@@ -23,7 +23,7 @@ def noted(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
 
     def watched(call: Callable[..., Any]) -> Callable[..., Any]:
         def noting(*given: Any, **named: Any) -> Any:
-            noted.append(pulse.is_at_files())
+            noted.append(watchdog.is_at_files())
             return call(*given, **named)
 
         return noting
@@ -46,7 +46,7 @@ def test_a_checkpoint_of_one_file_is_written_and_read(tmp_path: Path, noted: lis
     assert files.read_checkpoint(path) == {"step": 3}
     assert len(noted) == writes + 1
     assert all(noted)
-    assert not pulse.is_at_files()
+    assert not watchdog.is_at_files()
 
 
 @pytest.mark.filterwarnings("ignore:TypedStorage is deprecated")  # torch 2.6 warns of its own code
@@ -73,5 +73,5 @@ def test_who_is_at_files_twice_is_there_until_the_last_one_ends():
     with at_files():
         with at_files():
             pass
-        assert pulse.is_at_files()
-    assert not pulse.is_at_files()
+        assert watchdog.is_at_files()
+    assert not watchdog.is_at_files()

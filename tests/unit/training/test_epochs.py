@@ -16,8 +16,7 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 import hpcddp
 from hpcddp.training import opening
-from hpcddp.training.pace import Pace
-from hpcddp.training.stopping import StopWatch
+from hpcddp.training.stopping import Pace, StopWatch
 
 STEPS = 4  # of an epoch
 EPOCHS = 3

@@ -19,9 +19,8 @@ from torch.distributed import TCPStore
 
 import hpcddp
 from hpcddp.errors import LaunchError, RequestError
-from hpcddp.training.rendezvous.device import name_shared, take_devices
 from hpcddp.training.rendezvous.failure import PeerFailedError
-from hpcddp.training.rendezvous.group import Group
+from hpcddp.training.rendezvous.group import Group, name_shared, take_devices
 from hpcddp.training.rendezvous.process_group import claim_failure, host_store, reach_store
 from hpcddp.training.rendezvous.roll_call import Member
 from hpcddp.training.torch_compat import host_tcp_store

@@ -203,7 +203,7 @@ def test_of_what_a_lightning_module_logs_the_one_training_loss_counts(
 
 
 def test_a_rank_that_saves_is_at_work_whoever_writes(alone: Callable[..., Any], tmp_path: Path) -> None:
-    """The disk may let it wait for long: see hpcddp.training.pulse."""
+    """The disk may let it wait for long: see hpcddp.training.watchdog."""
     asked = list[bool]()
 
     def save_and_ask(folder: Path) -> None:

@@ -13,8 +13,7 @@ import torch
 from hpcddp.errors import LaunchError
 from hpcddp.training.checkpoint.checkpointer import guess_save_s
 from hpcddp.training.checkpoint.tracked import Tracked
-from hpcddp.training.pace import Pace
-from hpcddp.training.stopping import SignalFlag, StopWatch
+from hpcddp.training.stopping import Pace, SignalFlag, StopWatch
 
 MARGIN_S = Pace().needed_s()
 

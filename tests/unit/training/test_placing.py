@@ -8,10 +8,8 @@ from torch import nn
 
 from hpcddp.errors import LaunchError, RequestError
 from hpcddp.parallelism import Split
-from hpcddp.training.parallel.placing import check_places, list_accelerators, place
-from hpcddp.training.parallel.replicated import wrap_ddp
-from hpcddp.training.rendezvous.device import choose_backend, device_indices
-from hpcddp.training.rendezvous.group import Group
+from hpcddp.training.parallel.strategy import check_places, list_accelerators, place, wrap_ddp
+from hpcddp.training.rendezvous.group import Group, choose_backend, device_indices
 from hpcddp.training.rendezvous.roll_call import Member
 from hpcddp.training.torch_compat import HashStore
 

@@ -16,7 +16,7 @@ from tests.conftest import PATIENCE_S
 
 BEATS = """
 import hashlib, os, time
-from hpcddp.training.activity import at_files, waiting; from hpcddp.training.pulse import beating
+from hpcddp.training.activity import at_files, waiting; from hpcddp.training.watchdog import beating
 with beating(os.environ):
     {}
 """

@@ -12,7 +12,7 @@ import torch
 from hpcddp.training.arguments import SaveEvery, read_save_every
 from hpcddp.training.checkpoint.files import list_checkpoint_folders
 from hpcddp.training.options import RuntimeOptions
-from hpcddp.training.pace import SaveTimer
+from hpcddp.training.stopping import SaveTimer
 
 
 def test_a_save_is_due_when_the_interval_since_the_last_one_is_over() -> None:

@@ -27,11 +27,13 @@ def test_short_steps_share_an_exchange_and_long_ones_have_one_each(run_ranks: Ru
     assert first["stopped"] == 131
 
 
-def test_a_single_rank_knows_each_step_one_step_later() -> None:
+def test_a_single_rank_shares_them_too_and_loses_no_step() -> None:
     sums = StepSum(Layout(0, (("data", 1),)), torch.device("cpu"), clock=lambda: 0.0)
-    known = []
-    for step in range(70):
+    known, exchanged = [], []
+    for step in range(140):
         sums.add_loss(torch.tensor(2.0 * step), 0.5)
-        assert sums.add_step(1, step=step)
-        known += [one.numbers["loss"] for one in sums.exchange(()).steps]
-    assert known == [float(step) for step in range(69)]
+        if sums.add_step(1, step=step):
+            exchanged.append(step)
+            known += [one.numbers["loss"] for one in sums.exchange(()).steps]
+    assert exchanged == [*range(51), *range(58, 140, 8)]
+    assert known == [float(step) for step in range(exchanged[-2] + 1)]

@@ -1,0 +1,134 @@
+"""The models and the training data of a run, as `rt.prepare` takes them over."""
+
+from __future__ import annotations
+
+from torch import nn
+from torch.amp import GradScaler
+from torch.nn.parallel import DistributedDataParallel
+
+from hpcddp.batchplan import BatchPlan
+from hpcddp.errors import RequestError
+from hpcddp.training.checkpoint.tracked import unwrap
+from hpcddp.training.data.loader import SecondLoader, TrainingLoader
+from hpcddp.training.gradient.buffers import BufferMeans
+from hpcddp.training.gradient.gradients import Gradients
+from hpcddp.training.parallel.calls import ForwardCalls
+from hpcddp.training.parallel.sameness import SameWeights
+from hpcddp.training.parallel.sharded import Wanted
+from hpcddp.training.parallel.strategy import check_places, check_uncompiled, check_wanted, list_accelerators
+from hpcddp.training.setup import RunSetup
+
+
+class TrainingData:
+    """The training loaders, and how the global batch is dealt to the ranks."""
+
+    def __init__(self) -> None:
+        self.plan: BatchPlan | None = None
+        self.first: TrainingLoader | None = None
+        self.seconds: list[SecondLoader] = []
+        self.is_several = False  # whether the loaders give batches that `rt.micro_batches` opens
+
+    @property
+    def loaders(self) -> list[TrainingLoader]:
+        """All of them, the first one first."""
+        return [loader for loader in (self.first, *self.seconds) if loader is not None]
+
+    @property
+    def loader(self) -> TrainingLoader:
+        """The first one. RequestError if there is none yet."""
+        if self.first is None:
+            raise RequestError(
+                "this runtime has no training loader yet",
+                "model, optimizer, loader = rt.prepare(model, optimizer, loader)",
+            )
+        return self.first
+
+    @property
+    def epoch(self) -> int:
+        """The epoch that the next step belongs to, from 0."""
+        return self.first.sampler.epoch if self.first is not None else 0
+
+    @property
+    def may_end_with_second(self) -> bool:
+        """Whether a loop over a second loader is used up: a zip of the two ends with it, so that the last step was the
+        epoch's last one. If it was not, another step follows."""
+        return any(second.is_used_up for second in self.seconds)
+
+
+class Models:
+    """Those that the run trains, and others that it has: averaged weights, teachers."""
+
+    def __init__(self, setup: RunSetup, gradients: Gradients) -> None:
+        self._setup = setup
+        self._gradients = gradients
+        self._buffers = BufferMeans(setup.layout)
+        self.wrapped: dict[int, nn.Module] = {}  # that are trained, as the loop uses them, by id
+        self.whole: list[nn.Module] = []  # those of them that have all their parameters on this rank
+        self.tracked: list[nn.Module] = []  # all models that checkpoints hold
+        self.scalers: list[GradScaler] = []
+        self.calls = ForwardCalls()
+        self.same = SameWeights(self.whole, setup.layout, setup.group.device, self._list_untrained)
+
+    def wrap(self, model: nn.Module, wanted: Wanted) -> nn.Module:
+        """See `Runtime.wrap`."""
+        _check_model(model, list(self.wrapped.values()))
+        split, exact = self._setup.split, self._setup.options.exactness is not None
+        check_wanted(split, wanted)
+        check_uncompiled(model, split)
+        check_places(list_accelerators(model), self._setup.group.devices, split, exact=exact)
+        if split.is_whole:
+            self.whole.append(model)
+        wrapped = self._gradients.wrap(model, wanted)
+        self.calls.watch(wrapped)
+        self.wrapped[id(wrapped)] = wrapped
+        return wrapped
+
+    def average_buffers(self) -> None:
+        """Average BatchNorm's running statistics, and other buffers, over the data ranks."""
+        if self._gradients.buffers_differ:
+            self._buffers.average([*map(unwrap, self.wrapped.values()), *self.tracked])
+
+    @property
+    def may_skip_steps(self) -> bool:
+        """Whether a gradient scaler leaves out steps whose gradients are not finite."""
+        return any(scaler.is_enabled() for scaler in self.scalers)
+
+    def _list_untrained(self) -> list[nn.Module]:
+        trained = {id(unwrap(model)) for model in self.wrapped.values()}
+        return [model for model in self.tracked if id(model) not in trained]
+
+
+def check_made(model: nn.Module) -> None:
+    """RequestError for a model with lazy layers that have no weights yet."""
+    for name, layer in model.named_modules():
+        tensors = [*layer.parameters(recurse=False), *layer.buffers(recurse=False)]
+        if any(isinstance(tensor, nn.UninitializedParameter | nn.UninitializedBuffer) for tensor in tensors):
+            raise RequestError(
+                f"{name or 'the model'}, a {type(layer).__name__}, has no weights before its first forward pass",
+                "model(next(iter(loader))[0]) once, then make the optimizer, then rt.prepare",
+            )
+
+
+def _check_model(model: nn.Module, others: list[nn.Module]) -> None:
+    """RequestError for a model that is distributed already, has no weights yet, is one of the others, or has a trained
+    parameter in common with one: two would both average its gradient, and DDP allows each parameter in one model."""
+    if isinstance(model, DistributedDataParallel | nn.DataParallel):
+        raise RequestError(
+            f"the model is in {type(model).__name__} already, and the runtime distributes it", "give it the plain model"
+        )
+    check_made(model)
+    taken = {id(p): other for other in others for p in other.parameters() if p.requires_grad}
+    for name, parameter in model.named_parameters():
+        if id(parameter) in taken:
+            other = taken[id(parameter)]
+            other = other.module if isinstance(other, DistributedDataParallel) else other
+            if other is model:
+                raise RequestError(
+                    f"this {type(model).__name__} was prepared already",
+                    "model, optimizer, loader = rt.prepare(model, optimizer, loader): all of them in one call",
+                )
+            raise RequestError(
+                f"{name} of this {type(model).__name__} is in another prepared model too, a {type(other).__name__}:"
+                " the ranks average the gradient of a parameter for one model only",
+                "one nn.Module that holds both and calls them in its forward: both = rt.prepare(both, …)",
+            )

@@ -1,0 +1,335 @@
+"""What all ranks do at one step: save, stop, finish early; and what one of them may ask all for.
+
+A rank that asks inside a step raises a flag in the step's sums. If all ranks ask at one step, it is granted at this
+step; else at the step where all of them have heard of it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch.distributed as dist
+
+from hpcddp.errors import RequestError
+from hpcddp.runs.hang import name_ranks
+from hpcddp.runs.state import AT_ITS_END
+from hpcddp.training.checkpoint.attempt import AttemptSaves
+from hpcddp.training.checkpoint.best import check_same_value
+from hpcddp.training.checkpoint.checkpointer import Checkpointer
+from hpcddp.training.checkpoint.position import describe_position
+from hpcddp.training.data.sampler import MicroBatch
+from hpcddp.training.objects import Models, TrainingData
+from hpcddp.training.options import refuse_others
+from hpcddp.training.parallel.sameness import CHECKED_FIRST
+from hpcddp.training.remarks import print_warning
+from hpcddp.training.rendezvous.group import Group
+from hpcddp.training.rendezvous.roll_call import wait_until
+from hpcddp.training.report import Report
+from hpcddp.training.setup import RunSetup
+from hpcddp.training.steps import StepRecord, StepSum
+from hpcddp.training.stopping import DEADLINE, FINISH, SAVE, STOP, STOP_FLAGS, StopTraining, StopWatch
+
+# Points of the script where all ranks agree.
+
+
+_TOGETHER_S = 20.0  # ranks that ask at one step arrive within it: the sums of the step before have just come together
+_HINT = (
+    "call it on every rank alike, as by if rt.broadcast(is_enough): break. rt.finish_early(reason), rt.stop(reason) and"
+    " rt.save() may be called on one rank in the loop"
+)
+
+_runtimes = itertools.count()  # one group may have several, one after the other
+
+
+class Agreement:
+    """This rank's requests, and where all ranks agree on them."""
+
+    def __init__(self, group: Group) -> None:
+        self._group = group
+        self.requests: dict[str, str] = {}  # with their reasons; they go with a step's sums
+        self._evaluations: list[dict[str, Any]] = []  # the options of the evaluation loaders since the last agreement
+        self._is_new = False  # whether one came since the last step
+        self._name = f"requests-{next(_runtimes)}"
+
+    def ask(self, request: str, reason: str, *, alone: bool = False) -> None:
+        """Ask all ranks for one of REQUESTS. The first reason stays. `alone`: no other rank asks at this step."""
+        self.requests.setdefault(request, reason)
+        self._is_new |= not alone
+
+    def note_evaluation(self, **options: Any) -> None:
+        """This rank has made an evaluation loader, with options that have to be the same on every rank."""
+        self._evaluations.append(options)
+
+    def agree(self, point: str, mine: Any) -> tuple[dict[str, str], list[Any]]:
+        """A collective: the requests of all ranks, and what each of them has as `mine`.
+
+        RequestError, on every rank, if they call it at different points of the script.
+        """
+        requests, self.requests, self._is_new = self.requests, {}, False
+        evaluations, self._evaluations = self._evaluations, []
+        everyones: list[Any] = [(point, requests, mine, evaluations)] * self._group.world_size
+        if self._group.world_size > 1:
+            dist.all_gather_object(everyones, everyones[0])
+        points = [theirs[0] for theirs in everyones]
+        if len(set(points)) > 1:
+            raise RequestError(_describe_points(points), _HINT)
+        granted: dict[str, str] = {}
+        for _, theirs, _, _ in everyones:
+            granted = theirs | granted
+        for options in zip(*(theirs[3] for theirs in everyones), strict=False):  # one rank may have one more, to look
+            refuse_others(options, "evaluation data: the same DataLoader(…, {}), over the whole data set,")
+        return granted, [theirs[2] for theirs in everyones]
+
+    def is_due(self, step: int, sums: StepSum, exchanged: bool) -> bool:
+        """After a step: whether all ranks have to agree now. The same on every rank.
+
+        `exchanged`: whether the ranks' flags of this step are on their way.
+        """
+        if sums.take_heard():
+            return True
+        is_new, self._is_new = self._is_new, False
+        if exchanged:
+            return bool(self.requests) and self._group.world_size in sums.peek().values()
+        return is_new and self._all_ask(step)
+
+    def _all_ask(self, step: int) -> bool:
+        """Whether all ranks ask after this step, of which there is no exchange. Waits for them; not for ever, because
+        those that do not ask train on, and wait for this one."""
+        store, key, everyone = self._group.store, f"{self._name}-{step}", self._group.world_size
+        store.add(key, 1)
+        all_ask = wait_until(lambda: store.add(key, 0) == everyone, _TOGETHER_S, everyone)
+        store.compare_set(f"{key}-all", "", "yes" if all_ask else "no")  # the first word holds
+        return bool(store.get(f"{key}-all") == b"yes")
+
+
+def _describe_points(points: Sequence[str]) -> str:
+    ranks_at = {point: [rank for rank, theirs in enumerate(points) if theirs == point] for point in points}
+    return "the ranks went different ways: " + ", ".join(
+        f"{name_ranks(ranks)} {point}" for point, ranks in ranks_at.items()
+    )
+
+
+class Saves:
+    """Counts the steps of the run; saves and stops where it is time. Its methods are called on every rank alike."""
+
+    def __init__(
+        self, setup: RunSetup, watch: StopWatch, record: StepRecord, report: Report, models: Models, data: TrainingData
+    ) -> None:
+        options, group = setup.options, setup.group
+        self.steps = 0  # optimizer steps since the start of the run, over all attempts, of batches that are over
+        self.skipped_step: int | None = None  # the last batch in which no optimizer has stepped, counted from 1
+        self.open_epoch: int | None = None  # the epoch that the loop over rt.epochs or rt.batches is in, or was left in
+        self.last_step: int | None = None  # of the loop over rt.batches that is open
+        self.in_tail = False  # whether the epoch's last step was made, and its body has not ended
+        self.is_finished = bool(setup.over)  # whether no step is left of the run
+        self.finish_reason = None if setup.over in {"", AT_ITS_END} else setup.over  # it finished early
+        self.counts = dict(setup.asked or {})  # epochs or steps that the run was asked for
+        self.is_over = False  # whether the `with` body has ended
+        self.left_by = ""  # how the loop over rt.epochs was left: said where the ranks agree next
+        self.agreement = Agreement(group)
+        self.attempt = AttemptSaves(setup.folder, watch, is_first=group.is_first, every_s=options.save_s)
+        self.checkpointer = Checkpointer(setup, self.attempt)
+        self.pace = watch.pace
+        self._watch, self._record, self._report, self._models, self._data = watch, record, report, models, data
+        self._is_first, self._several = group.is_first, group.world_size > 1
+        self._every, self._at_epoch_ends = options.save_every.steps, options.saves_at_epoch_ends
+        self._asked = False  # whether a save is to come at the next place for one
+        self._is_behind_batches = False  # in a tail, whose step is only counted now
+
+    @property
+    def stop_reason(self) -> str | None:
+        """Why the run stops here, to be resumed by a later attempt; set on all ranks at the same step."""
+        return self.attempt.stop_reason
+
+    @property
+    def is_ending(self) -> bool:
+        """Whether the loop ends after this step."""
+        return self.attempt.stop_reason is not None or self.finish_reason is not None or self.is_finished
+
+    def ask(self, request: str, reason: str, *, alone: bool = False) -> None:
+        """Ask all ranks for one of REQUESTS; a single rank gets it at once. `alone`: no other rank asks now."""
+        self.agreement.ask(request, reason, alone=alone and self._several)
+        if not self._several:
+            self.agree("asked")
+
+    def agree(self, point: str, mine: Any = None) -> list[Any]:
+        """A collective, which grants what any rank has asked for; returns what each rank has as `mine`.
+
+        RequestError, on every rank, if other ranks call it at another point of the script.
+        """
+        if self.left_by:
+            point, self.left_by = f"left the loop over rt.epochs() by {self.left_by}", ""
+        granted, answers = self.agreement.agree(point, mine)
+        self.attempt.note_stop(granted.get(STOP))
+        self.finish_reason = self.finish_reason or granted.get(FINISH)
+        self._asked |= SAVE in granted
+        return answers
+
+    def check_together(self, call: str) -> None:
+        """Before a collective of the script's own, which other ranks may not come to: behind the `with` body, or behind
+        a loop that was left, since the others may be in it still. RequestError."""
+        self.check_open(call)
+        if self.left_by:
+            self.agree("left the loop")
+
+    def agree_to_go_on(self, point: str, steps: int, *, tail: bool = False) -> bool:
+        """A collective: stop here if a rank has no time for so many more steps, or another reason. Returns whether the
+        tail of an epoch takes long, or an unknown time.
+
+        An attempt makes a step before it looks at the time, so that a chain of them comes to its end.
+        """
+        flags = self._watch.flags(steps, tail=tail)
+        if not self.pace.steps:
+            flags = tuple(flag for flag in flags if flag != DEADLINE)
+        answers = self.agree(point, (flags, self.pace.tail_is_long))
+        raised = {flag for flags, _ in answers for flag in flags}
+        self.attempt.note_stop(next((flag for flag in STOP_FLAGS if flag in raised), None))
+        return bool(answers[0][1])
+
+    def check_open(self, call: str) -> None:
+        """RequestError behind the `with` body: of several ranks each would have its own part only."""
+        if self.is_over and self._several:
+            raise RequestError(
+                f"{call} came after the `with` body of hpcddp.runtime, when the ranks had parted",
+                f"with hpcddp.runtime(…) as rt: …, with {call} at the end of the body",
+            )
+
+    def leave_if_stopping(self) -> None:
+        """StopTraining takes the script out of the `with` body."""
+        if self.stop_reason is not None:
+            raise StopTraining
+
+    def open_again(self, unit: str, count: int) -> None:
+        """A finished run goes on if more epochs or steps are asked for than it was finished with."""
+        before = self.counts.get(unit)
+        if self.is_finished and before is not None and count > before:
+            self.is_finished, self.finish_reason = False, None
+        self.counts = {unit: max(count, before or 0)}
+        self.in_tail = False
+
+    def in_tail_of_last(self, end: Callable[[], object]) -> None:
+        """In the tail of an epoch: `end` the step in which the loop left its batches by `break`."""
+        self._is_behind_batches = True
+        end()
+        self._is_behind_batches = False
+
+    # ---- in the loop over the batches
+
+    def loop_starts(self) -> None:
+        """A loop over the loader begins, perhaps over the rest of an epoch."""
+        if self.open_epoch is None:
+            self.checkpointer.check_untouched(is_finished=self.is_finished)
+        self.in_tail = False
+        if self._asked:
+            self.save_now()
+        self.leave_if_stopping()
+
+    def comes_to_step(self, micro: MicroBatch) -> None:
+        """Before an epoch's last step: stop here if there is no time for that and for what follows it, such as an
+        evaluation, which nothing interrupts; and save where it may be long."""
+        is_last = micro.ends_epoch if self.last_step is None else self.steps + 1 == self.last_step
+        if is_last and not self._data.may_end_with_second:
+            of = "the loop" if self.last_step is not None else f"epoch {self._data.epoch + 1}"
+            is_long = self.agree_to_go_on(f"came to the last step of {of}", 1, tail=True)
+            if self.pace.steps and (is_long or self._asked or self.stop_reason is not None):
+                self.save_now()
+            self.leave_if_stopping()
+        self.in_tail = False
+
+    def count_step(self, micro: MicroBatch, *, stepped: bool) -> None:
+        """A global batch is over: count it as a step, exchange flags, save or stop if it is time.
+
+        After an epoch's last step all of that waits for the end of the body.
+        """
+        data, record, pace = self._data, self._record, self.pace
+        self.steps = step = self.steps + 1
+        if not stepped:
+            self.skipped_step = step
+        loader = data.loader
+        epoch = loader.sampler.epoch
+        ends = micro.ends_epoch if self.last_step is None else step == self.last_step
+        is_last = ends or self._is_behind_batches or data.may_end_with_second
+        loader.sampler.advance(micro)
+        pace.step_ended(in_tail=self._is_behind_batches)
+        more = loader.weighing.take() if loader.weighing.count is not None else None
+        lr = self.checkpointer.learning_rate() if record.is_written else None
+        exchanged = record.sums.add_step(micro.total, more, step=step, epoch=epoch, lr=lr)
+        if exchanged:
+            flags = (() if is_last else self._watch.flags()) + tuple(self.agreement.requests)
+            self.attempt.note_stop(record.exchange(flags, loader.weighing))
+            pace.steps_shared = record.sums.steps_shared
+        self._report.step(step, micro.total, record.loss)
+        if self.attempt.timer is not None and self.attempt.timer.is_due:
+            self.ask(SAVE, "save_every", alone=True)
+        # one rank alone has agreed when it asked
+        if self._several and not is_last and self.agreement.is_due(step, record.sums, exchanged):
+            self.agree(f"ended step {step}")
+        if pace.steps <= CHECKED_FIRST:
+            self._models.same.compare(step)
+        if self._every is not None and step % self._every == 0:
+            self._asked = True
+        self.in_tail = is_last or (self.finish_reason is not None and self.stop_reason is None)
+        if self.in_tail:
+            return
+        if self._asked or self.stop_reason is not None:
+            self.save_now()
+        if self.checkpointer.may_write_beside:
+            self.checkpointer.poll(wait=self.is_ending)
+        self.leave_if_stopping()
+
+    # ---- what is saved
+
+    @property
+    def is_due_at_end(self) -> bool:
+        """Whether a checkpoint is to be written at the end of a loop's body."""
+        return self._at_epoch_ends or self._asked
+
+    def save(self, *, inside: bool) -> None:
+        """See `Runtime.save`. `inside` a step, and in an epoch's tail, it waits for the end of that."""
+        if inside or self.in_tail or self.open_epoch is not None:
+            self.ask(SAVE, "rt.save()")
+        else:
+            self.agree("called rt.save()")
+            self.save_now()
+
+    def save_now(self) -> None:
+        """Write a checkpoint of this step, if there is none."""
+        self._asked = False
+        if self.checkpointer.is_due(self.steps):
+            loader = self._data.loader
+            self.attempt.note_stop(self._record.catch_up(loader.weighing))
+            self.check_state()
+            self._models.average_buffers()
+            position = describe_position(self.steps, loader.sampler, [second.place for second in self._data.seconds])
+            assert self._data.plan is not None
+            self.checkpointer.save(position, {"plan": self._data.plan._asdict()})
+        self.checkpointer.name_best()
+
+    def check_state(self, *, at_end: bool = False) -> None:
+        """RequestError, on every rank, for a state that is not worth a checkpoint."""
+        self._models.same.check(self.steps, at_end=at_end)
+        loss, may_skip = self._record.loss, self._models.may_skip_steps or self.skipped_step == self.steps
+        if loss is not None and not math.isfinite(loss) and not may_skip:
+            raise RequestError(
+                f"the loss of the run is {loss} by step {self.steps}. No checkpoint is written of that",
+                "continue from the checkpoint before with a smaller learning rate, or bound each step:"
+                " torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)",
+            )
+
+    def save_best(self, value: float, mode: str, step: int, *, inside: bool) -> bool:
+        """See `Runtime.save_best`. `step`: the one whose weights the value is of; `inside`: it is not over."""
+        answers = self.agree("called rt.save_best(value)", (self.checkpointer.is_best(value, mode), value))
+        check_same_value([theirs for _, theirs in answers])
+        is_best, first = answers[0]
+        if first != first:
+            print_warning(
+                "rt.save_best(value) got NaN on rank 0: that is never the best, and no checkpoint is kept",
+                is_first=self._is_first,
+            )
+        if is_best:
+            self.checkpointer.propose_best(value, mode, step)
+            self.save(inside=inside)
+        return bool(is_best)
