@@ -16,8 +16,7 @@ from hpcddp.units import format_count, read_number
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-# How a vendor's device files are called, and the masks that its driver reads: AMD's takes the first of the last two
-# that is set, and counts in what the first one leaves.
+# How a vendor's device files are called, and the masks that its driver reads.
 _MASKS = {
     "nvidia": ("CUDA_VISIBLE_DEVICES",),
     "kfd": ("ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES"),
@@ -67,16 +66,8 @@ def why_no_accelerator(env: Mapping[str, str], devices: str = "/dev") -> str:
     if not any(name.startswith(_ACCELERATORS) for name in names):
         return f"this host has no GPU: there is no {devices}/nvidia*, {devices}/kfd or the like"
     masks = next((of for vendor, of in _MASKS.items() if any(name.startswith(vendor) for name in names)), ())
-    shown = [(mask, visible) for mask in masks if (visible := visible_devices(env, mask)) is not None]
-    for mask, visible in shown:
-        if not visible:
-            return f"{mask}={env[mask]!r} hides all GPUs of this host"
-    if len(shown) > 1 and shown[0][0] == masks[0]:
-        (first, left), (second, entries) = shown[:2]
-        if (read_number(entries[0]) or 0) >= len(left):
-            numbered = "number 0" if len(left) == 1 else f"numbers 0 to {len(left) - 1}"
-            return f"{first}={env[first]} leaves {numbered}, and {second}={env[second]} shows none of these"
-    return ""
+    hides = next((mask for mask in masks if visible_devices(env, mask) == ()), "")
+    return f"{hides}={env[hides]!r} hides all GPUs of this host" if hides else ""
 
 
 def asks_for_cpu(command: Sequence[str], env: Mapping[str, str]) -> bool:

@@ -6,7 +6,7 @@ Shows the values of the variables that rows are made of, and no others: an envir
 from __future__ import annotations
 
 from hpcddp.errors import LaunchError
-from hpcddp.ranks.candidates import read_row, stands
+from hpcddp.ranks.candidates import stands
 from hpcddp.ranks.launch import Launch
 from hpcddp.ranks.launcher import NUMBERS
 from hpcddp.ranks.launchers import LAUNCHERS
@@ -79,35 +79,15 @@ def _of_rank(place: FoundRank) -> list[FoundNumber]:
 
 
 def _read_all(env: Mapping[str, str]) -> list[FoundNumber]:
-    """Every row as it stands, after an error."""
-    findings = []
-    for key, row in LAUNCHERS.items():
-        if not stands(row, env):
-            continue
-        try:
-            candidate = read_row(key, env)
-        except LaunchError:
-            there = [(k, v) for k in NUMBERS if (v := getattr(row, k)) in env]
-            findings += [FoundNumber(row.name, k, env[v], v, "undecided", "half a row") for k, v in there]
-        else:
-            findings += [
-                FoundNumber(row.name, k, n, candidate.source[k], "undecided", "see the error")
-                for k, n in candidate.numbers.items()
-                if n is not None
-            ]
-    return findings or _read_strays(env)
-
-
-def _read_strays(env: Mapping[str, str]) -> list[FoundNumber]:
-    """Variables of rows of which not even half stands there."""
-    strays: dict[str, FoundNumber] = {}
-    for row in LAUNCHERS.values():
+    """What launchers' variables say after an error: of those whose row is there, else of all."""
+    found: dict[str, FoundNumber] = {}
+    for row in [row for row in LAUNCHERS.values() if stands(row, env)] or LAUNCHERS.values():
         for number in NUMBERS:
             variable = getattr(row, number)
-            if variable in env and variable not in strays:
-                why = "the launcher's other variables are not set"
-                strays[variable] = FoundNumber(row.name, number, env[variable], variable, "undecided", why)
-    return list(strays.values())
+            if variable in env:
+                one = FoundNumber(row.name, number, env[variable], variable, "undecided", "see the error")
+                found.setdefault(variable, one)
+    return list(found.values())
 
 
 def _of_shell(env: Mapping[str, str]) -> list[FoundNumber]:

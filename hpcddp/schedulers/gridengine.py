@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hpcddp.record import TYPE_CHECKING
 from hpcddp.schedulers.job_id import JobId
-from hpcddp.schedulers.row import Answer, Commands, Directives, JobFound, JobsFound, Scheduler, Variables
+from hpcddp.schedulers.row import Answer, Commands, Directives, JobFound, JobsFound, Scheduler, Variables, read_time
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -20,12 +20,11 @@ def parse_jobs(answer: Answer, states: Mapping[str, str]) -> JobsFound:
     try:
         root = ElementTree.fromstring(answer.stdout.strip())  # noqa: S314  # the same
     except ElementTree.ParseError:
-        said = [line.strip() for line in answer.stderr.splitlines() if line.strip()]
-        return JobsFound((), f"qstat: {said[0][:200]}" if said else "qstat's answer cannot be read")
+        return JobsFound((), answer.why("qstat") if answer.stderr.strip() else "qstat's answer cannot be read")
     if root.tag != "job_info":
         return JobsFound((), "qstat's answer cannot be read")
     jobs = []
-    for one in root.iter("job_list"):
+    for one in root.iter("job_list"):  # newer releases add milliseconds to times
         told = {field.tag: (field.text or "").strip() for field in one}
         job, letters = told.get("JB_job_number", ""), told.get("state", "")
         if not job.isdecimal():
@@ -34,7 +33,7 @@ def parse_jobs(answer: Answer, states: Mapping[str, str]) -> JobsFound:
         why = "an error came before it started: qstat -j says which" if letters.startswith("E") else ""
         for index in told.get("tasks", "").split(","):  # `3`, `4-6:1`, `2-4:1,6`
             own = JobId(f"{job}.{index}" if index else job, job, index)
-            jobs.append(JobFound(own, state, why, _time(told.get("JAT_start_time", ""))))
+            jobs.append(JobFound(own, state, why, read_time(told.get("JAT_start_time", "").partition(".")[0])))
     return JobsFound(tuple(jobs))
 
 
@@ -44,16 +43,6 @@ def _guess(letters: str) -> str:
         if letter in letters:
             return state
     return "running" if "r" in letters or "t" in letters else "queued" if "q" in letters else "unknown"
-
-
-def _time(text: str) -> int | None:
-    """`2026-11-21T02:12:37`, in this host's time; newer releases add milliseconds."""
-    import time
-
-    try:
-        return int(time.mktime(time.strptime(text.partition(".")[0], "%Y-%m-%dT%H:%M:%S")))
-    except (ValueError, OverflowError):
-        return None
 
 
 def parse_job(job: JobId, answer: Answer, _states: Mapping[str, str], _env: Mapping[str, str]) -> JobFound | None:

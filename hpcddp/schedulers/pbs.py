@@ -15,6 +15,7 @@ from hpcddp.schedulers.row import (
     RemoteShell,
     Scheduler,
     Variables,
+    read_time,
 )
 from hpcddp.units import read_number
 
@@ -34,20 +35,16 @@ _BY_QRERUN = range(60, 64)  # substates of a job that is started again, until it
 
 def parse_jobs(answer: Answer, states: Mapping[str, str]) -> JobsFound:
     """The jobs of an answer. `states`: its letter -> our word."""
-    text, problem = answer.stdout.strip(), ""
+    text = answer.stdout.strip()
     if text.startswith("<"):
         found = _read_xml(text)
     else:
         found = _read_json(text) if text else ([] if answer.status in _SOME_UNKNOWN else None)
         found = _read_json(_mend(text)) if found is None and text else found
+    problem = "qstat: its answer cannot be read" if found is None else ""
     if answer.status not in _SOME_UNKNOWN:  # it may show some, and not those of the server that did not answer
-        said = [line.strip() for line in answer.stderr.splitlines() if line.strip()]
-        problem = problem or (f"qstat: {said[-1][:200]}" if said else f"qstat ended with {answer.status}")
-        found = found or []
-    if found is None:
-        return JobsFound((), "qstat: its answer cannot be read")
-    jobs = [_describe(job, about, states) for job, about in found if job[:1].isdigit()]
-    return JobsFound(tuple(jobs), problem)
+        problem = answer.why("qstat")
+    return JobsFound(tuple(_describe(job, about, states) for job, about in found or () if job[:1].isdigit()), problem)
 
 
 def _read_json(text: str) -> list[tuple[str, Mapping[str, Any]]] | None:
@@ -169,15 +166,8 @@ def _line(value: object) -> str:
 
 def _time(value: object) -> int | None:
     """`Sat Nov 21 01:12:37 2026` in this host's time, or seconds since 1970."""
-    import time
-
     text = str(value or "").strip()
-    if text.isdecimal():
-        return int(text)
-    try:
-        return int(time.mktime(time.strptime(text, "%a %b %d %H:%M:%S %Y")))
-    except (ValueError, OverflowError):
-        return None
+    return int(text) if text.isdecimal() else read_time(text, "%a %b %d %H:%M:%S %Y")
 
 
 def _duration(value: object) -> int | None:

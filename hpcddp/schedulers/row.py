@@ -177,6 +177,21 @@ class Answer(Record):
     stdout: str
     stderr: str
 
+    def why(self, program: str) -> str:
+        """Why it has failed: the last line of its errors, which sums them up."""
+        said = [line.strip() for line in self.stderr.splitlines() if line.strip()]
+        return f"{program}: {said[-1][:200]}" if said else f"{program} ended with {self.status}"
+
+
+def read_time(text: str, form: str = "%Y-%m-%dT%H:%M:%S") -> int | None:
+    """A time of this host as seconds since 1970; None for another form, such as N/A."""
+    import time
+
+    try:
+        return int(time.mktime(time.strptime(text, form)))
+    except (ValueError, OverflowError):
+        return None
+
 
 class RemoteShell(Record):
     """What starts a command on a host of the job, for launchers that know ssh alone. `program`: on PATH, or in the

@@ -18,10 +18,7 @@ from hpcddp.schedulers.registry import find_scheduler
 from hpcddp.schedulers.row import Answer, JobFound, JobsFound, QueueFound
 
 if TYPE_CHECKING:
-    from hpcddp.schedulers.row import Scheduler
-
-
-# Asking a scheduler about a script without running it: what to type, and what the answers mean. Text in, text out.
+    pass
 
 
 def find_id(pattern: str, answer: Answer) -> str | None:
@@ -32,70 +29,6 @@ def find_id(pattern: str, answer: Answer) -> str | None:
     lines = [line.strip() for line in answer.stdout.splitlines() if line.strip()]
     found = next(filter(None, (re.fullmatch(pattern, line) for line in reversed(lines))), None)
     return None if found is None or answer.status else found[1 if found.re.groups else 0]
-
-
-def plan_question(scheduler: Scheduler, version: str | None) -> list[str]:
-    """The command that takes the script on its standard input, and queues nothing that could run.
-
-    `version` is what the submit command's `--version` printed, where that tells schedulers apart; None: not asked.
-    """
-    commands = scheduler.commands
-    if not commands.question:
-        raise RequestError(
-            f"{scheduler.title} has no way to check a script before it is queued", "--check without =live"
-        )
-    if commands.version and commands.version not in (version or ""):
-        program = commands.submit[0]
-        raise SchedulerError(
-            f"the {program} on PATH does not say that it is {scheduler.title}",
-            f"run it where {scheduler.title}'s {program} is on PATH",
-        )
-    return list(commands.question)
-
-
-def plan_deletion(scheduler: Scheduler, answer: Answer) -> list[str]:
-    """The command that deletes the job that the question left; [] where it left none. SchedulerError for a no."""
-    commands = scheduler.commands
-    program = commands.question[0]
-    if answer.status != 0:
-        said = _first_lines(answer, program)
-        raise SchedulerError(
-            f"{program} refuses the script (status {answer.status}): {said}",
-            "change the request; hpcddp sites show SITE has the limits",
-        )
-    if not commands.queued:
-        return []
-    job = find_id(commands.queued, answer)
-    if job is None:
-        raise SchedulerError(
-            f"{program} answered {answer.stdout.strip()!r}, which is no job id",
-            f"look for the held job, and delete it: {' '.join(commands.cancel)} JOB",
-        )
-    return [*commands.cancel, job]
-
-
-def check_deleted(command: list[str], answer: Answer) -> None:
-    """Raises SchedulerError if the held job is still there."""
-    if answer.status != 0:
-        *program, job = command
-        said = _first_lines(answer, program[0])
-        raise SchedulerError(f"the held job {job} could not be deleted: {said}", f"{' '.join(program)} '{job}'")
-
-
-def describe_answer(scheduler: Scheduler, answer: Answer) -> str:
-    """One line on a script that the scheduler takes, with what it says of when and where the job would run."""
-    takes = f"{scheduler.title} takes the script"
-    if scheduler.commands.queued:
-        return f"{takes} (submitted held, and deleted)"
-    said = scheduler.commands.describe(answer)
-    return f"{takes}: {said}" if said else takes
-
-
-def _first_lines(answer: Answer, program: str) -> str:
-    """The two lines that say why, in the scheduler's words; usage texts are left out."""
-    lines = [line.strip().strip("\0") for line in answer.stderr.splitlines()]
-    usage = ("usage:", "[-", f"{program}: usage")
-    return "; ".join([line for line in lines if line and not line.startswith(usage)][:2]) or "it gives no reason"
 
 
 _PATIENCE_S = 60.0
@@ -335,15 +268,41 @@ def ask_queues(name: str, env: Mapping[str, str], patience_s: float | None = Non
 
 
 def ask_scheduler(name: str, script: str, env: Mapping[str, str]) -> str:
-    """What the live scheduler of that name says of a script. Nothing runs, and nothing stays queued.
+    """What the live scheduler of that name says of a script, in one line. Nothing runs, and nothing stays queued.
 
-    Raises SchedulerError with the scheduler's own words if it refuses the script.
+    RequestError for one that has no such command. SchedulerError with its own words if it refuses the script, or if a
+    held job is left; and where the command of that name is another scheduler's.
     """
     scheduler = find_scheduler(name)
-    commands = scheduler.commands
-    version = run_program([commands.submit[0], "--version"], env) if commands.version else None
-    answer = run_program(plan_question(scheduler, version and version.stdout + version.stderr), env, script)
-    delete = plan_deletion(scheduler, answer)
-    if delete:
-        check_deleted(delete, run_program(delete, env))
-    return describe_answer(scheduler, answer)
+    title, commands = scheduler.title, scheduler.commands
+    if not commands.question:
+        raise RequestError(f"{title} has no way to check a script before it is queued", "--check without =live")
+    program = commands.question[0]
+    if commands.version:
+        said = run_program([program, "--version"], env)
+        if commands.version not in said.stdout + said.stderr:
+            raise SchedulerError(
+                f"the {program} on PATH does not say that it is {title}", f"run it where {title}'s {program} is on PATH"
+            )
+    answer = run_program([*commands.question], env, script)
+    if answer.status != 0:
+        lines = [line.strip().strip("\0") for line in answer.stderr.splitlines()]
+        usage = ("usage:", "[-", f"{program}: usage")
+        why = "; ".join([line for line in lines if line and not line.startswith(usage)][:2]) or "it gives no reason"
+        raise SchedulerError(
+            f"{program} refuses the script (status {answer.status}): {why}",
+            "change the request; hpcddp sites show SITE has the limits",
+        )
+    takes = f"{title} takes the script"
+    if not commands.queued:
+        told = commands.describe(answer)
+        return f"{takes}: {told}" if told else takes
+    job, delete = find_id(commands.queued, answer), " ".join(commands.cancel)
+    if job is None:
+        raise SchedulerError(
+            f"{program} answered {answer.stdout.strip()!r}, which is no job id",
+            f"look for the held job, and delete it: {delete} JOB",
+        )
+    if problem := cancel_job(name, job, env):
+        raise SchedulerError(f"the held job {job} could not be deleted: {problem}", f"{delete} '{job}'")
+    return f"{takes} (submitted held, and deleted)"

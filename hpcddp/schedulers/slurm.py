@@ -15,6 +15,7 @@ from hpcddp.schedulers.row import (
     QueueFound,
     Scheduler,
     Variables,
+    read_time,
 )
 from hpcddp.units import read_number
 
@@ -38,8 +39,7 @@ def parse_jobs(answer: Answer, states: Mapping[str, str]) -> JobsFound:
     own; index; state; start, perhaps an estimate; end; reason; the jobs that it waits for. `states`: its word -> ours.
     """
     if answer.status:
-        said = [line for line in answer.stderr.splitlines() if line.strip()]
-        return JobsFound((), f"squeue: {said[0].strip()[:200]}" if said else f"squeue ended with {answer.status}")
+        return JobsFound((), answer.why("squeue"))
     jobs, odd = [], 0
     *lines, rest = answer.stdout.split("\n")  # a line without its end may be cut off
     for line in lines:
@@ -74,8 +74,7 @@ def _parse(line: str, states: Mapping[str, str]) -> JobFound | None:
 def parse_ended(answer: Answer, states: Mapping[str, str]) -> JobsFound:
     """The jobs of `sacct --noheader --parsable2 --allocations --format=JobID,State,ExitCode,Start,End,NodeList`."""
     if answer.status:
-        said = [line for line in answer.stderr.splitlines() if line.strip()]
-        return JobsFound((), said[0].strip()[:200] if said else f"sacct ended with {answer.status}")
+        return JobsFound((), answer.why("sacct"))
     jobs = []
     for line in answer.stdout.splitlines():
         fields = line.split("|")
@@ -110,16 +109,6 @@ def _read_after(text: str) -> str:
     import re
 
     return ", ".join(re.findall(r":(\d+)(?:_\*|[+]\d+)*\(", text) or re.findall(r"\bafter\w*:(\d+)", text))
-
-
-def read_time(text: str) -> int | None:
-    """`2026-11-21T02:12:37`, in this host's time."""
-    import time
-
-    try:
-        return int(time.mktime(time.strptime(text, "%Y-%m-%dT%H:%M:%S")))
-    except (ValueError, OverflowError):  # N/A, Unknown, NONE
-        return None
 
 
 def _printable(text: str) -> str:

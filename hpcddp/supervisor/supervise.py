@@ -93,51 +93,20 @@ def _run_job(
     if isinstance(started, int):
         return started
     attempt = started.attempt
-    inherited = {LAUNCHED} if job.id else {LAUNCHED, *find_scheduler(order.scheduler).variables.job_id}
-    env = {name: value for name, value in env.items() if name not in inherited}  # what a rank starts is another job
-    env["HPCDDP_RUN_DIR"] = attempt.run.path
+    attempts = Attempts(order, env, job, attempt, signals, output, tell, by_hand=by_hand)
     status: int | None = None
     by = why = ""
-    notices = Notices(order.notify, env, tell)
-    notices.open(attempt)
-    reports = Reports(order.stall_limit_s if order.max_restarts else 0, env)
     try:
-        end = find_end(job, env, order.walltime_s or read_walltime(job.scheduler, script), by_hand=by_hand)
-        if end.at is not None:
-            tell(f"the job ends at {end}")
-        follow_up = FollowUp(job, end, env, tell)
-        if started.left:
-            follow_up.queue(attempt, order.submit_options)
-        recovery = None
-        if order.max_restarts:
-            from hpcddp.supervisor.recovery import Recovery  # most jobs start without it
-
-            recovery = Recovery(order, job, env, tell)
-        is_fixed = by_hand and end.source == BY_SCRIPT
-        moving = MovingEnd(job._replace(id="") if is_fixed else job, end, env)
-        if find_scheduler(order.scheduler).commands.remote_shell:
-            from hpcddp.supervisor.recovery import reach_hosts  # most jobs start without it
-
-            env = {**env, **reach_hosts(order.scheduler, order.launcher, attempt, env, tell)}
-        parts = signals, output, reports, follow_up, moving, tell, recovery
-        attempts = Attempts(order, env, job, *parts, notices, staged=attempt.name, by_hand=by_hand)
+        attempts.prepare(attempt, script, started.left)
         while isinstance(following := attempts.find_next(attempt, attempts.run(attempt)), AttemptFolder):
             attempt = following
         attempts.hear("after the ranks had ended")  # the owner's wish ends a chain then, too
         by = following.signal or following.heard
         why = _name_cause(following.cause, by)
-        status = end_attempt(attempt, _judge(following, attempt), follow_up if order.chain else None, tell)
+        status = end_attempt(attempt, _judge(following, attempt), attempts.follow_up if order.chain else None, tell)
         return status
     finally:
-        reports.close()
-        release_run(attempt.run, attempt.name, status, by, why)
-        if not order.scratch:
-            notices.end(attempt, status, by, why)
-            notices.finish()
-        if order.scratch:
-            shutil.rmtree(attempt.run.path, ignore_errors=True)
-            with suppress(OSError):  # it has other runs
-                os.rmdir(os.path.dirname(attempt.run.path))
+        attempts.close(attempt, status, by, why)
 
 
 def _name_cause(cause: Event | None, signal: str) -> str:
@@ -168,32 +137,65 @@ def _is_over(attempt: AttemptFolder, cause: Event) -> bool:
 
 
 class Attempts:
-    """The attempts of one job: `run` starts the ranks of one, and `find_next` says what follows. `staged`: the name of
-    the attempt for which data are copied to the nodes."""
+    """The attempts of one job: `run` starts the ranks of one, and `find_next` says what follows. `first`: the one for
+    which data are copied to the nodes."""
 
     def __init__(
         self,
         order: Order,
         env: Mapping[str, str],
         job: CurrentJob,
+        first: AttemptFolder,
         signals: Signals,
         output: Output,
-        reports: Reports,
-        follow_up: FollowUp,
-        end: MovingEnd,
         tell: Callable[[str], None],
-        recovery: Recovery | None,
-        notices: Notices,
         *,
-        staged: str,
         by_hand: bool,
     ) -> None:
-        self._staged, self._notices = staged, notices
+        # what a rank starts is another job
+        inherited = {LAUNCHED} if job.id else {LAUNCHED, *find_scheduler(order.scheduler).variables.job_id}
+        self._env = {name: value for name, value in env.items() if name not in inherited}
+        self._env["HPCDDP_RUN_DIR"] = first.run.path
+        self._order, self._job, self._by_hand, self._staged = order, job, by_hand, first.name
+        self._signals, self._output, self._tell = signals, output, tell
+        self._notices = Notices(order.notify, self._env, tell)
+        self._notices.open(first)
+        self._reports = Reports(order.stall_limit_s if order.max_restarts else 0, self._env)
+        self._recovery: Recovery | None = None
         self._is_checked = False
-        self._recovery, self._by_hand = recovery, by_hand
-        self._order, self._env, self._job, self._signals, self._output = order, env, job, signals, output
+
+    def prepare(self, first: AttemptFolder, script: str, left: int) -> None:
+        """Find the job's end, and queue its follow-up where so many attempts are `left` to a chain."""
+        order, job, env, tell = self._order, self._job, self._env, self._tell
         self._files = allow_more_files((order.line.world_size or 1) + _MORE_FILES)  # one for each rank
-        self._reports, self._follow_up, self._end, self._tell = reports, follow_up, end, tell
+        end = find_end(job, env, order.walltime_s or read_walltime(job.scheduler, script), by_hand=self._by_hand)
+        if end.at is not None:
+            tell(f"the job ends at {end}")
+        self.follow_up = FollowUp(job, end, env, tell)
+        if left:
+            self.follow_up.queue(first, order.submit_options)
+        is_fixed = self._by_hand and end.source == BY_SCRIPT
+        self._end = MovingEnd(job._replace(id="") if is_fixed else job, end, env)
+        if order.max_restarts:
+            from hpcddp.supervisor.recovery import Recovery  # most jobs start without it
+
+            self._recovery = Recovery(order, job, env, tell)
+        if find_scheduler(order.scheduler).commands.remote_shell:
+            from hpcddp.supervisor.recovery import reach_hosts
+
+            self._env |= reach_hosts(order.scheduler, order.launcher, first, env, tell)
+
+    def close(self, attempt: AttemptFolder, status: int | None, by: str, why: str) -> None:
+        """The job ends with this attempt: its run is nobody's any more."""
+        self._reports.close()
+        release_run(attempt.run, attempt.name, status, by, why)
+        if self._order.scratch:
+            shutil.rmtree(attempt.run.path, ignore_errors=True)
+            with suppress(OSError):  # it has other runs
+                os.rmdir(os.path.dirname(attempt.run.path))
+        else:
+            self._notices.end(attempt, status, by, why)
+            self._notices.finish()
 
     def run(self, attempt: AttemptFolder) -> Ended:
         """Copy the data, if there are any to copy, and start the ranks; nothing is started once a signal has come."""
@@ -230,7 +232,7 @@ class Attempts:
             if program:
                 # PBS signals the job's process group: the launcher hears that without hpcddp, too
                 launcher = LauncherProcess(program, env, attempt.log, self._output, self._files, apart=by_hand)
-                hear, these = self._follow_up.hear, of_ranks if program is launch else None
+                hear, these = self.follow_up.hear, of_ranks if program is launch else None
                 ended = watch(launcher, self._signals, warned, tell, hear, these, self._look_around)
                 marks = {name: env[name] for name in ("HPCDDP_RUN_DIR", "HPCDDP_ATTEMPT")}
                 end_left(marks, env, tell, rest_s=_EXIT_S if ended.cause is None else 0.0)
@@ -256,7 +258,7 @@ class Attempts:
         program = [sys.executable, "-m", "hpcddp", "check", *options, "--", *words]
         tell(f"the nodes are checked before the ranks are started; {report} has what was found")
         launcher = LauncherProcess(program, dict(env), attempt.log, self._output)
-        ended = watch(launcher, self._signals, lambda: None, tell, self._follow_up.hear, None, self._look_around)
+        ended = watch(launcher, self._signals, lambda: None, tell, self.follow_up.hear, None, self._look_around)
         launcher.finish_output()
         if ended.signal or not ended.status:
             return ended
@@ -317,7 +319,7 @@ class Attempts:
         """The last signal that has come while no rank runs; each is printed. None: none has."""
         ended = None
         for number in self._signals.read():
-            self._follow_up.hear(number)
+            self.follow_up.hear(number)
             ended = Ended(128 + number, name_signal(number))
             self._tell(f"{ended.signal} came {when}")
         return ended

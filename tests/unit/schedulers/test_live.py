@@ -9,11 +9,9 @@ from pathlib import Path
 import pytest
 
 from hpcddp.errors import RequestError, SchedulerError
-from hpcddp.schedulers.registry import find_scheduler
+from hpcddp.schedulers import run
 from hpcddp.schedulers.row import Answer
-from hpcddp.schedulers.run import check_deleted, describe_answer, plan_deletion, plan_question
 
-PBS, SLURM = find_scheduler("pbs"), find_scheduler("slurm")
 CASES = json.loads((Path(__file__).parents[2] / "captures/pbs/errors_options.json").read_text())["cases"]
 
 
@@ -22,51 +20,62 @@ def recorded(what: str) -> Answer:
     return Answer(case["rc"], case["stdout"], case["stderr"])
 
 
-def test_pbs_gets_the_script_held_and_only_if_it_is_pbs():
-    assert plan_question(PBS, "pbs_version = 23.06.06\n") == ["qsub", "-h"]
-    for version in (None, "Grid Engine 8.1.9", ""):
-        with pytest.raises(SchedulerError, match="does not say that it is PBS"):
-            plan_question(PBS, version)
-    assert plan_question(SLURM, None) == ["sbatch", "--test-only"]
-    with pytest.raises(RequestError):
-        plan_question(find_scheduler("gridengine"), "Grid Engine 8.1.9")
+@pytest.fixture
+def ask(monkeypatch):
+    """Asks a scheduler whose commands give these answers, in this order; what it said, and the commands."""
+
+    def ask(name: str, *answers: Answer) -> tuple[str, list[list[str]]]:
+        left, asked = list(answers), []
+        monkeypatch.setattr(run, "run_program", lambda argv, *_, **__: asked.append(argv) or left.pop(0))
+        return run.ask_scheduler(name, "script", {}), asked
+
+    return ask
 
 
-def test_a_held_job_that_pbs_took_is_deleted():
+PBS = Answer(0, "pbs_version = 23.06.06\n", "")
+
+
+def test_pbs_gets_the_script_held_only_if_it_is_pbs_and_the_job_is_deleted(ask):
     answer = recorded("queue not started")
-    assert plan_deletion(PBS, answer) == ["qdel", answer.stdout.strip()]
-    assert "takes the script" in describe_answer(PBS, answer)
-    check_deleted(["qdel", "58.pbs1"], Answer(0, "", ""))
-    with pytest.raises(SchedulerError, match=r"58\.pbs1 could not be deleted: qdel: no") as error:
-        check_deleted(["qdel", "58.pbs1"], Answer(159, "", "qdel: no\n"))
-    assert error.value.hint == "qdel '58.pbs1'"
+    said, asked = ask("pbs", PBS, answer, Answer(0, "", ""))
+    assert said == "PBS takes the script (submitted held, and deleted)"
+    assert asked == [["qsub", "--version"], ["qsub", "-h"], ["qdel", answer.stdout.strip()]]
+    with pytest.raises(SchedulerError, match=r"could not be deleted: qdel: no") as error:
+        ask("pbs", PBS, answer, Answer(159, "", "qdel: no\n"))
+    assert error.value.hint == f"qdel '{answer.stdout.strip()}'"
+    for version in ("Grid Engine 8.1.9", ""):
+        with pytest.raises(SchedulerError, match="does not say that it is PBS"):
+            ask("pbs", Answer(0, version, ""))
+    with pytest.raises(SchedulerError, match="no job id"):
+        ask("pbs", PBS, Answer(0, "welcome\n", ""))
+
+
+def test_a_scheduler_without_such_a_command_is_a_request_error(ask):
+    with pytest.raises(RequestError):
+        ask("gridengine")
 
 
 @pytest.mark.parametrize("case", [c for c in CASES if c["rc"] != 0], ids=lambda c: c["what"])
-def test_a_refusal_is_told_in_the_schedulers_own_words(case):
+def test_a_refusal_is_told_in_the_schedulers_own_words(ask, case):
     with pytest.raises(SchedulerError) as error:
-        plan_deletion(PBS, Answer(case["rc"], case["stdout"], case["stderr"]))
+        ask("pbs", PBS, Answer(case["rc"], case["stdout"], case["stderr"]))
     first = case["stderr"].splitlines()[0].strip()
     assert first in error.value.message
     assert "usage" not in error.value.message
     assert error.value.exit_code == 5
 
 
-def test_an_answer_without_a_job_id_is_not_trusted():
-    with pytest.raises(SchedulerError, match="no job id"):
-        plan_deletion(PBS, Answer(0, "welcome\n", ""))
-
-
-def test_slurm_says_when_and_where():
+def test_slurm_says_when_and_where(ask):
     said = "sbatch: Job 12 to start at 2026-11-21T04:00:00 using 8 processors on nodes node[1-2] in partition debug\n"
-    assert plan_deletion(SLURM, Answer(0, "", said)) == []
-    assert "nodes node[1-2]" in describe_answer(SLURM, Answer(0, "", said))
+    told, asked = ask("slurm", Answer(0, "", said))
+    assert "nodes node[1-2]" in told
+    assert asked == [["sbatch", "--test-only"]]
     with pytest.raises(SchedulerError, match="invalid partition"):
-        plan_deletion(SLURM, Answer(1, "", "allocation failure: invalid partition specified\n"))
+        ask("slurm", Answer(1, "", "allocation failure: invalid partition specified\n"))
 
 
 @pytest.fixture
-def pbs(tmp_path, run):
+def pbs(tmp_path, run):  # the fixture, not the module
     """A qsub and a qdel that write down what they were given, and answer as OpenPBS does."""
 
     def render(answer: str, *words: str):

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import time
+import typing
 
 from hpcddp.runs.folder import RunFolder
 from hpcddp.runs.submitted import JobEnd, note_job_end, read_job_end
 from hpcddp.schedulers.registry import CurrentJob, find_scheduler
-from hpcddp.supervisor.follow import End, MovingEnd
-from hpcddp.supervisor.notice import Notices
+from hpcddp.supervisor.follow import End, MovingEnd, StopRequest
 from hpcddp.supervisor.order import Line, Order
 from hpcddp.supervisor.supervise import Attempts
 
@@ -26,7 +26,7 @@ def test_a_job_leaves_its_scheduler_its_id_and_its_end_in_the_attempts_folder(no
     assert read_job_end(RunFolder(str(node.folder / "runs/x")).attempt("77.1")) == JobEnd(**expected)
 
 
-def test_the_file_follows_an_end_that_is_moved(tmp_path):
+def test_the_file_follows_an_end_that_is_moved(tmp_path, monkeypatch):
     attempt = RunFolder(str(tmp_path)).attempt("77.1")
     told: list[int] = []
 
@@ -35,25 +35,14 @@ def test_the_file_follows_an_end_that_is_moved(tmp_path):
             self.end = End(2000000600, "as scontrol says")
             return True
 
-    class Ranks:
-        tell_end = told.append
-        hang = ""
-
-    job = CurrentJob("slurm", "77", "77")
-    attempts = Attempts.__new__(Attempts)
-    attempts._job, attempts._attempt, attempts._order = (
-        job,
-        attempt,
-        Order("slurm", "openmpi", Line((), (), 1), signal_s=100),
-    )
-    attempts._end, attempts._reports, attempts._tell = (
-        Moved(job, End(2000000000, "before"), {}),
-        Ranks(),
-        lambda _text: None,
-    )
-    attempts._stop_request = type("Nobody", (), {"look": lambda self: None})()
-    attempts._notices = Notices(None, {}, print)
+    job, order = CurrentJob("slurm", "77", "77"), Order("slurm", "openmpi", Line((), (), 1), signal_s=100)
+    nobody: typing.Any = None  # no launcher runs
+    attempts = Attempts(order, {}, job, attempt, nobody, nobody, lambda _text: None, by_hand=False)
+    attempts._end, attempts._attempt = Moved(job, End(2000000000, "before"), {}), attempt
+    attempts._stop_request = StopRequest(attempt)
+    monkeypatch.setattr(attempts._reports, "tell_end", told.append)
     attempts._look_around()
+    attempts._reports.close()
     while read_job_end(attempt) is None:  # it is written beside the supervisor
         time.sleep(0.01)
     assert read_job_end(attempt) == JobEnd("slurm", "77", 2000000600, "as scontrol says", 2000000500)
