@@ -28,11 +28,11 @@ os.environ["XDG_CONFIG_DIRS"] = "/nonexistent"
 # How long a test waits for what should come. It is a limit for hangs: a busy machine must not reach it.
 PATIENCE_S = 600
 
-# `make test` draws the same examples each time, so that a failure always comes from a change. `make test-all` draws ten
+# `make test` draws the same examples each time, so that a failure always comes from a change. `make test-all` draws 20
 # times as many at random; one with which it finds a fault is added to its property as an `@example`. A property that
-# needs another number of them than 100 takes it relative to `settings.default.max_examples`.
+# needs another number of them than 50 takes it relative to `settings.default.max_examples`.
 _CALM = settings(deadline=None, database=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow])
-settings.register_profile("same", _CALM, derandomize=True)
+settings.register_profile("same", _CALM, derandomize=True, max_examples=50)
 # Said, since hypothesis itself derandomizes where it finds itself in CI.
 settings.register_profile("random", _CALM, derandomize=False, max_examples=1000)
 settings.load_profile("same")

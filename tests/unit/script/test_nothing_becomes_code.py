@@ -23,7 +23,7 @@ NASTY += ["HPCDDP_PLAN", "\nHPCDDP_PLAN\n", "{{ job }}", "{% raw %}"]
 carried = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]))
 texts = st.one_of(st.sampled_from(NASTY), carried, st.lists(st.sampled_from(NASTY)).map("".join))
 quickly = settings(
-    max_examples=settings.default.max_examples * 2 // 5,  # of 100, or of 1000 in `make test-all`
+    max_examples=settings.default.max_examples * 2 // 5,  # of 50, or of 1000 in `make test-all`
     suppress_health_check=[*settings.default.suppress_health_check, HealthCheck.function_scoped_fixture],
 )
 

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib.util
 import itertools
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -206,10 +208,15 @@ def run_ranks(_server: subprocess.Popen[str], tmp_path: Path, request: pytest.Fi
     return run
 
 
-def _ask(server: subprocess.Popen[str], asked: dict[str, Any]) -> dict[str, Any]:
+def _ask(server: subprocess.Popen[str], asked: dict[str, Any]) -> Any:
     server.stdin.write(json.dumps(asked) + "\n")
     server.stdin.flush()
     return json.loads(server.stdout.readline())
+
+
+def _python(folder: Path, outputs: Path, words: Sequence[str], env: Mapping[str, str]) -> dict[str, Any]:
+    environment = {"PATH": os.environ["PATH"], "OMP_NUM_THREADS": "1", **env}
+    return {"words": words, "folder": str(folder), "env": environment, "outputs": str(outputs)}
 
 
 @pytest.fixture
@@ -220,13 +227,40 @@ def run_python(_server: subprocess.Popen[str], tmp_path_factory: pytest.TempPath
     """
 
     def run(folder: Path, *words: str, **env: str) -> subprocess.CompletedProcess[str]:
-        environment = {"PATH": os.environ["PATH"], "OMP_NUM_THREADS": "1", **env}
-        outputs = tmp_path_factory.mktemp("python")
-        asked = {"words": words, "folder": str(folder), "env": environment, "outputs": str(outputs)}
-        answer = _ask(_server, asked)
+        answer = _ask(_server, _python(folder, tmp_path_factory.mktemp("python"), words, env))
         return subprocess.CompletedProcess(words, *answer["statuses"], *answer["outputs"])
 
     return run
+
+
+class Started(NamedTuple):
+    """A process that `start_python` has started."""
+
+    pid: int
+    wait: Callable[[], int]  # for its exit status
+
+
+@pytest.fixture
+def start_python(
+    _server: subprocess.Popen[str], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Callable[..., Started]]:
+    """As `run_python`, which does not wait for its end. What is left of it at the test's end is killed."""
+    left: list[int] = []
+
+    def wait(pid: int) -> int:
+        left.remove(pid)
+        (status,) = _ask(_server, {"ended": pid})
+        return status
+
+    def start(folder: Path, *words: str, **env: str) -> Started:
+        asked = _python(folder, tmp_path_factory.mktemp("python"), words, env)
+        left.append(_ask(_server, {**asked, "at_once": True}))
+        return Started(left[-1], functools.partial(wait, left[-1]))
+
+    yield start
+    for pid in [*left]:
+        os.kill(pid, signal.SIGKILL)
+        wait(pid)
 
 
 def unheard() -> InputWait:

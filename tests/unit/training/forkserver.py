@@ -4,6 +4,7 @@ Run as a program by `run_ranks`. A request is one line of JSON on stdin: the fun
 ranks, its argument, more environment. The answer is one line: each rank's exit status and output.
 
 `run_python` asks for one process that runs a script and its arguments as a new Python does, in this environment alone.
+`start_python` is answered at once, with its process id; {"ended": process id} waits for its exit status.
 
 At a program's end Python and C++ take torch apart, which takes longer than all that a short rank does. A rank of a
 quick test does that only where a function of its module runs for the first time: aborts in destructors must show, if
@@ -123,6 +124,9 @@ def serve() -> None:
     ended = set()  # modules
     while (line := sys.stdin.readline()) not in ("", END):
         request = json.loads(line)
+        if "ended" in request:
+            print(json.dumps(_wait({0: request["ended"]})), flush=True)
+            continue
         folder = Path(request["outputs"])
         if "words" in request:
             outputs = [folder / "stdout", folder / "stderr"]
@@ -140,6 +144,9 @@ def serve() -> None:
             if pid == 0:
                 body()
             children[rank] = pid
+        if request.get("at_once"):
+            print(json.dumps(pid), flush=True)
+            continue
         answer = _wait(children)
         print(json.dumps({"statuses": answer, "outputs": [path.read_text() for path in outputs]}), flush=True)
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import signal
-import subprocess
-import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -27,20 +26,15 @@ WORK = "while True: sum(range(1000)); len(str(time.time()))"
 
 
 @pytest.fixture
-def rank() -> Iterator[Callable[[str], Page]]:
-    started = list[subprocess.Popen[bytes]]()
-
+def rank(start_python: Callable[..., Any], tmp_path: Path) -> Callable[[str], Page]:
     def start(line: str) -> Page:
         page = make_page()
         assert page is not None
-        env = os.environ | {VARIABLE: page.path}
-        started.append(subprocess.Popen([sys.executable, "-c", BEATS.format(line)], env=env))
+        (tmp_path / "rank.py").write_text(BEATS.format(line))
+        start_python(tmp_path, "rank.py", **{VARIABLE: page.path})
         return page
 
-    yield start
-    for one in started:
-        one.kill()
-        one.wait()
+    return start
 
 
 def wait_until(is_so: Callable[[], object]) -> None:
@@ -53,7 +47,7 @@ def wait_until(is_so: Callable[[], object]) -> None:
 def test_a_thread_that_stands_in_one_call_and_uses_the_processor_does_not_move(rank: Callable[[str], Page]):
     page = rank(CALL)
     wait_until(lambda: page.read_place().text)
-    assert "<string>:5" in page.read_place().text
+    assert "rank.py:5" in page.read_place().text
     before = page.read()
     wait_until(lambda: page.read().uses > before.uses + 3)
     assert page.read().moves == before.moves
@@ -72,21 +66,23 @@ def test_a_thread_whose_lines_change_moves(rank: Callable[[str], Page]):
     wait_until(lambda: page.read().moves > 3)
 
 
-def test_a_rank_ends_itself_where_the_process_beside_it_is_stopped() -> None:
+def test_a_rank_ends_itself_where_the_process_beside_it_is_stopped(
+    start_python: Callable[..., Any], tmp_path: Path
+) -> None:
     page = make_page()
     assert page is not None
-    env = os.environ | {VARIABLE: page.path}
-    with subprocess.Popen([sys.executable, "-c", BEATS.format(SLEEP)], env=env) as process:
-        page.write_lease(time.monotonic() + 1000)
-        wait_until(lambda: process.poll() is not None or page.read().looks >= 3)
-        page.write_lease(time.monotonic() - 1)
-        assert process.wait() == -signal.SIGKILL
+    (tmp_path / "rank.py").write_text(BEATS.format(SLEEP))
+    rank = start_python(tmp_path, "rank.py", **{VARIABLE: page.path})
+    page.write_lease(time.monotonic() + 1000)
+    wait_until(lambda: page.read().looks >= 3)
+    page.write_lease(time.monotonic() - 1)
+    assert rank.wait() == -signal.SIGKILL
 
 
 def test_a_thread_that_waits_for_a_checkpoint_s_files_is_at_work_and_does_not_move(rank: Callable[[str], Page]):
     page = rank(FSYNC)
     wait_until(lambda: page.read_place().text)
-    assert "<string>:5" in page.read_place().text
+    assert "rank.py:5" in page.read_place().text
     before = page.read()
     wait_until(lambda: page.read().uses > before.uses + 3)
     assert page.read().moves == before.moves

@@ -16,7 +16,6 @@ from hpcddp.cli.train import build_parser
 from hpcddp.errors import RequestError
 from hpcddp.runs.folder import RunFolder
 from hpcddp.runs.state import read_planned_batch
-from hpcddp.trainer import load_images
 from hpcddp.training.options import CHECKPOINT_FORMS
 
 RunRanks = Callable[..., Any]
@@ -110,6 +109,8 @@ def test_a_number_that_no_training_takes_is_refused(option: str, value: str, tol
 
 
 def test_the_digits_are_split_without_overlap() -> None:
+    from hpcddp.trainer import load_images  # one worker alone needs torchvision and scikit-learn
+
     train, test = load_images(32)
     assert (len(train), len(test)) == (1437, 360)
     image, digit = test[0]
