@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from hpcddp.cli.parser import VerbParser
-from hpcddp.cli.request import FRESH, NAME, RESUME, listed, read_settings
+from hpcddp.cli.request import add_options, listed, read_options
 from hpcddp.cli.streams import exact_bytes, tell, tell_each, write_exactly
 from hpcddp.errors import LaunchError, RequestError, SchedulerError, find_missing_library
 from hpcddp.login.planning import on_path, read_spec_here, remark_start, see_spawn, this_process
@@ -23,7 +23,7 @@ from hpcddp.ranks.candidates import find_candidates
 from hpcddp.ranks.device import count_gpus
 from hpcddp.ranks.launch_commands import launcher_of_version
 from hpcddp.ranks.launcher import Launcher
-from hpcddp.ranks.launchers import AGENTS, JOB_LAUNCHERS, LAUNCHERS, launchers_under
+from hpcddp.ranks.launchers import AGENTS, LAUNCHERS, launchers_under
 from hpcddp.ranks.resolve import launch_line
 from hpcddp.runs.start import make_stamp
 from hpcddp.schedulers.allocation import Allocation, expand_counts
@@ -109,32 +109,11 @@ def build_parser() -> VerbParser:
     parser.elsewhere = dict.fromkeys(("--nodes", "--queue", "--account"), _OF_ALLOCATION) | dict.fromkeys(
         ("--gpus-per-node", "--cpus-per-rank"), "GPUs and CPUs are counted in the allocation"
     )
-    ranks = parser.add_argument_group("the ranks")
-    ranks.add_argument("--ranks-per-node", metavar="R", help="processes per node (what the allocation was asked for)")
-    ranks.add_argument("--gpus-per-rank", metavar="G", help="GPUs of each rank, for a model split over them (1)")
-    ranks.add_argument("--launcher", metavar="L", help=f"{listed(JOB_LAUNCHERS)} (what is found)")
-    ranks.add_argument("--site", metavar="S", help="a site whose modules and environment the ranks need")
-    ranks.add_argument("--here", action="store_true", help="run on this machine, although it has a scheduler")
-    ranks.add_argument("--dry-run", action="store_true", help="print the script instead of running it")
-    of_run = parser.add_argument_group("the run")
-    of_run.add_argument("--name", metavar="X", help=NAME)
-    of_run.add_argument("--fresh", action="store_true", help=FRESH)
-    of_run.add_argument("--scratch", action="store_true", help="keep no run: for timing and trying")
-    of_run.add_argument("--resume", metavar="RUN", help=RESUME)
-    of_run.add_argument("--accept", metavar="NAMES", help="take other settings than the recorded ones: lr,seed")
-    of_run.add_argument("--keep", metavar="NAMES", help="keep the recorded settings: lr")
-    of_run.add_argument("--walltime", metavar="TIME", help="time left in the allocation (what the scheduler says)")
-    of_run.add_argument("--global-batch", metavar="B", help="samples per optimizer step, over all ranks")
-    of_run.add_argument(
-        "--parallel", metavar="P", help="how the ranks split the model: ddp, zero1, fsdp, hsdp, data=-1,shard=8"
-    )
-    of_run.add_argument(
-        "--set",
-        action="append",
-        default=[],
-        metavar="KEY=VALUE",
-        help=f"{listed(_SETTABLE)} of a job file, or env.NAME",
-    )
+    add_options(parser, f"{listed(_SETTABLE)} of a job file, or env.NAME")
+    group = parser.add_argument_group("how it is launched")
+    group.add_argument("--here", action="store_true", help="run on this machine, although it has a scheduler")
+    group.add_argument("--dry-run", action="store_true", help="print the script instead of running it")
+    group.add_argument("--scratch", action="store_true", help="keep no run: for timing and trying")
     return parser
 
 
@@ -142,6 +121,12 @@ def run(args: argparse.Namespace, env: Mapping[str, str]) -> int:
     """Plan for what is here, render, and become the shell that runs it."""
     if not args.command:
         raise RequestError("there is no command to run", "hpcddp launch -- python train.py")
+    for key in (item.partition("=")[0] for item in args.set):
+        if key not in _SETTABLE and not key.startswith("env."):
+            hint = "leave it out, or use an option of its own: hpcddp launch --help"
+            if key == "gpus_per_node":
+                hint = "leave it out: GPUs are counted here; to train on CPUs: --set env.ACCELERATE_USE_CPU=true"
+            raise RequestError(f"--set {key}: hpcddp launch takes {listed((*_SETTABLE, 'env.NAME'))}", hint)
     _refuse_inside_a_rank(env)
     allocation = None if args.here else find_allocation(env)
     if allocation is None and not args.here:
@@ -181,34 +166,24 @@ def plan_here(args: argparse.Namespace, allocation: Allocation | None, env: Mapp
         "gpus_per_node": (str(size.gpus), "the visible devices"),
         "cpus_per_node": (str(max(size.cpus, ranks)), "this machine"),
         "workdir": (os.getcwd(), "the folder of this shell"),
-        "command": (args.command, "the command after --"),
+        **read_options(args),
     }
-    if args.fresh:
-        keys["fresh"] = ("true", "--fresh")
     if args.scratch:
         others = [f"--{key}" for key in ("name", "fresh", "resume") if getattr(args, key)]
         if others:
             raise RequestError(f"--scratch keeps no run, and {others[0]} chooses one", f"leave out {others[0]}")
         keys["run_dir"] = (f"runs/.scratch-{make_stamp()}", "--scratch")
-    for key in ("name", "walltime", "gpus_per_rank", "global_batch", "parallel", "resume", "accept", "keep"):
-        if getattr(args, key) is not None:
-            keys[key] = (getattr(args, key), f"--{key.replace('_', '-')}")
-    keys |= read_settings(args.set, _SETTABLE)
     if "spares" in keys:
         keys["nodes"] = (str(without_spares(size, str(keys["spares"][0]))), "the allocation, without spares")
     if args.walltime is None:
-        given = allocation is None or find_scheduler(allocation.scheduler).variables.end in env  # the script reads it
-        left = None if given or allocation is None else _time_left(allocation, env)
+        is_said = allocation is None or find_scheduler(allocation.scheduler).variables.end in env  # for the script
+        left = None if is_said or allocation is None else _time_left(allocation, env)
         if left is not None:
             keys["walltime"] = (f"{left}s", "what is left of the allocation")
         elif site.walltime_s is None:
             keys["walltime"] = ("168:00:00", "the default of hpcddp launch")
-        if not given and left is None:
+        if not is_said and left is None:
             tell("the end of this allocation is not known; --walltime TIME gives it")
-    if args.ranks_per_node is not None:
-        keys["ranks_per_node"] = (str(ranks), "--ranks-per-node")
-    if args.launcher:
-        keys["launcher"] = (args.launcher, "--launcher")
     spec, remarks = see_spawn(read_spec_here(keys, (), env))
     tell_each(remarks)
     spec, rank_maker = plan_rank_maker(spec)

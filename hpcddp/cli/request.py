@@ -24,10 +24,6 @@ def listed(words: Sequence[str]) -> str:
 
 
 DEFAULT_JOB_FILE = "hpcddp.yaml"
-#: What the options do that choose a run.
-NAME = "the run's name: its folder is runs/X, and its job is called so (made from the command)"
-FRESH = "begin anew; an old run in the folder is set aside, as RUN.old1"
-RESUME = "resume this run, and take the new command"
 
 # group of options -> option -> (job-file key, placeholder, help)
 _GROUPS = {
@@ -35,21 +31,25 @@ _GROUPS = {
         "--site": ("site", "S", "a site's name, or the path of its YAML file (see hpcddp sites)"),
         "--queue": ("queue", "Q", "queue, partition, QOS or resource type"),
         "--account": ("account", "A", "what the job is charged to"),
-        "--launcher": ("launcher", "L", f"{listed(JOB_LAUNCHERS)} (the site's)"),
+        "--launcher": ("launcher", "L", f"{listed(JOB_LAUNCHERS)} (the site's, or what is found)"),
     },
     "how large it is": {
         "--nodes": ("nodes", "N", "nodes (1)"),
-        "--ranks-per-node": ("ranks_per_node", "R", "processes per node (one per GPU)"),
+        "--ranks-per-node": ("ranks_per_node", "R", "processes per node (one per GPU, or what the allocation has)"),
         "--gpus-per-node": ("gpus_per_node", "G", "GPUs of each node (what the site says)"),
         "--gpus-per-rank": ("gpus_per_rank", "G", "GPUs of each rank, for a model that is split over them (1)"),
         "--cpus-per-rank": ("cpus_per_rank", "C", "CPUs of each rank (its share of the node)"),
-        "--walltime": ("walltime", "TIME", "run-time limit: 2:30:00, 90m, 2h30m, 1d (the site's default)"),
+        "--walltime": (
+            "walltime",
+            "TIME",
+            "run-time limit: 2:30:00, 90m, 1d (the site's, or what is left of the allocation)",
+        ),
     },
     "what it runs": {
-        "--name": ("name", "X", NAME),
+        "--name": ("name", "X", "the run's name: its folder is runs/X, its job is called so (made from the command)"),
         "--global-batch": ("global_batch", "B", "samples per optimizer step, over all ranks"),
         "--parallel": ("parallel", "P", "how the ranks split the model: ddp, zero1, fsdp, hsdp, data=-1,shard=8"),
-        "--resume": ("resume", "RUN", RESUME),
+        "--resume": ("resume", "RUN", "resume this run, and take the new command"),
         "--accept": ("accept", "NAMES", "take other settings than the recorded ones, such as lr,seed"),
         "--keep": ("keep", "NAMES", "keep the recorded settings, such as lr"),
     },
@@ -62,20 +62,24 @@ def request_parser(verb: str, description: str, *, example: str, exits: tuple[in
     parser = VerbParser(verb, description, example=example, exits=exits, takes_command=True)
     parser.usage = f"hpcddp {verb} [JOB.yaml] [options] [-- command ...]"
     parser.add_argument("job", nargs="?", metavar="JOB.yaml", help=f"job file ({DEFAULT_JOB_FILE}, if it is there)")
+    group = add_options(parser, "any key of a job file, such as env.NCCL_DEBUG=INFO")
+    group.add_argument("--demo", action="store_true", help="the built-in training job: handwritten digits")
+    return parser
+
+
+def add_options(parser: VerbParser, settable: str) -> argparse._ArgumentGroup:
+    """The request's options, without those that the verb has `elsewhere`; the last group of them. `settable`: what
+    `--set` takes."""
     for title, options in _GROUPS.items():
         group = parser.add_argument_group(title)
         for option, (key, placeholder, text) in options.items():
-            group.add_argument(option, dest=key, metavar=placeholder, help=text)
-    group.add_argument("--fresh", action="store_true", help=FRESH)
-    group.add_argument("--demo", action="store_true", help="the built-in training job: handwritten digits")
+            if option not in parser.elsewhere:
+                group.add_argument(option, dest=key, metavar=placeholder, help=text)
     group.add_argument(
-        "--set",
-        action="append",
-        default=[],
-        metavar="KEY=VALUE",
-        help="any key of a job file, such as env.NCCL_DEBUG=INFO",
+        "--fresh", action="store_true", help="begin anew; an old run in the folder is set aside, as RUN.old1"
     )
-    return parser
+    group.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help=settable)
+    return group
 
 
 def read_plan(args: argparse.Namespace, env: Mapping[str, str]) -> JobPlan:
@@ -89,45 +93,35 @@ def read_plan(args: argparse.Namespace, env: Mapping[str, str]) -> JobPlan:
 def read_keys(args: argparse.Namespace) -> tuple[dict[str, tuple[object, str]], str | None]:
     """Every value asked for with its source, options over job file; and the job file."""
     for item in args.set:
-        if "=" not in item:
-            value = "VALUE" if args.job is None or os.path.exists(args.job) else args.job  # `--set nodes 4`
-            raise RequestError(f"--set {item!r} has no value", f"--set {item}={value}")
+        if "=" not in item and args.job is not None and not os.path.exists(args.job):  # `--set nodes 4`
+            raise RequestError(f"--set {item!r} has no value", f"--set {item}={args.job}")
     path = _job_file(args)
+    in_file = {key: (value, f"{key} in {path}") for key, value in load_yaml(path)[0].items()} if path else {}
+    return {**in_file, **read_options(args)}, path
+
+
+def read_options(args: argparse.Namespace) -> dict[str, tuple[object, str]]:
+    """What the command line asks for."""
     given: dict[str, tuple[object, str]] = {}
-    if path:
-        given = {key: (value, f"{key} in {path}") for key, value in load_yaml(path)[0].items()}
-    for item in args.set:
-        key, _, value = item.partition("=")
+    for key, equals, value in (item.partition("=") for item in args.set):
+        if not equals:
+            raise RequestError(f"--set {key!r} has no value", f"--set {key}=VALUE")
         given[key] = (_once(given, key, value, f"--set {key}={value}"), f"--set {key}")
     for option, (key, _, _) in _OPTIONS.items():
-        if getattr(args, key) is not None:
-            given[key] = (_once(given, key, getattr(args, key), f"{option} {getattr(args, key)}"), option)
+        value = getattr(args, key, None)
+        if value is not None:
+            given[key] = (_once(given, key, value, f"{option} {value}"), option)
     if args.fresh:
         given["fresh"] = ("true", "--fresh")
     if args.command:
         given["command"] = (args.command, "the command after --")
-    return given, path
-
-
-def read_settings(items: Sequence[str], keys: Sequence[str]) -> dict[str, tuple[object, str]]:
-    """What `--set` says where only these keys of a job file, and variables, can be set."""
-    settings: dict[str, tuple[object, str]] = {}
-    for key, equals, value in (item.partition("=") for item in items):
-        if key not in keys and not key.startswith("env."):
-            hint = "leave it out, or use an option of its own: hpcddp launch --help"
-            if key == "gpus_per_node":
-                hint = "leave it out: GPUs are counted here; to train on CPUs: --set env.ACCELERATE_USE_CPU=true"
-            raise RequestError(f"--set {key}: hpcddp launch takes {listed((*keys, 'env.NAME'))}", hint)
-        if not equals:
-            raise RequestError(f"--set {key!r} has no value", f"--set {key}=VALUE")
-        settings[key] = (_once(settings, key, value, f"--set {key}={value}"), f"--set {key}")
-    return settings
+    return given
 
 
 def _once(given: Mapping[str, tuple[object, str]], key: str, value: str, typed: str) -> str:
     """The value. RequestError if the command line has another one for this key by now."""
     other, source = given.get(key, (value, ""))
-    if source.startswith("--") and other != value:
+    if other != value:
         raise RequestError(f"{key} is given twice: {source}={other} and {typed}", "leave out one of them")
     return value
 
