@@ -2,7 +2,7 @@
 
 Every rendered launcher line ends in it. It resolves this process's rank from the launcher's variables, exports torch's
 variables, and replaces itself by the command, so that any `env://` script runs under mpirun or srun unchanged. In a job
-whose ranks write to logs it stays beside the command, to report the first rank that fails on the job's own output.
+with a supervisor it stays beside the command, as its agent.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import os
 from collections.abc import Mapping
 
 from hpcddp import guard
-from hpcddp.errors import PEER_FAILED, HpcddpError, LaunchError, RequestError
+from hpcddp.errors import HpcddpError, LaunchError, RequestError
 from hpcddp.ranks.launchers import LAUNCHERS
 from hpcddp.record import Record
 from hpcddp.runs import attempt
@@ -142,11 +142,7 @@ def run_command(command: list[str], env: Mapping[str, str], options: ExecOptions
                 exported.pop(row.agent_store, None)
         log = attempt.record_rank(exported, info.rank, hostname)
     except HpcddpError as error:
-        # before this process ends: its launcher then ends the other ranks
-        agent = _make_agent(env, info, hostname)
-        if agent is not None:
-            agent.refuse(error.exit_code, error.message)
-        _refuse(error, env, info, job_output)
+        _refuse(error, _make_agent(env, info, hostname), job_output)
     agent = _make_agent(env, info, hostname)  # not before: a shared file system may show the folder late
     if agent is not None:
         marks = tuple(exported[guard.RANK_MARKS].split()) if options.nodes and guard.RANK_MARKS in exported else ()
@@ -170,18 +166,21 @@ def _become(command: list[str], env: dict[str, str], info: RankInfo, hostname: s
     try:
         os.execvpe(command[0], command, env)
     except OSError as error:
-        _refuse(_cannot_run(command, info, hostname, error), env, info, job_output)
+        _refuse(_cannot_run(command, info, hostname, error), None, job_output)
 
 
-def _refuse(refusal: HpcddpError, env: Mapping[str, str], info: RankInfo | None, job_output: int) -> NoReturn:
-    """Say why the command does not run, and end; of all ranks one says it on the job's output."""
+def _refuse(refusal: HpcddpError, agent: Agent | None, job_output: int, status: int | None = None) -> NoReturn:
+    """Say why the command does not run, and end. Where there is a supervisor, it says that once for all ranks.
+    `status`: another than this process's, for the supervisor."""
     from hpcddp.cli.streams import tell
-    from hpcddp.runs import attempt
 
-    with attempt.first_failure(env) as is_first:
-        if is_first or info is None or info.rank == 0:  # these have no log of their own
-            os.dup2(job_output if is_first else os.open(os.devnull, os.O_WRONLY), 2)
+    # before this process ends: its launcher then ends the other ranks
+    is_heard = agent is not None and agent.refuse(status or refusal.exit_code, str(refusal))
+    if not is_heard:
+        os.dup2(job_output, 2)
         tell(str(refusal))
+    if agent is not None:
+        agent.wait_for_others()
     raise SystemExit(refusal.exit_code)
 
 
@@ -202,9 +201,10 @@ def _run_with_agent(
     agent: Agent,
     rank_marks: tuple[str, ...],
 ) -> NoReturn:
-    """Run the command in a process of its own, and report how it failed if no other rank has failed before.
-    `rank_marks`: the variables of each rank that the command starts, where it is an agent."""
+    """Run the command in a process of its own, and tell the supervisor how that has ended. `rank_marks`: the variables
+    of each rank that the command starts, where it is an agent."""
     from hpcddp.supervisor.agent import BY_WORD, Program, Stderr, end_alike, report
+    from hpcddp.supervisor.wire import Ended
 
     stderr = None if log else Stderr(job_output)
     if agent.path:
@@ -223,8 +223,7 @@ def _run_with_agent(
             rank_marks=rank_marks,
         )
     except OSError as error:
-        agent.refuse(_CANNOT_RUN, f"cannot run {command[0]!r}: {error.strerror}")
-        _refuse(_cannot_run(command, info, hostname, error), env, info, job_output)
+        _refuse(_cannot_run(command, info, hostname, error), agent, job_output, _CANNOT_RUN)
     if stderr:
         stderr.start()
     agent.start(program.process, lambda number: program.give(number, BY_WORD))
@@ -232,25 +231,18 @@ def _run_with_agent(
     status = program.read_end(ended)
     if stderr:
         stderr.finish()
-    if not status or agent.was_ended:
-        agent.end(status, "")
-    else:
-        from hpcddp.runs import attempt
-
-        text = stderr.end if stderr else attempt.read_end(log.path, log.start) if log else ""
-        lines = attempt.choose_lines(text)
-        agent.end(status, attempt.choose_error(lines))
-        if info.rank == 0:
-            attempt.note_rank_0(env, lines)
-        with attempt.first_failure(env, heard=os.waitstatus_to_exitcode(status) == PEER_FAILED) as is_first:
-            if is_first:
-                path = None if log is None or attempt.is_as_rank_0(env, lines) else log.path
-                end = attempt.describe_end(status)
-                report(attempt.format_failure(info.rank, hostname, end, lines, path), job_output)
+    output, path = "", log.path if log else ""
+    if status and not agent.was_ended:
+        text = stderr.end if stderr else attempt.read_end(path, log.start) if log else ""
+        output = "\n".join(attempt.choose_lines(text))
+    is_heard = agent.end(Ended(status, output, path, is_printed=log is None))
+    if status and not (is_heard or agent.was_ended):
+        failure = attempt.format_failure(info.rank, hostname, attempt.describe_end(status), output, path)
+        report(f"hpcddp: {failure}\n", job_output)
     from hpcddp.cli.streams import tell
 
     agent.end_left(tell)
-    agent.wait_for_savers()
+    agent.wait_for_others()
     end_alike(ended)
 
 

@@ -14,8 +14,9 @@ import torch.distributed as dist
 from hpcddp.errors import LaunchError, RequestError
 from hpcddp.ranks.network import look_around, settle_interface
 from hpcddp.training.activity import waiting
+from hpcddp.training.rendezvous.failure import Failure, claim_first
 from hpcddp.training.stopping import SAVE, STOP_FLAGS
-from hpcddp.training.torch_compat import default_store
+from hpcddp.training.torch_compat import PrefixStore, default_store
 
 # The name by which the guard (guard/hpcddp_guard.py) knows this group: that the ranks agree is no sign of training.
 DESCRIPTION = "hpcddp"
@@ -28,7 +29,7 @@ _GROUPS: list[Any] = []
 
 
 class Ranks:
-    """This rank among all. Every method but `close` is called on every rank alike."""
+    """This rank among all. Its methods are called on every rank alike."""
 
     def __init__(self, rank: int, world_size: int, nodes: int = 1) -> None:
         self.rank = rank
@@ -37,6 +38,7 @@ class Ranks:
         self.save_asked = False  # by a rank, in the last exchange: the same on every rank
         self._group: Any = None
         if world_size > 1:
+            self._store = PrefixStore("hpcddp", default_store())
             self._group = dist.new_group(backend="gloo", timeout=_LONGEST_STEP, group_desc=DESCRIPTION)
             _GROUPS.append(self._group)
         self._under_way: tuple[torch.Tensor, Any] | None = None
@@ -102,6 +104,11 @@ class Ranks:
         everyones: list[Any] = [None] * self.world_size
         dist.all_gather_object(everyones, mine, group=self._group)
         return everyones
+
+    def is_first_to_fail(self, what: str) -> bool:
+        """Whether no other rank has failed before; of this one it is kept. For one rank, not for all."""
+        mine = Failure(self.rank, os.uname().nodename, what)
+        return self._group is None or claim_first(self._store, mine, "").rank == self.rank
 
 
 def join_ranks(env: MutableMapping[str, str], opened_by: str) -> Ranks:

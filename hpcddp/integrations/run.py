@@ -135,8 +135,6 @@ class Run:
             )
         if self.ranks.is_first:
             open_attempt(self.attempt)
-            with suppress(OSError):
-                os.unlink(self._failed)  # of a start before, in a job that was requeued
             self._metrics = self._until_end.enter_context(MetricsFile(self.attempt.metrics))
         self._noted = (time.monotonic(), self.step)
         if self.saved is not None:
@@ -266,16 +264,11 @@ class Run:
         self._until_end.close()
         if isinstance(error, HeldError | SchemaError):  # the state of another attempt, or of another hpcddp, stays
             return
-        what = str(error).partition("\n")[0]
-        with suppress(OSError, LaunchError), open(self._failed, "x") as file:
-            file.write(f"{self.ranks.rank}\n")
-            reason = f"rank {self.ranks.rank}: {type(error).__name__}: {what}"
-            write_failure(self.attempt, reason, step=self._saved_at[0], epoch=self._saved_at[1])
-
-    @property
-    def _failed(self) -> str:
-        """The first rank that fails makes this file."""
-        return os.path.join(self.attempt.path, "failed-rank")
+        what = f"{type(error).__name__}: {error}".partition("\n")[0]
+        if self.ranks.is_first_to_fail(what):
+            with suppress(OSError, LaunchError):
+                reason = f"rank {self.ranks.rank}: {what}"
+                write_failure(self.attempt, reason, step=self._saved_at[0], epoch=self._saved_at[1])
 
     @contextmanager
     def _timed(self, step: int, epoch: int, began: float | None = None) -> Iterator[dict[str, Any]]:

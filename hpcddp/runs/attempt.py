@@ -6,17 +6,13 @@ import os
 import sys
 import time
 from collections.abc import Mapping
-from contextlib import contextmanager, suppress
 
 from hpcddp.errors import LaunchError
 from hpcddp.ranks.launchers import LAUNCHERS
-from hpcddp.record import TYPE_CHECKING, Record
+from hpcddp.record import Record
 from hpcddp.runs.folder import COMMAND, AttemptFolder, find_attempt, job_of
 from hpcddp.schedulers.registry import all_schedulers
 from hpcddp.signals import name_signal
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 # The record holds these, the launchers' variables and the schedulers'. It holds nothing else, and no secret.
 _RECORDED = ("HPCDDP_", "CUDA_", "HIP_", "ROCR_", "ZE_", "NCCL_", "GLOO_", "FI_", "UCX_", "OMP_")
@@ -87,94 +83,13 @@ def _recorded(env: Mapping[str, str]) -> list[tuple[str, str]]:
     return [(name, env[name]) for name in chosen if not any(word in name.upper() for word in _SECRET)]
 
 
-# The rank that failed first, for the job's own output: ranks other than 0 write to files that nobody watches.
+# How a rank has failed, for the job's own output: ranks other than 0 write to files that nobody watches.
 
 
 _READ = 16384  # bytes of the end of a log
 _MOST_LINES = 14
 _WITHOUT_TRACEBACK = 6
-_RANK_0_S = 0.5
-_REPORT_S = 5.0
-_REPORTED = b"reported\n"
 _TRACEBACK = "Traceback (most recent call last)"
-
-
-@contextmanager
-def first_failure(env: Mapping[str, str], *, heard: bool = False) -> Iterator[bool]:
-    """Whether this rank is the first of the attempt to fail, and reports it in the body; True outside of an attempt.
-
-    It need not be rank 0: a launcher kills rank 0 as soon as another rank has failed. The others wait at the end of the
-    body, a moment at most, until the report is written: a launcher kills all ranks as soon as one has ended, the rank
-    that still has to report among them. One that has only `heard` of another rank's failure lets that rank be first.
-    """
-    path = _claim_path(env)
-    if heard and path is not None:
-        _wait_for(path, b"", _REPORT_S)
-    is_first = path is None or _claim(path)
-    yield is_first
-    if path is None:
-        return
-    if is_first:
-        with suppress(OSError), open(path, "wb") as file:
-            file.write(_REPORTED)
-    else:
-        _wait_for(path, _REPORTED, _REPORT_S)
-
-
-def _claim_path(env: Mapping[str, str]) -> str | None:
-    """The file that the first rank to fail makes; None outside of an attempt."""
-    attempt = find_attempt(env)
-    # a job that was queued again starts in the same attempt, with another deadline
-    return None if attempt is None else attempt.first_failure(env.get("HPCDDP_DEADLINE", ""))
-
-
-def _claim(path: str) -> bool:
-    """Whether this rank made the file, or is where nobody can make it: its host does not see the run's folder."""
-    try:
-        os.close(os.open(path, os.O_CREAT | os.O_EXCL, 0o644))
-    except FileNotFoundError:
-        return True
-    except OSError:
-        return False
-    return True
-
-
-def note_rank_0(env: Mapping[str, str], lines: list[str]) -> None:
-    """Rank 0 failed with these lines, which are on the job's output: for a rank that fails with the same ones."""
-    path = _rank_0_path(env)
-    if path is not None:
-        with suppress(OSError), open(path, "w", encoding="utf-8", errors="replace") as file:
-            file.write("".join(lines[-1:]) + "\n")  # also if there is none: another rank waits for it
-
-
-def is_as_rank_0(env: Mapping[str, str], lines: list[str]) -> bool:
-    """Whether rank 0 fails with the same last line, as with a mistake in the script; waits for it a moment.
-
-    The launcher ends rank 0 once this process has ended, and not before.
-    """
-    path = _rank_0_path(env)
-    if path is None or not lines:
-        return False
-    found = _wait_for(path, b"\n", _RANK_0_S)
-    return found is not None and found.decode(errors="replace") == lines[-1] + "\n"
-
-
-def _wait_for(path: str, end: bytes, limit: float) -> bytes | None:
-    """What the file holds, once it ends so; None if it does not within the limit (seconds)."""
-    deadline = time.monotonic() + limit
-    while True:
-        with suppress(OSError), open(path, "rb") as file:
-            found = file.read()
-            if found.endswith(end):
-                return found
-        if time.monotonic() > deadline:
-            return None
-        time.sleep(0.02)
-
-
-def _rank_0_path(env: Mapping[str, str]) -> str | None:
-    path = _claim_path(env)
-    return None if path is None else path + ".rank-0"
 
 
 def describe_end(status: int) -> str:
@@ -256,14 +171,16 @@ def _strip_codes(text: str) -> str:
     return re.sub(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\^_])", "", text)
 
 
-def format_failure(rank: int, host: str, end: str, lines: list[str], log: str | None) -> str:
-    """The report. `log` is the file with the rank's output; None: what it wrote is on the job's own output already."""
-    if log is None:
-        return f"hpcddp: rank {rank} on {host} {end}{'; the error is above' if lines else ' and wrote no error'}\n"
-    if not lines:
-        return f"hpcddp: rank {rank} on {host} {end} and wrote nothing; its log is {log}\n"
-    shown = "".join(f"    {line}\n" for line in lines)
-    return f"hpcddp: rank {rank} on {host} {end}. The end of its output:\n{shown}  all of it: {log}\n"
+def format_failure(rank: int, host: str, end: str, output: str, log: str) -> str:
+    """The report. `output`: as `choose_lines` gives it. `log`: the file with the rank's output; empty: what it wrote is
+    on the job's own output already."""
+    name = f"rank {rank} on {host} {end}"
+    if not log:
+        return f"{name}{'; the error is above' if output else ' and wrote no error'}"
+    if not output:
+        return f"{name} and wrote nothing; its log is {log}"
+    shown = "".join(f"    {line}\n" for line in output.split("\n"))
+    return f"{name}. The end of its output:\n{shown}  all of it: {log}"
 
 
 def _is_remark(line: str) -> bool:

@@ -134,10 +134,6 @@ class AttemptFolder(Record):
     def versions(self) -> str:
         return os.path.join(self.path, "versions.json")
 
-    def first_failure(self, start: str) -> str:
-        """Exists once a rank has reported that it failed. `start` distinguishes the starts of a job in one attempt."""
-        return os.path.join(self.path, f"first-failure-{start}" if start.isalnum() else "first-failure")
-
     def rank_environment(self, rank: int) -> str:
         return os.path.join(self.path, "env", f"rank-{rank:04d}.env")
 

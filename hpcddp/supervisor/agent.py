@@ -36,7 +36,7 @@ _CONNECT_S = 3.0
 _LAST_WORD_S = 2.0
 _EXIT_S = 0.5  # for what ends by itself with its rank, such as workers of a loader
 _GRACE_S = 2.0  # from SIGTERM to SIGKILL
-_MOST_TEXT = 400  # characters
+_MOST_TEXT = 10_000  # characters
 _ORPHAN_S = 15.0  # without the supervisor and without the launcher that has started it
 _ITSELF = 1.1  # of the lease, after which the rank ends itself if this process has not ended it
 
@@ -84,42 +84,46 @@ class Agent:
             with suppress(OSError):
                 self._send_signals()
 
-    def refuse(self, status: int, why: str) -> None:
-        """Tell that the rank was not started; `status`: the exit status of this process."""
+    def refuse(self, status: int, why: str) -> bool:
+        """Tell that the rank was not started; `status`: the exit status of this process. Whether it was heard."""
         self.start(0)
-        self.end(status << 8, why)
+        return self.end(wire.Ended(status << 8, why))
 
-    def end(self, status: int, error: str) -> None:
-        """Tell that the rank has ended with this wait status; `error`: the last line of its output, if it failed."""
+    def end(self, ended: wire.Ended) -> bool:
+        """Tell that the rank has ended. Whether the supervisor has heard that."""
         until = time.monotonic() + _LAST_WORD_S
         while self._listener is not None and self._socket is None and time.monotonic() < until:
             time.sleep(0.01)  # it ended before the supervisor was reached
         with self._lock:
             self._is_over = True
             if self._socket is None:
-                return
+                return False
+            is_heard = False
             with suppress(OSError):
                 self._socket.settimeout(_LAST_WORD_S)
                 self._send_signals()
                 self._send(self._read_beat())  # the last step that it made
                 if self._unheard_s:
                     self._send(wire.Unheard(round(self._unheard_s)))
-                self._send(wire.Ended(status, error[:_MOST_TEXT]))
+                self._send(ended._replace(output=ended.output[:_MOST_TEXT]))
                 answers = wire.Incoming()
                 while data := self._socket.recv(4096):  # it closes the connection once it has read that
                     waits = [one.seconds for one in answers.add(data) if isinstance(one, wire.Wait)]
                     if waits:
                         self._wait_s = waits[0]
-                        return
+                        return True
+                is_heard = True
             self._socket.close()
+            return is_heard
 
-    def wait_for_savers(self) -> None:
-        """Stay, once the rank has ended by a signal, where other ranks still save at it."""
+    def wait_for_others(self) -> None:
+        """Stay, once the rank has ended, as long as the supervisor says: its launcher would end the others."""
         if self._wait_s and self._socket is not None:
             with suppress(OSError):
                 self._socket.settimeout(self._wait_s)
                 while self._socket.recv(4096):
                     pass
+            self._socket.close()
 
     def end_left(self, tell: Callable[[str], None]) -> None:
         """End what the rank has started, once it has ended and the supervisor knows it: on the other hosts nobody else

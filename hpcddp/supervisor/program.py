@@ -251,8 +251,7 @@ class Passing:
 
 
 _LOOK_S = 1.0
-#: For what other ranks say: the first one to end need not be the cause. And for a rank that failed to report it on the
-#: job's output (`runs/failure.py`): a launcher kills it as soon as another one has ended.
+#: For what other ranks say: the first one to end need not be the cause.
 _COLLECT_S = 5.0
 _LAUNCHER_S = 30.0  # that it gets to end by itself, where nothing is started again
 _TERM_S = 1.0  # from the end of the ranks
@@ -284,8 +283,7 @@ class Teardown:
         """Hear the ranks, and do what is due; how long to wait at most until the next look, in seconds."""
         self._reports.read()
         self._reports.look()
-        while self._reports.remarks:
-            self._tell(self._reports.remarks.pop(0))
+        self._print_remarks()
         now = time.monotonic()
         if self._reports.is_deaf and not self._is_deafness_printed:
             self._is_deafness_printed = True
@@ -328,6 +326,10 @@ class Teardown:
             return 0  # the launcher has ended them for a reason of its own
         return next(filter(None, signals), 0)
 
+    def _print_remarks(self) -> None:
+        while self._reports.remarks:
+            self._tell(self._reports.remarks.pop(0))
+
     def conclude(self, status: int) -> Event | None:
         """The launcher has ended, with this status: what the first cause was; None if all went well."""
         until = time.monotonic() + _LAST_WORDS_S
@@ -337,6 +339,7 @@ class Teardown:
             self._reports.read()
         if status or self._reports.events or not self._reports.all_over:
             self._reports.settle()
+        self._print_remarks()
         cause = find_first_cause(self._reports.events)
         self._reports.end_all()
         if cause is not None and cause.kind == STUCK and self._ended_at is None and self._judges:

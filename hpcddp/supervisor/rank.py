@@ -9,7 +9,7 @@ from hpcddp.record import TYPE_CHECKING, Record
 from hpcddp.runs.hang import Stand, find_hang, format_stands
 from hpcddp.runs.heartbeat import MAY_WAIT, OWN, WAITS, Beat, Place
 from hpcddp.supervisor.events import GONE, SILENT
-from hpcddp.supervisor.wire import Incoming
+from hpcddp.supervisor.wire import Ended, Incoming
 
 if TYPE_CHECKING:
     import socket
@@ -74,6 +74,7 @@ class Rank:
         self.waited: Stand | None = None  # the last of these in which it waited for others
         self.has_opened = False  # the runtime, at some time, or touched its page
         self.status: int | None = None  # its wait status, once it has ended
+        self.ended: Ended | None = None  # as its agent has said it
         self.signals: dict[int, float] = {}  # that it had before the launcher ended ranks, and when
         self.signal = 0  # of these, the one by which it may have ended
         self.unheard_s = 0  # for how long it had not heard this process when it was ended for that

@@ -15,6 +15,7 @@ from contextlib import suppress
 
 from hpcddp.ranks.reach import list_addresses
 from hpcddp.record import TYPE_CHECKING
+from hpcddp.runs.attempt import choose_error, describe_end, format_failure
 from hpcddp.runs.hang import Stand, read_limits
 from hpcddp.runs.heartbeat import NO_RANK, OWN, Beat, Place
 from hpcddp.supervisor import wire
@@ -28,6 +29,7 @@ from hpcddp.supervisor.events import (
     STUCK,
     UNHEARD,
     Event,
+    find_first_cause,
     is_timeout,
     read_shell_status,
 )
@@ -230,6 +232,9 @@ def has_files(folder: str) -> bool:
 
 
 _BACK_S = 3.0  # a connection that broke may come again
+_REPORT_S = 0.5  # from the first failure: rank 0 may fail with the same words, on the job's output
+_CAUSE_S = 5.0  # that a rank which has only seen another one fail stays for that one's words
+_MOST_TEXT = 400  # characters of an error
 _NAP_S = 1.0  # between two looks, where nothing comes
 
 
@@ -260,6 +265,7 @@ class Reports:
         self._signals: list[tuple[int, float]] = []  # for the ranks of the attempt, and since when
         self.ranks: dict[int, Rank] = {}
         self.events: list[Event] = []
+        self._is_reported = False  # how the first rank has failed
 
     @property
     def entry(self) -> int:
@@ -278,6 +284,7 @@ class Reports:
         self._stuck = StuckDetector(self._limit_s)
         self._hang = PlainHang(*self._hang_limits)
         self.ranks, self.events = {}, []
+        self._is_reported = False
         self._signals = []
         self._world_size, self._opened = 0, self._clock()
         self._awake = self._opened
@@ -302,6 +309,8 @@ class Reports:
         now = self._clock()
         self._callers.look(now)
         self._find_lost(now, _BACK_S, self._limit_s or float("inf"))
+        if self.events and now - self.events[0].at > _REPORT_S:
+            self._report_failure()
         if self.is_holding and not self._find_saving_s(now):
             self._let_end()
         limit_s = self._limit_s * FIRST_STEP
@@ -325,6 +334,21 @@ class Reports:
             # unfinished: the launcher has ended the others for that status
             if (one.status == 0 and unexplained) or (one.status and one.is_well and are_swept and one.heard <= first):
                 self._add(one, LEFT, one.heard)
+        self._report_failure(is_over=True)
+
+    def _report_failure(self, *, is_over: bool = False) -> None:
+        """Say once, on the job's output, how the rank that failed first has ended, for any program. `is_over`: also one
+        that has only seen another fail. Rank 0 may have printed the same words, as with a mistake in the script."""
+        cause = find_first_cause(self.events)
+        one = self.ranks.get(cause.rank) if cause is not None else None
+        if self._is_reported or cause is None or cause.kind not in {ERROR, KILLED} or one is None or one.ended is None:
+            return
+        if is_over or not cause.is_of_another:
+            status, output, log, is_printed = one.ended
+            is_above = is_printed or any((event.rank, event.text) == (0, cause.text) for event in self.events)
+            failure = format_failure(one.rank, one.host, describe_end(status), output, "" if is_above else log)
+            self._is_reported = True
+            self.remarks.append(failure if log or is_printed else output)  # a refusal says all in its two lines
 
     def _find_lost(self, now: float, away_s: float, silent_s: float) -> None:
         """Ranks whose connection broke, or that say nothing, for longer than that."""
@@ -470,14 +494,16 @@ class Reports:
             elif isinstance(message, wire.Unheard):
                 one.unheard_s = message.seconds
             elif isinstance(message, wire.Ended):
-                self._note_end(one, message.status, message.error, now)
+                self._note_end(one, message, now)
 
-    def _note_end(self, one: Rank, status: int, text: str, now: float) -> None:
-        one.status = status = read_shell_status(status)
+    def _note_end(self, one: Rank, ended: wire.Ended, now: float) -> None:
+        one.status = status = read_shell_status(ended.status)
         one.signal = one.find_signal(status, now)
         may_hold = bool(one.signal and status) and not self._launcher_ends
+        one.ended = ended
         if not one.is_well and not self._is_ending:
             kind = KILLED if os.WIFSIGNALED(status) else ERROR
+            text = choose_error(ended.output.split("\n"))[:_MOST_TEXT]
             kind, text = (UNHEARD, str(one.unheard_s)) if one.unheard_s else (kind, text)
             if one.waited is not None and is_timeout(text):  # of a collective: it had waited for others
                 self._add_late(find_late(self.ranks.values(), now), now)
@@ -486,6 +512,8 @@ class Reports:
         saving_s = self._find_saving_s(now) if may_hold else 0.0
         if saving_s:
             self._say(one, wire.Wait(saving_s))
+        elif one.is_noted and all(event.is_of_another and not event.is_clean_up for event in self.events):
+            self._say(one, wire.Wait(_CAUSE_S))
         else:
             self._leave(one)
             if status:
@@ -510,7 +538,7 @@ class Reports:
 
     def _let_end(self) -> None:
         """The agents that wait for others end now."""
-        for one in [one for one in self._connected.values() if one.state == HELD]:
+        for one in [one for one in self._connected.values() if one.status is not None]:
             self._leave(one)
 
     def _give(self, one: Rank, nth: int) -> None:

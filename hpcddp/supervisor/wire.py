@@ -48,11 +48,14 @@ class Unheard(Record):
 
 
 class Ended(Record):
-    """The rank's program has ended with this wait status. `error`: the last line of its output, where it failed. The
-    supervisor closes the connection, or answers `wait`."""
+    """The rank's program has ended with this wait status. `output`: the lines of its output that say why, where it
+    failed. `log`: the file with all of it; empty: it has none. `is_printed`: whether the job's output has it already.
+    The supervisor closes the connection, or answers `wait`."""
 
     status: int
-    error: str
+    output: str = ""
+    log: str = ""
+    is_printed: bool = False
 
 
 # From the supervisor to the agent.
@@ -80,8 +83,8 @@ class Give(Record):
 
 
 class Wait(Record):
-    """Other ranks still save, and the launcher would kill them at the agent's end: stay until the connection is closed,
-    at most for so long."""
+    """Other ranks still save, or have still to say how they failed, and the launcher would kill them at the agent's
+    end: stay until the connection is closed, at most for so long."""
 
     seconds: float
 

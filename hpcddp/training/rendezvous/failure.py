@@ -1,10 +1,14 @@
-"""The first failure of a run: the rank that failed reports it, the others name that rank."""
+"""The first failure of a run: the rank that failed writes it to the store, the others name that rank."""
 
 from __future__ import annotations
 
+import json
 from typing import NamedTuple
 
+from torch.distributed import DistNetworkError, DistStoreError
+
 from hpcddp.errors import PEER_FAILED, HpcddpError
+from hpcddp.training.torch_compat import Store
 
 STORE_IS_GONE = ""  # rank 0, which hosts it, has ended: it may have failed first, or only heard it before this rank
 
@@ -20,6 +24,16 @@ class Failure(NamedTuple):
         if self.what == STORE_IS_GONE:
             return f"a rank failed, and rank {self.rank} on {self.host} ended before this one could hear which"
         return f"rank {self.rank} on {self.host} failed: {self.what}"
+
+
+def claim_first(store: Store, mine: Failure, store_host: str) -> Failure:
+    """Put this rank's failure into the store; returns the first failure of the run, which may be another rank's.
+    `store_host`: rank 0's."""
+    try:
+        store.compare_set("failure", "", json.dumps(mine))
+        return Failure(*json.loads(store.get("failure")))
+    except (DistNetworkError, DistStoreError):
+        return Failure(0, store_host, STORE_IS_GONE) if mine.rank else mine
 
 
 class PeerFailedError(HpcddpError):

@@ -8,7 +8,6 @@ and torch has no other way to set the interface.
 from __future__ import annotations
 
 import itertools
-import json
 import os
 import socket
 import sys
@@ -33,7 +32,7 @@ from hpcddp.ranks.launchers import LAUNCHERS
 from hpcddp.ranks.lookup_warning import drop_lookup_warning
 from hpcddp.ranks.network import look_around, settle_interface
 from hpcddp.ranks.rendezvous import Rendezvous
-from hpcddp.training.rendezvous.failure import STORE_IS_GONE, Failure, PeerFailedError
+from hpcddp.training.rendezvous.failure import Failure, PeerFailedError, claim_first
 from hpcddp.training.rendezvous.group import Group, choose_backend, set_threads, take_devices
 from hpcddp.training.rendezvous.roll_call import Member, call_roll, wait_until
 from hpcddp.training.rendezvous.store_address import (
@@ -231,13 +230,9 @@ def leave(group: Group) -> None:
 
 
 def claim_failure(group: Group, error: BaseException) -> Failure:
-    """Put this rank's failure into the store; returns the first failure of the run, which may be another rank's."""
+    """The first failure of the run: that of this rank, unless another one's is in the store already."""
     mine = Failure(group.rank, group.host, f"{type(error).__name__}: {error}")
-    try:
-        group.store.compare_set("failure", "", json.dumps(mine))
-        return Failure(*json.loads(group.store.get("failure")))
-    except (DistNetworkError, DistStoreError):
-        return Failure(0, group.members[0].host, STORE_IS_GONE) if group.rank else mine
+    return claim_first(group.store, mine, group.members[0].host)
 
 
 def leave_after_failure(group: Group) -> None:

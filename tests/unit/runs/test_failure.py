@@ -1,9 +1,8 @@
-"""The report of the first rank that fails."""
+"""What is said of a rank that has failed, from the end of its output."""
 
 from __future__ import annotations
 
 import signal
-import threading
 from pathlib import Path
 
 import pytest
@@ -12,10 +11,7 @@ from hpcddp.runs.attempt import (
     choose_error,
     choose_lines,
     describe_end,
-    first_failure,
     format_failure,
-    is_as_rank_0,
-    note_rank_0,
     read_end,
 )
 
@@ -32,83 +28,6 @@ Traceback (most recent call last):
     main()
 ValueError: bad
 """
-
-
-@pytest.fixture
-def env(tmp_path: Path) -> dict[str, str]:
-    (tmp_path / "attempts" / "7").mkdir(parents=True)
-    return {"HPCDDP_RUN_DIR": str(tmp_path), "HPCDDP_ATTEMPT": "7"}
-
-
-def is_first(env: dict[str, str]) -> bool:
-    with first_failure(env) as first:
-        return first
-
-
-def test_one_of_all_ranks_reports_its_failure(env: dict[str, str]) -> None:
-    claims: list[bool] = []
-    ranks = [threading.Thread(target=lambda: claims.append(is_first(env))) for _ in range(8)]
-    for rank in ranks:
-        rank.start()
-    for rank in ranks:
-        rank.join()
-    assert sorted(claims) == [False] * 7 + [True]
-
-
-def test_a_job_that_was_queued_again_reports_again(env: dict[str, str]) -> None:
-    starts = [env | {"HPCDDP_DEADLINE": text} for text in ("1795300000", "1795300000", "1795303600", "../x", "../y")]
-    assert [is_first(start) for start in starts] == [True, False, True, True, False]
-    assert {path.name for path in Path(env["HPCDDP_RUN_DIR"], "attempts", "7").iterdir()} == {
-        "first-failure-1795300000",
-        "first-failure-1795303600",
-        "first-failure",
-    }
-
-
-def test_a_rank_that_fails_too_stays_until_the_failure_is_reported(env: dict[str, str]) -> None:
-    events: list[str] = []
-
-    def fail_too() -> None:
-        assert not is_first(env)
-        events.append("ended")
-
-    other = threading.Thread(target=fail_too)
-    with first_failure(env) as first:
-        assert first
-        other.start()
-        events.append("reported")
-    other.join()
-    assert events == ["reported", "ended"]
-
-
-def test_a_rank_that_only_heard_of_a_failure_lets_that_rank_be_first(
-    env: dict[str, str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("hpcddp.runs.attempt._REPORT_S", 300.0)
-    found: list[bool] = []
-
-    def end_with_it() -> None:
-        with first_failure(env, heard=True) as first:
-            found.append(first)
-
-    other = threading.Thread(target=end_with_it)
-    other.start()
-    with first_failure(env) as first:
-        assert first
-    other.join()
-    assert found == [False]
-
-
-def test_a_rank_that_fails_too_does_not_stay_for_ever(env: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hpcddp.runs.attempt._REPORT_S", 0.0)
-    with first_failure(env) as first:
-        assert first
-        assert not is_first(env)  # and does not wait for the report that is still to be written
-
-
-def test_outside_of_an_attempt_each_rank_reports() -> None:
-    assert is_first({})
-    assert is_first({})
 
 
 def test_the_last_traceback_says_what_happened() -> None:
@@ -163,25 +82,17 @@ def test_a_wait_status_in_words(status: int, text: str) -> None:
     assert describe_end(status) == text
 
 
-def test_the_report_names_rank_host_and_log() -> None:
-    assert format_failure(3, "n2", "ended with status 1", ["a", "b"], "runs/x/log") == (
-        "hpcddp: rank 3 on n2 ended with status 1. The end of its output:\n    a\n    b\n  all of it: runs/x/log\n"
-    )
-    assert (
-        format_failure(3, "n2", "ended", [], "log") == "hpcddp: rank 3 on n2 ended and wrote nothing; its log is log\n"
-    )
-    assert format_failure(0, "n1", "ended", [], None) == "hpcddp: rank 0 on n1 ended and wrote no error\n"
-    assert format_failure(0, "n1", "ended", ["a"], None) == "hpcddp: rank 0 on n1 ended; the error is above\n"
-
-
-def test_a_rank_that_fails_as_rank_0_does_not_repeat_its_text(env: dict[str, str]) -> None:
-    note_rank_0(env, ["Traceback", "ValueError: bad"])
-    assert is_as_rank_0(env, ["other frames", "ValueError: bad"])
-    assert not is_as_rank_0(env, ["ValueError: other"])
-    assert not is_as_rank_0(env, [])
-    note_rank_0(env, [])
-    assert not is_as_rank_0(env, ["ValueError: bad"])
-    assert Path(env["HPCDDP_RUN_DIR"], "attempts/7/first-failure.rank-0").read_text() == "\n"
+@pytest.mark.parametrize(
+    ("output", "log", "report"),
+    [
+        ("a\nb", "x/log", "rank 3 on n2 ended. The end of its output:\n    a\n    b\n  all of it: x/log"),
+        ("", "log", "rank 3 on n2 ended and wrote nothing; its log is log"),
+        ("", "", "rank 3 on n2 ended and wrote no error"),
+        ("a", "", "rank 3 on n2 ended; the error is above"),
+    ],
+)
+def test_the_report_names_rank_host_and_log(output: str, log: str, report: str) -> None:
+    assert format_failure(3, "n2", "ended", output, log) == report
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ from typing import Any, cast
 
 import pytest
 
+from hpcddp.errors import PEER_FAILED
 from hpcddp.runs.folder import AttemptFolder, RunFolder
 from hpcddp.runs.heartbeat import MAY_WAIT, NO_RANK, WAITS, Beat, Place, open_page
 from hpcddp.supervisor import agent, wire
@@ -77,6 +78,8 @@ class Ranks:
         for process in self.processes:
             process.kill()
             process.wait()
+        for one in self.agents:
+            one.wait_for_others()
 
 
 @pytest.fixture
@@ -101,7 +104,7 @@ def no_longer_first(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def report_end(ranks: Ranks, agent: Agent, status: int, text: str = "") -> None:
     """As `hpcddp exec` does; it waits for the supervisor, which is this thread."""
-    tells = threading.Thread(target=agent.end, args=(status, text))
+    tells = threading.Thread(target=agent.end, args=(wire.Ended(status, text),))
     tells.start()
     ranks.until(lambda: not tells.is_alive())
 
@@ -114,9 +117,9 @@ def test_ranks_are_known_and_their_ends_are_heard(ranks_with: Callable[[float], 
     assert ranks.kinds() == []
     assert not ranks.reports.all_over
     report_end(ranks, killed, signal.SIGKILL)
-    report_end(ranks, failed, 1 << 8, "ValueError: größer\nthan one line")
+    report_end(ranks, failed, 1 << 8, "step 1\nValueError: größer")
     assert ranks.kinds() == [(KILLED, 1), (ERROR, 2)]
-    assert ranks.reports.events[1].text == "ValueError: größer\nthan one line"
+    assert ranks.reports.events[1].text == "ValueError: größer"
     assert [event.host for event in ranks.reports.events] == ["n1", "n2"]
     assert ranks.reports.all_over
 
@@ -254,7 +257,7 @@ def test_a_rank_whose_connection_broke_while_its_supervisor_was_suspended_may_ca
 
 
 def ended(status: int) -> wire.Ended:
-    return wire.Ended(status, "")
+    return wire.Ended(status)
 
 
 class Told:
@@ -334,6 +337,44 @@ def test_a_rank_that_ended_by_a_signal_is_hidden_from_the_launcher_while_others_
     assert not told.reports.is_holding
     while told.callers[1].recv(4096):  # it is let end
         pass
+
+
+OWN = wire.Ended(1 << 8, "Traceback …\nValueError: b", "runs/log")
+HEARD = wire.Ended(PEER_FAILED << 8, "hpcddp: rank 1 on n1 failed: ValueError: b\nhint: its log", "", is_printed=True)
+SAID = "1. The end of its output:\n    Traceback …\n    ValueError: b\n  all of it: runs/log"
+REFUSED = "rank 1 on n1 cannot run 'x': no such file\nhint: check its spelling"
+
+
+@pytest.mark.parametrize(
+    ("ends", "report"),
+    [
+        ([(1, OWN), (0, HEARD)], SAID),
+        ([(0, HEARD), (1, OWN)], SAID),
+        (
+            [(1, OWN), (0, OWN._replace(output="main()\nValueError: b", log="", is_printed=True))],
+            "1; the error is above",
+        ),
+        ([(1, wire.Ended(4 << 8, REFUSED)), (0, wire.Ended(4 << 8, REFUSED))], REFUSED),
+        ([(0, HEARD)], "rank 0 on n0 ended with status 6; the error is above"),  # whoever it heard of said nothing
+        ([(1, wire.Ended(0)), (0, wire.Ended(0))], None),
+    ],
+)
+def test_how_the_first_rank_has_failed_is_said_once_on_the_jobs_output(
+    told: Told, ends: list[tuple[int, wire.Ended]], report: str | None
+):
+    for rank, ended in ends:
+        told.say(rank, ended)
+    told.pass_by(1)
+    told.reports.settle()
+    told.reports.settle()
+    assert [one[-len(report or "") :] for one in told.reports.remarks] == ([] if report is None else [report])
+
+
+def test_a_rank_that_has_only_seen_another_one_fail_stays_until_that_ones_words_are_there(told: Told):
+    told.say(0, HEARD)
+    assert 0 in {one.rank for one in told.reports._connected.values()}
+    told.say(1, OWN)
+    assert told.reports._connected == {}
 
 
 def test_so_is_one_that_ended_by_the_sigterm_that_it_was_given_in_place_of_another(told: Told):
@@ -499,7 +540,7 @@ def test_the_last_words_of_an_attempt_are_no_news_of_the_next(ranks_with: Callab
     new = ranks.attempt.run.attempt("7.2")
     os.makedirs(new.path)
     ranks.reports.open(new)
-    words = threading.Thread(target=before.end, args=(9, ""))
+    words = threading.Thread(target=before.end, args=(wire.Ended(9),))
     words.start()
     ranks.until(lambda: not words.is_alive())
     assert ranks.kinds() == []
