@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import time
 from collections.abc import Callable, MutableMapping
 from contextlib import suppress
 from importlib import import_module
@@ -11,10 +10,8 @@ from typing import Any
 
 from hpcddp.errors import RequestError
 from hpcddp.integrations.ranks import join_ranks
-from hpcddp.integrations.run import Run, ended, find_own_attempt
-from hpcddp.integrations.saved import find_newest
-from hpcddp.integrations.trainers import check_all_ranks, is_new, replace_method
-from hpcddp.integrations.world import check_world
+from hpcddp.integrations.run import Run, check_all_ranks, ended, find_own_attempt, is_new
+from hpcddp.integrations.saved import check_world, find_newest
 from hpcddp.training.arguments import read_save_every
 from hpcddp.training.stopping import SignalFlag
 from hpcddp.uncaught import two_lines
@@ -77,7 +74,7 @@ def attach(trainer: Any, env: MutableMapping[str, str], save_every: int | str | 
 
         return train_in_run
 
-    replace_method(trainer, "train", resuming)
+    trainer.train = resuming(trainer.train)
 
 
 def _count(trainer: Any) -> int | None:
@@ -111,7 +108,6 @@ class Hooks:
 
     def __init__(self, run: Run) -> None:
         self._run = run
-        self._began = 0.0
         self._has_loss = False
 
     def on_train_begin(self, _args: Any, state: Any, control: Any, **_: Any) -> Any:
@@ -141,14 +137,10 @@ class Hooks:
             control.should_evaluate = False  # with save_strategy="best" it would decide
         elif self._run.is_save_due:
             control.should_save = True
-        self._began = time.monotonic()
-        if control.should_save:
-            self._run.save_began()
-        return control
+        return self.on_epoch_end(None, None, control)
 
     def on_epoch_end(self, _args: Any, _state: Any, control: Any, **_: Any) -> Any:
-        """A save may follow this, too."""
-        self._began = time.monotonic()
+        """A save may follow."""
         if control.should_save:
             self._run.save_began()
         return control
@@ -156,7 +148,7 @@ class Hooks:
     def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> Any:
         """This rank has saved."""
         path = f"{args.output_dir}/checkpoint-{state.global_step}"
-        self._run.note_saved(path, state.global_step, int(state.epoch or 0), time.monotonic() - self._began)
+        self._run.note_saved(path, state.global_step, int(state.epoch or 0))
         return control
 
     def on_train_end(self, _args: Any, state: Any, control: Any, **_: Any) -> Any:

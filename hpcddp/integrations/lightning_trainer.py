@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import inspect
 import itertools
-import random
 import re
 import signal
 import sys
@@ -19,12 +18,11 @@ from typing import Any
 import torch
 
 from hpcddp.integrations.ranks import join_ranks
-from hpcddp.integrations.run import Run, ended, find_own_attempt
-from hpcddp.integrations.saved import Saved, find_newest
-from hpcddp.integrations.trainers import check_all_ranks, is_new, replace_method
-from hpcddp.integrations.world import check_world
+from hpcddp.integrations.run import Run, check_all_ranks, ended, find_own_attempt, is_new
+from hpcddp.integrations.saved import Saved, check_world, find_newest
 from hpcddp.runs.folder import AttemptFolder
 from hpcddp.training.arguments import SaveEvery, read_save_every
+from hpcddp.training.data.randomness import States, read_states, restore
 from hpcddp.training.options import DEFAULT_SAVE_S
 from hpcddp.training.stopping import STOP_SIGNALS, SignalFlag, StopTraining
 from hpcddp.training.torch_compat import drop_iterator
@@ -119,44 +117,19 @@ def _is_same_again(loader: Any) -> bool:
     return hasattr(sampler, "set_epoch") or type(sampler).__name__ == "SequentialSampler"
 
 
-# A rank's random state, for frameworks that do not save it.
+FRAMEWORK = "Lightning's Trainer"
+_FILE = "lightning.ckpt"
 
 
-def save_random_state(folder: Path, rank: int) -> None:
-    """Of Python, numpy if it is used, torch and this rank's GPU."""
-    version, numbers, gauss = random.getstate()
-    state: dict[str, Any] = {"python": [version, list(numbers), gauss], "torch": torch.get_rng_state()}
-    if torch.cuda.is_available():
-        state["cuda"] = torch.cuda.get_rng_state()
-    if "numpy" in sys.modules:
-        name, keys, *rest = sys.modules["numpy"].random.get_state()
-        state["numpy"] = [name, torch.from_numpy(keys.astype("int64")), *rest]
-    torch.save(state, _name(folder, rank))
-
-
-def restore_random_state(folder: Path, rank: int) -> bool:
-    """Whether there was one for this rank."""
-    path = _name(folder, rank)
-    if not path.is_file():
-        return False
-    state = torch.load(path, weights_only=True)
-    version, numbers, gauss = state["python"]
-    random.setstate((version, tuple(numbers), gauss))
-    torch.set_rng_state(state["torch"])
-    if "cuda" in state and torch.cuda.is_available():
-        torch.cuda.set_rng_state(state["cuda"])
-    if "numpy" in state and "numpy" in sys.modules:
-        name, keys, *rest = state["numpy"]
-        sys.modules["numpy"].random.set_state((name, keys.numpy().astype("uint32"), *rest))
-    return True
-
-
-def _name(folder: Path, rank: int) -> Path:
+def name_random_state(folder: Path, rank: int) -> Path:
+    """The file with a rank's random state, which Lightning does not save."""
     return folder / f"random-{rank:04d}.pt"
 
 
-FRAMEWORK = "Lightning's Trainer"
-_FILE = "lightning.ckpt"
+def restore_random_state(path: Path) -> None:
+    """Put it back; nothing where there is none for this rank, which is of a run on more of them."""
+    if path.is_file():
+        restore(States(*torch.load(path, weights_only=False)))  # the run wrote it
 
 
 def attach(trainer: Any, env: MutableMapping[str, str], save_every: int | str | None) -> None:
@@ -194,7 +167,7 @@ def attach(trainer: Any, env: MutableMapping[str, str], save_every: int | str | 
 
         return fit_in_run
 
-    replace_method(trainer, "fit", resuming)
+    trainer.fit = resuming(trainer.fit)
 
 
 def _turn_off_requeue(trainer: Any) -> None:
@@ -269,8 +242,8 @@ class Hooks:
             return
         with two_lines():
             line = check_world(self._saved, run.ranks.world_size, run.global_batch)
-        folder = Path(self._saved.path)
-        for text in (line, skip_batches(trainer, lambda: restore_random_state(folder, run.ranks.rank))):
+        state = name_random_state(Path(self._saved.path), run.ranks.rank)
+        for text in (line, skip_batches(trainer, lambda: restore_random_state(state))):
             if text:
                 run.say(text)
 
@@ -301,7 +274,7 @@ class Hooks:
         run = self._opened()
         with run.saving(run.step, trainer.current_epoch) as folder:
             trainer.save_checkpoint(folder / _FILE)
-            save_random_state(folder, run.ranks.rank)
+            torch.save(tuple(read_states()), name_random_state(folder, run.ranks.rank))
 
     def _opened(self) -> Run:
         if self._run is None:

@@ -9,8 +9,7 @@ from pathlib import Path
 from hpcddp.errors import LaunchError
 from hpcddp.integrations.ranks import join_ranks
 from hpcddp.integrations.run import Run, ended, find_own_attempt
-from hpcddp.integrations.saved import find_newest
-from hpcddp.integrations.world import check_world
+from hpcddp.integrations.saved import check_world, find_newest
 from hpcddp.runs.start import end_script
 from hpcddp.training.arguments import read_optional, read_save_every, read_whole
 from hpcddp.training.stopping import SignalFlag, StopTraining

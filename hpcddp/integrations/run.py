@@ -27,7 +27,7 @@ from hpcddp.runs.state import open_attempt, read_finish, write_failure
 from hpcddp.training.activity import at_files
 from hpcddp.training.arguments import SaveEvery
 from hpcddp.training.checkpoint.attempt import AttemptSaves
-from hpcddp.training.checkpoint.checkpointer import PROBE_BYTES, time_probe
+from hpcddp.training.checkpoint.checkpointer import guess_save_s
 from hpcddp.training.checkpoint.settings import OnFirst, RunSettings
 from hpcddp.training.stopping import SAVE, STOP_FLAGS, SignalFlag, StopTraining, StopWatch, read_deadline
 from hpcddp.training.watchdog import beating
@@ -53,7 +53,7 @@ class SeenOptimizers:
     def guess_save_s(self, folder: Path) -> float:
         """Seconds to write this rank's parameters and their optimizers' state; 0 if none has made a step."""
         size = sum(_count_bytes(optimizer) for optimizer in self._seen)
-        return (1 + size / PROBE_BYTES) * time_probe(folder / ".probe-integrations") if size else 0.0
+        return guess_save_s(folder, size) if size else 0.0
 
 
 def _count_bytes(optimizer: Optimizer) -> int:
@@ -69,6 +69,7 @@ def _local(tensor: Any) -> int:
 
 
 _NOTES_S = 1.0  # between two lines on how far the loop is
+_ATTACHED = "_hpcddp_is_attached"  # what a trainer has then
 #: No checkpoint but those that the framework or the script makes.
 CALLER_DECIDES = SaveEvery()
 
@@ -77,6 +78,25 @@ def find_own_attempt(env: Mapping[str, str]) -> AttemptFolder | None:
     """This attempt, with an absolute path; None outside of a job script. LaunchError for a name that is none."""
     found = find_attempt(env)
     return found and RunFolder(os.path.join(os.getcwd(), found.run.path)).attempt(found.name)
+
+
+def is_new(trainer: Any, attempt: AttemptFolder | None, env: Mapping[str, str]) -> bool:
+    """Whether there is a run to take part in, and this trainer does not yet. Says on rank 0 that there is none."""
+    if attempt is None:
+        if env.get("RANK", "0") == "0":
+            what = "no run folder (HPCDDP_RUN_DIR, HPCDDP_ATTEMPT): nothing stops or resumes this training"
+            print(f"hpcddp: {what}\nhint: hpcddp launch -- python train.py", file=sys.stderr, flush=True)
+        return False
+    was = getattr(trainer, _ATTACHED, False)
+    setattr(trainer, _ATTACHED, True)
+    return not was
+
+
+def check_all_ranks(env: Mapping[str, str], world_size: int, hint: str) -> None:
+    """LaunchError if the trainer has found fewer ranks than the launcher has started."""
+    started = env.get("WORLD_SIZE", "1")
+    if started.isdecimal() and int(started) > world_size:
+        raise LaunchError(f"the trainer has {world_size} of the {started} ranks that were started", hint)
 
 
 class Run:
@@ -116,6 +136,7 @@ class Run:
         self._knows_save_s = self._was_finished = False
         self._asked: dict[str, int] | None = None
         self._until_end = ExitStack()
+        self._save_began = time.monotonic()
         self._own_save = self._until_end.enter_context(ExitStack())  # the framework's, in a way of its own
 
     def open(self) -> None:
@@ -171,6 +192,7 @@ class Run:
         """The optimizer has made step number `step`; whether the loop ends here, to be resumed."""
         pace = self._watch.pace
         self._own_save.close()  # one that did not come about
+        self._save_began = time.monotonic()
         self.step, self.epoch = step, epoch
         if time.monotonic() - self._noted[0] >= _NOTES_S:
             self._note("at")
@@ -230,14 +252,15 @@ class Run:
 
     def save_began(self) -> None:
         """The framework begins to save, in a way of its own."""
+        self._save_began = time.monotonic()
         self._watch.pace.save_began()
         self._own_save.close()
         self._own_save.enter_context(at_files())
 
-    def note_saved(self, path: str, step: int, epoch: int, seconds: float) -> None:
+    def note_saved(self, path: str, step: int, epoch: int) -> None:
         """The framework has saved to `path`, on this rank; the checkpoint counts once all ranks say so."""
         self._own_save.close()
-        with self._timed(step, epoch, time.monotonic() - seconds) as facts:
+        with self._timed(step, epoch, self._save_began) as facts:
             if self.ranks.is_first:
                 begin(self.attempt, step)
             self._complete(step, facts | {"path": os.path.abspath(path)})

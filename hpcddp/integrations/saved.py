@@ -23,8 +23,9 @@ from hpcddp.record import Record
 from hpcddp.runs.folder import MANIFEST, AttemptFolder, RunFolder, list_checkpoints, name_checkpoint, step_of
 from hpcddp.runs.jsonfile import DamagedFileError, UnreadableFileError, read_object
 from hpcddp.training.activity import at_files
-from hpcddp.training.checkpoint.files import OF_NAMES, commit, remove_old
+from hpcddp.training.checkpoint.files import commit, find_file_fault, remove_old
 from hpcddp.training.checkpoint.resume import PAUSES_S
+from hpcddp.units import format_count
 
 _MARK = "hpcddp-run"  # a file in a folder that a framework has saved to
 
@@ -78,7 +79,13 @@ def _look(folder: str) -> tuple[Mapping[str, Any], str | None]:
         time.sleep(pause_s)
         try:
             manifest = read_object(os.path.join(folder, MANIFEST)) or {}
-            return manifest, _find_fault(folder, manifest)
+            below, files = Path(manifest.get("path") or folder), manifest.get("files")
+            if not isinstance(files, dict):
+                return manifest, f"it has no complete {MANIFEST}"
+            fault = find_file_fault(below, files)
+            if fault is None and "mark" in manifest and _read_mark(below) != manifest["mark"]:
+                fault = f"{below} was written over by another run"
+            return manifest, fault
         except (OSError, UnreadableFileError) as error:
             why = error
         except DamagedFileError as error:
@@ -91,30 +98,38 @@ def _look(folder: str) -> tuple[Mapping[str, Any], str | None]:
     )
 
 
-def _find_fault(folder: str, manifest: Mapping[str, Any]) -> str | None:
-    """Why the checkpoint cannot be loaded; None if it can. OSError if nobody knows."""
-    files, below = manifest.get("files"), manifest.get("path") or folder
-    if not isinstance(files, dict):
-        return f"it has no complete {MANIFEST}"
-    for name, size in files.items():
-        try:
-            found = os.stat(os.path.join(below, name)).st_size
-        except OSError as error:
-            if error.errno not in OF_NAMES:
-                raise
-            return f"{os.path.join(below, name)}: {(error.strerror or str(error)).lower()}"
-        if found != size:
-            return f"{os.path.join(below, name)} has {found} bytes, the manifest says {size}"
-    if "mark" in manifest and _read_mark(below) != manifest["mark"]:
-        return f"{below} was written over by another run"
-    return None
-
-
-def _read_mark(folder: str) -> str | None:
+def _read_mark(folder: Path) -> str | None:
     try:
-        return Path(folder, _MARK).read_text(encoding="utf-8")
+        return (folder / _MARK).read_text(encoding="utf-8")
     except (FileNotFoundError, NotADirectoryError, ValueError):
         return None
+
+
+def check_world(saved: Saved, world_size: int, global_batch: int | None, *, fixed: str = "") -> str | None:
+    """A line to say before this checkpoint is resumed on so many ranks; None: there is nothing to say. RequestError if
+    the resume would be wrong.
+
+    Frameworks count steps and batches per rank: their place in the data, and the learning rate's, are right only as
+    long as a step has as many samples as before. `fixed`: why this checkpoint fits no other number of ranks at all.
+    """
+    before, now = format_count(saved.world_size, "rank"), format_count(world_size, "rank")
+    hint = f"resume on {before} with the same batch, or begin a new run: --fresh"
+    if saved.world_size != world_size and fixed:
+        raise RequestError(f"the checkpoint of step {saved.step} is of {before}, and here are {now}: {fixed}", hint)
+    if saved.world_size == world_size:
+        return None
+    if global_batch is None or saved.global_batch is None:
+        raise RequestError(
+            f"the checkpoint of step {saved.step} is of {before}, and here are {now}: the loop counts batches per rank,"
+            " and would repeat or leave out samples",
+            hint,
+        )
+    if global_batch != saved.global_batch:  # which was accepted
+        return None
+    return (
+        f"warning: resumed from step {saved.step} of {before} on {now}: as many samples per step, but the rest of the"
+        " epoch has them in another order, and other random numbers"
+    )
 
 
 def name_partial(attempt: AttemptFolder, step: int) -> Path:
@@ -148,4 +163,4 @@ def complete(attempt: AttemptFolder, step: int, keep: int, facts: Mapping[str, A
 
 def _list_sizes(folder: Path) -> dict[str, Any]:
     found = [path for path in folder.rglob("*") if path.is_file()]
-    return {str(path.relative_to(folder)): path.stat().st_size for path in sorted(found)}
+    return {str(path.relative_to(folder)): {"bytes": path.stat().st_size} for path in sorted(found)}

@@ -13,7 +13,7 @@ from contextlib import suppress
 from hpcddp.errors import LaunchError
 from hpcddp.record import TYPE_CHECKING, Record
 from hpcddp.runs.folder import AttemptFolder, RunFolder, job_of, list_attempts, list_holders, start_of
-from hpcddp.runs.jsonfile import DamagedFileError, read_line, read_object, read_record, write_object
+from hpcddp.runs.jsonfile import read_line, read_record, write_object
 from hpcddp.runs.lock import read_end, read_holder
 from hpcddp.runs.state import State, correct_killed, read_state, replace_state
 from hpcddp.schedulers.job_id import parse_id
@@ -130,12 +130,10 @@ def decide_start(states: Sequence[State], since: Link | None, *, again: bool, en
 def start_attempt(attempt: AttemptFolder, most: int) -> Started:
     """Decide about this attempt, of at most `most`, and record the decision in its chain.json or in state.json.
 
-    Before anything is written: SchemaError if another hpcddp wrote a file that it reads or replaces, RequestError if a
-    state.json or what the attempts left cannot be read. LaunchError if the run folder cannot be written.
+    Before anything is written: RequestError if a state.json or what the attempts left cannot be read. LaunchError if
+    the run folder cannot be written.
     """
     own = read_state(attempt.run)
-    with suppress(DamagedFileError):
-        read_object(attempt.chain)
     try:
         others = [state for run in list_job_runs(attempt) if (state := read_state(run)) is not None]
         states = [*([own] if own is not None else []), *others]

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import math
 import os
 import struct
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
 from hpcddp.errors import RequestError, nearest
 from hpcddp.runs.folder import MANIFEST, AttemptFolder, RunFolder, list_attempts, list_checkpoints, list_run_folders
 from hpcddp.runs.jsonfile import read_object
-from hpcddp.runs.metrics import AtLine, Line, LogLine, MetricsReader, StepLine
+from hpcddp.runs.metrics import Line, LogLine, MetricsReader, StepLine
 from hpcddp.runs.settings import RUN, read_settings, settings_at
 from hpcddp.runs.state import check_run_folder
 from hpcddp.units import format_count, shorten
@@ -25,40 +27,28 @@ _OF_JOB = ("site", "launcher", "command")
 def describe_attempt(versions: dict[str, Any]) -> dict[str, Any]:
     """The facts of an attempt's versions.json. What is not there is left out."""
     facts = {name: value for name, value in versions.items() if name not in {"ranks", "plan", "exact"}}
-    plan = versions.get("plan") or {}
-    facts |= _with_prefix("plan", {name: value for name, value in plan.items() if name != "data_size"})
+    plan, exact = versions.get("plan") or {}, versions.get("exact")
+    facts |= {f"plan.{name}": value for name, value in plan.items() if name != "data_size"}
     if ranks := versions.get("ranks"):
         hosts = list(dict.fromkeys(rank.get("host") for rank in ranks))
         facts |= {"ranks": len(ranks), "nodes": len(hosts), "hosts": ", ".join(map(str, hosts))}
-    if versions:
-        facts["mode"] = _mode(versions.get("exact"), plan)
+    if versions:  # an exact run says its way of summing
+        is_exact = bool(exact or plan.get("slices"))
+        facts["mode"] = f"exact ({exact})" if isinstance(exact, str) else "exact" if is_exact else "plain"
     return facts
-
-
-def describe_job(plan: dict[str, Any]) -> dict[str, Any]:
-    """The facts of the job that plan.json has."""
-    return _with_prefix("job", {name: plan[name] for name in _OF_JOB if name in plan})
 
 
 def describe_settings(settings: dict[str, dict[str, Any]]) -> dict[str, Any]:
     """The facts of settings.json, but for the owner and the command, which plan.json has."""
-    facts = {name: value for group, values in settings.items() for name, value in _with_prefix(group, values).items()}
     of_run = {name: value for name, value in settings.get(RUN, {}).items() if name in {"samples", "shuffle"}}
-    return {name: value for name, value in facts.items() if not name.startswith(f"{RUN}.")} | of_run
-
-
-def _mode(exact: Any, plan: dict[str, Any]) -> str:
-    """`plain`, `exact`, or exact with its way of summing."""
-    if isinstance(exact, str):
-        return f"exact ({exact})"
-    return "exact" if exact or plan.get("slices") else "plain"
-
-
-def _with_prefix(prefix: str, values: dict[str, Any]) -> dict[str, Any]:
-    return {f"{prefix}.{name}": value for name, value in values.items()}
+    groups = {group: values for group, values in settings.items() if group != RUN}
+    return {f"{group}.{name}": value for group, values in groups.items() for name, value in values.items()} | of_run
 
 
 # What a run folder records of its run: each step, weights at some steps, and what the run ran with.
+
+
+Facts = Mapping[str, tuple[Any, ...]]  # each value that a fact had, in the order of the attempts
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +60,7 @@ class RunRecord:
     logs: list[LogLine]  # of `rt.log`, in order
     attempts: dict[int, str]  # the name of the attempt that made a step, by step
     weights: dict[int, str]  # SHA-256, by step
-    facts: dict[str, tuple[Any, ...]]  # each value that a fact had, in the order of the attempts
+    facts: Facts
 
     @property
     def last_step(self) -> int:
@@ -96,7 +86,7 @@ def read_run(path: str) -> RunRecord:
     weights, recorded = _read_weights(run), read_settings(run)
     making = set(makers.values())
     parts = [
-        describe_job(read_object(run.plan) or {}),
+        {f"job.{name}": value for name, value in (read_object(run.plan) or {}).items() if name in _OF_JOB},
         *(_read_facts(attempt) for attempt, _ in attempts if attempt in making),
         *(() if recorded is None else map(describe_settings, (settings_at(recorded, 0), recorded.settings))),
     ]
@@ -140,7 +130,7 @@ def _merge(
             if isinstance(line, LogLine):
                 logs.append(line)
                 continue
-            if isinstance(line, AtLine):
+            if not isinstance(line, StepLine):
                 continue
             if line.step in steps:  # made again, after a kill or from the start: what followed it is void, too
                 steps = {step: old for step, old in steps.items() if step < line.step}
@@ -181,20 +171,6 @@ def _gather(parts: list[dict[str, Any]]) -> dict[str, tuple[Any, ...]]:
 
 
 # Which recorded differences between two runs can explain that their numbers differ.
-
-
-class Context(NamedTuple):
-    """Two runs that differ. `begins` is the first step whose loss differs, or would show different weights."""
-
-    begins: int | None
-    differed: tuple[str, ...]
-    rate_differs_at: int | None
-    first: dict[str, tuple[Any, ...]]
-    second: dict[str, tuple[Any, ...]]
-
-    def is_plain(self) -> bool:
-        """Whether a part of either run was not exact."""
-        return any("plain" in run.get("mode", ("plain",)) for run in (self.first, self.second))
 
 
 class Cause(NamedTuple):
@@ -246,19 +222,21 @@ _UNKNOWN = (
 )
 
 
-def find_causes(context: Context) -> list[str]:
-    """One line for each possible cause, with the facts that point to it; at least one line."""
-    begins = context.begins or 1
+def find_causes(
+    begins: int, differed: Sequence[str], rate_differs_at: int | None, first: Facts, second: Facts
+) -> list[str]:
+    """One line for each possible cause of what differs between two runs, with the facts that point to it; at least one
+    line. `begins`: the first step whose loss differs, or would show different weights."""
+    is_plain = any("plain" in facts.get("mode", ("plain",)) for facts in (first, second))  # a part of either run
     found = []
     for cause in _CAUSES:
-        names = [name for name in context.differed if _is_among(name, cause.names)]
-        if names and begins >= cause.acts_from and (context.is_plain() or not cause.in_plain_runs):
+        names = [name for name in differed if _is_among(name, cause.names)]
+        if names and begins >= cause.acts_from and (is_plain or not cause.in_plain_runs):
             found.append(f"{', '.join(names)}: {cause.text}")
-    if context.rate_differs_at is not None and begins > context.rate_differs_at:
-        found.append(f"lr: the learning rates differ from step {context.rate_differs_at} on")
-    if any(gpu for run in (context.first, context.second) for gpu in run.get("gpu", ())) and not all(
-        all(run.get("deterministic", (False,))) for run in (context.first, context.second)
-    ):
+    if rate_differs_at is not None and begins > rate_differs_at:
+        found.append(f"lr: the learning rates differ from step {rate_differs_at} on")
+    is_fixed = all(all(facts.get("deterministic", (False,))) for facts in (first, second))
+    if not is_fixed and any(gpu for facts in (first, second) for gpu in facts.get("gpu", ())):
         found.append("some GPU kernels add up in no fixed order without torch.use_deterministic_algorithms(True)")
     return found or [_UNKNOWN]
 
@@ -290,11 +268,11 @@ class LossDifference(NamedTuple):
 class Comparison:
     """What two runs have in common and where they differ. Pairs are (first run, second run)."""
 
-    paths: tuple[str, str]
+    runs: tuple[str, str]
     verdict: str  # same | same so far | different
     common_steps: int
     last_steps: tuple[int, int]
-    unrecorded: tuple[list[int], list[int]]
+    unrecorded_steps: tuple[list[int], list[int]]
     differing_steps: int
     first_difference: LossDifference | None
     equal_weights: list[int]  # steps at which both recorded their weights, and they are the same
@@ -310,54 +288,40 @@ class Comparison:
 
 def compare_runs(first: RunRecord, second: RunRecord) -> Comparison:
     """RequestError if the runs have no step in common."""
-    common = sorted(first.steps.keys() & second.steps.keys())
+    runs, common = (first, second), sorted(first.steps.keys() & second.steps.keys())
     if not common:
-        has = " and ".join(f"{run.path} has steps {min(run.steps)} to {run.last_step}" for run in (first, second))
+        has = " and ".join(f"{run.path} has steps {min(run.steps)} to {run.last_step}" for run in runs)
         raise RequestError(f"no step is in both runs: {has}", "compare two runs that start alike")
     losses = [LossDifference(step, (first.steps[step].loss, second.steps[step].loss)) for step in common]
     differing = [loss for loss in losses if not _same_bits(*loss.losses)]
     recorded = sorted(first.weights.keys() & second.weights.keys())
     equal = [step for step in recorded if first.weights[step] == second.weights[step]]
     other = [step for step in recorded if step not in equal]
-    differed = _list_differences(first, second, common)
-    last_steps = first.last_step, second.last_step
+    pairs = {name: (first.facts.get(name, ()), second.facts.get(name, ())) for name in {**first.facts, **second.facts}}
+    differed = {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
+    rate_at = next((step for step in common if not _same_bits(first.steps[step].lr, second.steps[step].lr)), None)
+    if rate_at is not None:
+        differed[f"lr at step {rate_at}"] = (first.steps[rate_at].lr,), (second.steps[rate_at].lr,)
+    verdict, causes, last_steps = "same so far", list[str](), (first.last_step, second.last_step)
     if differing or other:
-        verdict = "different"
-    else:
-        verdict = "same" if last_steps[0] == last_steps[1] and last_steps[0] in equal else "same so far"
-    # weights of a step are what the loss of the next one is computed from
-    begins = min([loss.step for loss in differing[:1]] + [step + 1 for step in other[:1]], default=None)
-    context = Context(begins, tuple(differed), _rate_differs_at(first, second, common), first.facts, second.facts)
+        # weights of a step are what the loss of the next one is computed from
+        begins = min([loss.step for loss in differing[:1]] + [step + 1 for step in other[:1]])
+        verdict, causes = "different", find_causes(begins, [*differed], rate_at, first.facts, second.facts)
+    elif last_steps[0] == last_steps[1] and last_steps[0] in equal:
+        verdict = "same"
     return Comparison(
-        paths=(first.path, second.path),
+        runs=(first.path, second.path),
         verdict=verdict,
         common_steps=len(common),
         last_steps=last_steps,
-        unrecorded=(first.unrecorded, second.unrecorded),
+        unrecorded_steps=(first.unrecorded, second.unrecorded),
         differing_steps=len(differing),
         first_difference=differing[0] if differing else None,
         equal_weights=equal,
         other_weights=other,
         differed=differed,
-        causes=find_causes(context) if verdict == "different" else [],
+        causes=causes,
     )
-
-
-def _list_differences(
-    first: RunRecord, second: RunRecord, common: list[int]
-) -> dict[str, tuple[tuple[Any, ...], tuple[Any, ...]]]:
-    """The facts that are not the same in both, and the learning rate at the first step where it is not."""
-    names = dict.fromkeys([*first.facts, *second.facts])
-    pairs = {name: (first.facts.get(name, ()), second.facts.get(name, ())) for name in names}
-    found = {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
-    step = _rate_differs_at(first, second, common)
-    if step is not None:
-        found[f"lr at step {step}"] = (first.steps[step].lr,), (second.steps[step].lr,)
-    return found
-
-
-def _rate_differs_at(first: RunRecord, second: RunRecord, common: list[int]) -> int | None:
-    return next((step for step in common if not _same_bits(first.steps[step].lr, second.steps[step].lr)), None)
 
 
 def _same_bits(first: float | None, second: float | None) -> bool:
@@ -385,7 +349,7 @@ def format_comparison(result: Comparison) -> str:
     """The verdict, its basis, a table of what differed, and what of it can explain a difference."""
     lines = [_say_verdict(result), *_say_losses(result), *_say_weights(result)]
     if result.differed:
-        rows = [("", *result.paths), *((name, *map(_say_values, pair)) for name, pair in result.differed.items())]
+        rows = [("", *result.runs), *((name, *map(_say_values, pair)) for name, pair in result.differed.items())]
         widths = [max(len(row[i]) for row in rows) for i in (0, 1)]
         lines += ["", "what differed" if not result.is_same else "what differed all the same"]
         lines += [f"  {a:{widths[0]}}  {b:{widths[1]}}  {c}".rstrip() for a, b, c in rows]
@@ -396,20 +360,10 @@ def format_comparison(result: Comparison) -> str:
 
 def comparison_record(result: Comparison) -> dict[str, Any]:
     """The same as JSON values. Pairs are lists of two, the first run's first."""
-    loss = result.first_difference
-    return {
-        "runs": list(result.paths),
-        "verdict": result.verdict,
-        "common_steps": result.common_steps,
-        "last_steps": list(result.last_steps),
-        "unrecorded_steps": list(result.unrecorded),
-        "differing_steps": result.differing_steps,
-        "first_difference": loss
-        and {"step": loss.step, "loss": list(loss.losses), "difference": loss.size, "ulps": loss.ulps},
-        "weights": {"equal_at": result.equal_weights, "differ_at": result.other_weights},
-        "differed": {name: [list(values) for values in pair] for name, pair in result.differed.items()},
-        "causes": result.causes,
-    }
+    loss, record = result.first_difference, asdict(result)
+    weights = {"equal_at": record.pop("equal_weights"), "differ_at": record.pop("other_weights")}
+    first = loss and {"step": loss.step, "loss": loss.losses, "difference": loss.size, "ulps": loss.ulps}
+    return {**record, "first_difference": first, "weights": weights}
 
 
 def _say_verdict(result: Comparison) -> str:
@@ -426,9 +380,9 @@ def _say_verdict(result: Comparison) -> str:
 def _say_losses(result: Comparison) -> list[str]:
     lines = []
     if result.last_steps[0] != result.last_steps[1]:
-        ends = (f"{path} ends at step {step}" for path, step in zip(result.paths, result.last_steps, strict=True))
+        ends = (f"{path} ends at step {step}" for path, step in zip(result.runs, result.last_steps, strict=True))
         lines.append(f"  steps    {', '.join(ends)}")
-    for path, steps in zip(result.paths, result.unrecorded, strict=True):
+    for path, steps in zip(result.runs, result.unrecorded_steps, strict=True):
         if steps:
             lines.append(f"  steps    {path} has no loss of step {_say_steps(steps)}: an attempt was killed there")
     if result.first_difference is not None:
@@ -443,7 +397,7 @@ def _say_size(loss: LossDifference) -> list[str]:
     """How much; in ulps where rounding may have made it."""
     if loss.size is None or loss.ulps is None or loss.losses[0] is None:
         return []
-    relative = abs(loss.size / loss.losses[0]) if loss.losses[0] else float("inf")
+    relative = abs(loss.size / loss.losses[0]) if loss.losses[0] else math.inf
     text = f"the difference is {loss.size:.3g}, {relative:.1g} of the first"
     if relative < _LIKE_ROUNDING:
         text += f": {_count(loss.ulps / _FLOAT32_ULP)} of float32, {_count(loss.ulps)} of float64"

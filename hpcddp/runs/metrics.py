@@ -8,7 +8,7 @@ import os
 import time
 from array import array
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from types import TracebackType
 from typing import Any, NamedTuple, TypeAlias
@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, TypeAlias
 from hpcddp.errors import RequestError
 from hpcddp.record import Record
 from hpcddp.runs.folder import AttemptFolder
-from hpcddp.runs.jsonfile import SCHEMA, DamagedFileError, SchemaError, UnreadableFileError, check_schema
+from hpcddp.runs.jsonfile import SCHEMA, SchemaError, UnreadableFileError, check_schema
 
 #: Names that each line of kind `log` has for itself.
 RESERVED = ("kind", "step", "time")
@@ -25,17 +25,18 @@ RESERVED = ("kind", "step", "time")
 class MetricsFile:
     """Appends one JSON object per line, each written at once; writes nothing without a path.
 
-    The first line of each start has kind `start` and the file's schema version. The errors of `check_metrics`, before
-    anything is written.
+    The first line of each start has kind `start` and the file's schema version. UnreadableFileError.
     """
 
     def __init__(self, path: str | None) -> None:
         self._file = None
         if path is not None:
-            os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
-            check_metrics(path)
-            _cut_half_line(path)
-            self._file = open(path, "a", encoding="utf-8", buffering=1)  # noqa: SIM115  # __exit__ closes it
+            try:
+                os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
+                _cut_half_line(path)
+                self._file = open(path, "a", encoding="utf-8", buffering=1)  # noqa: SIM115  # __exit__ closes it
+            except OSError as error:
+                raise UnreadableFileError(path, error) from error
         self.is_open = path is not None  # whether there is a file to write to
         self.write("start", schema=SCHEMA)
 
@@ -94,22 +95,6 @@ def check_numbers(numbers: Mapping[str, Any]) -> dict[str, float]:
     return checked
 
 
-def check_metrics(path: str) -> None:
-    """SchemaError if another hpcddp wrote to the file; UnreadableFileError. Damaged lines are passed over."""
-    try:
-        with open(path, encoding="utf-8", errors="replace") as file:
-            starts = [line for line in file if '"start"' in line]  # a user's own numbers may have that name, too
-    except (FileNotFoundError, NotADirectoryError):
-        return
-    except OSError as error:
-        raise UnreadableFileError(path, error) from error
-    for line in starts:
-        with suppress(DamagedFileError, ValueError, RecursionError):
-            content = json.loads(line)
-            if isinstance(content, dict) and content.get("kind") == "start":
-                check_schema(path, content)
-
-
 def _cut_half_line(path: str) -> None:
     """Remove what a killed writer left behind the last line end: a requeued job has the same attempt and file."""
     if os.path.exists(path):
@@ -145,6 +130,7 @@ class AtLine(NamedTuple):
 
     step: int  # from 1, over all attempts
     epoch: int | None
+    samples_per_s: float | None
     time: float
 
 
@@ -156,7 +142,37 @@ class LogLine(NamedTuple):
     time: float
 
 
-Line: TypeAlias = StepLine | AtLine | LogLine
+class LengthLine(NamedTuple):
+    """How many steps the whole training has."""
+
+    total_steps: int
+
+
+Line: TypeAlias = StepLine | AtLine | LogLine | LengthLine
+_DAMAGE = (ValueError, KeyError, TypeError, OverflowError, RecursionError)  # what a line that is none of these gives
+
+
+def _parse(line: dict[str, Any]) -> Line | None:
+    """None for another kind of line. One of _DAMAGE."""
+    kind = line["kind"]
+    if kind == "expect":
+        return LengthLine(int(line["total_steps"]))
+    if kind == "log":
+        numbers = {name: _number(value) for name, value in line.items() if name not in RESERVED}
+        return LogLine(int(line["step"]), numbers, float(line["time"]))
+    if kind not in {"step", "at"}:
+        return None
+    step, time, epoch = int(line["step"]), float(line["time"]), line.get("epoch")
+    epoch = None if epoch is None else int(epoch)
+    lr, speed, counted = (_number(line.get(name)) for name in ("lr", "samples_per_s", "counted"))
+    if kind == "at":
+        return AtLine(step, epoch, speed, time)
+    return StepLine(step, epoch, _number(line["loss"]), lr, speed, time, counted)
+
+
+def _number(value: Any) -> float | None:
+    """None for null, and for NaN and infinity, which hpcddp writes as null."""
+    return float(value) if value is not None and math.isfinite(value) else None
 
 
 class MetricsReader:
@@ -172,14 +188,14 @@ class MetricsReader:
         self._number = 0  # of the line before the offset
 
     def read(self) -> Iterator[Line]:
-        """The new lines about steps and those of `rt.log`; what other kinds there are is passed over.
+        """The new lines; other kinds of them are passed over.
 
         RequestError names a line that cannot be read; the next call continues after it. SchemaError if a newer
         hpcddp wrote the file.
         """
         for text in self._read_new():
             self._offset, self._last, self._number = self._offset + len(text), text, self._number + 1
-            line = self._parse(text) if text.strip() else None
+            line = self._read_line(text) if text.strip() else None
             if line is not None:
                 yield line
 
@@ -197,53 +213,18 @@ class MetricsReader:
             raise UnreadableFileError(self._path, error) from error
         return [line + b"\n" for line in lines]
 
-    def _parse(self, text: bytes) -> Line | None:
+    def _read_line(self, text: bytes) -> Line | None:
         try:
             line = json.loads(text.decode(errors="replace"))
             if line["kind"] == "start":
                 check_schema(self._path, line)
-            return _PARSERS[line["kind"]](line) if line["kind"] in _PARSERS else None
-        except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
+            return _parse(line)
+        except _DAMAGE as error:
             cause = f"it has no {error}" if isinstance(error, KeyError) else str(error).lower()
             raise RequestError(
                 f"{self._path}, line {self._number} cannot be read: {cause}",
                 f"look at it: sed -n {self._number}p {self._path}",
             ) from error
-
-
-def _parse_step(line: dict[str, Any]) -> StepLine:
-    names = ("lr", "samples_per_s", "counted")
-    numbers = {name: _number(line.get(name)) for name in names}
-    epoch = line.get("epoch")
-    return StepLine(
-        step=int(line["step"]),
-        epoch=None if epoch is None else int(epoch),
-        loss=_number(line["loss"]),
-        time=float(line["time"]),
-        **numbers,
-    )
-
-
-def _parse_at(line: dict[str, Any]) -> AtLine:
-    epoch = line.get("epoch")
-    return AtLine(int(line["step"]), None if epoch is None else int(epoch), float(line["time"]))
-
-
-def _parse_log(line: dict[str, Any]) -> LogLine:
-    numbers = {name: _number(value) for name, value in line.items() if name not in RESERVED}
-    return LogLine(int(line["step"]), numbers, float(line["time"]))
-
-
-_PARSERS: dict[str, Callable[[dict[str, Any]], Line]] = {
-    "step": _parse_step,
-    "at": _parse_at,
-    "log": _parse_log,
-}
-
-
-def _number(value: Any) -> float | None:
-    """None for null, and for NaN and infinity, which hpcddp writes as null."""
-    return float(value) if value is not None and math.isfinite(value) else None
 
 
 # How far an attempt is, by the first and the last lines of its metrics: a file of any size costs the same.
@@ -283,52 +264,32 @@ def read_latest(path: str) -> Latest:
             tail = file.read()
     except OSError:
         return Latest()
-    lines = [line for text in (head, tail) for line in text.split(b"\n")[:-1]]
-    told = [line for line in map(_read, lines) if line is not None]
-    totals = [line["total_steps"] for line in told if line.get("kind") == "expect"]
-    steps = [line for line in told if _is_step(line)]
-    total = totals[-1] if totals and type(totals[-1]) is int else None
+    began, recent = (list(filter(None, map(_read_leniently, text.split(b"\n")[:-1]))) for text in (head, tail))
+    lines = began + recent
+    totals = [line.total_steps for line in lines if isinstance(line, LengthLine)]
+    steps = [line for line in lines if isinstance(line, StepLine | AtLine)]
+    losses = [line.loss for line in steps if isinstance(line, StepLine)]
+    speeds = [line.samples_per_s for line in steps if line.samples_per_s is not None]
+    total = totals[-1] if totals else None
     if not steps:
         return Latest(total=total)
-    last = steps[-1]
-    recent = [line for line in map(_read, tail.split(b"\n")[:-1]) if line and _is_step(line)]
-    speeds = (_finite_number(line.get("samples_per_s")) for line in reversed(steps))
-    losses = (line.get("loss") for line in reversed(steps) if line.get("kind") == "step")
-    return Latest(
-        last["step"],
-        total,
-        last["epoch"] if type(last.get("epoch")) is int else None,
-        _finite_number(next(losses, None)),
-        next((speed for speed in speeds if speed is not None), None),
-        _pace(recent),
-        _finite_number(last.get("time")),
-    )
+    loss, speed = (values[-1] if values else None for values in (losses, speeds))
+    pace_s = _pace([line for line in recent if isinstance(line, StepLine | AtLine)])
+    return Latest(steps[-1].step, total, steps[-1].epoch, loss, speed, pace_s, steps[-1].time)
 
 
-def _is_step(line: dict[str, Any]) -> bool:
-    """Whether it is about a step, as `AtLine` and `StepLine` are."""
-    return line.get("kind") in {"step", "at"} and type(line.get("step")) is int
-
-
-def _pace(lines: list[dict[str, Any]]) -> float | None:
+def _pace(lines: list[StepLine | AtLine]) -> float | None:
     """Seconds per step between the first and the last of these lines, if they are of one start."""
-    told = [(line.get("step"), _finite_number(line.get("time"))) for line in lines]
-    made = [(step, time) for step, time in told if type(step) is int and time is not None]
-    if len(made) < 2:
+    if not lines or lines[-1].step <= lines[0].step:
         return None
-    (first, began), (last, ended) = made[0], made[-1]
-    return (ended - began) / (last - first) if last > first and ended - began >= _LEAST_S else None
+    seconds = lines[-1].time - lines[0].time
+    return seconds / (lines[-1].step - lines[0].step) if seconds >= _LEAST_S else None
 
 
-def _read(line: bytes) -> dict[str, Any] | None:
-    with suppress(ValueError, RecursionError):
-        content = json.loads(line.decode(errors="replace"))
-        return content if isinstance(content, dict) else None
+def _read_leniently(text: bytes) -> Line | None:
+    with suppress(*_DAMAGE):
+        return _parse(json.loads(text.decode(errors="replace")))
     return None
-
-
-def _finite_number(value: object) -> float | None:
-    return float(value) if type(value) in {int, float} and math.isfinite(value) else None  # type: ignore[arg-type]  # it is checked
 
 
 # The losses of a run over all its attempts, read while it trains: a step that was made again counts as made last.

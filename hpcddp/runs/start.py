@@ -32,7 +32,7 @@ from hpcddp.runs.folder import (
 )
 from hpcddp.runs.jsonfile import DamagedFileError, read_record, write_object
 from hpcddp.runs.lock import describe_process, find_live_holder, release_run, take_run
-from hpcddp.runs.state import State, check_attempt, read_finish, read_state
+from hpcddp.runs.state import State, check_run_folder, read_finish, read_state
 from hpcddp.schedulers.registry import find_current_job
 from hpcddp.units import format_count
 
@@ -181,7 +181,7 @@ def start(
     is_old = outlook.old is not None
     for left in reversed(range(_TRIES)):
         name = number_attempt(run, attempt) if numbered else attempt
-        check_attempt(run.attempt(name))
+        check_run_folder(run)
         try:
             take_run(run, describe_process(name, process, env, request.command), ask, before)
         except LaunchError as error:
@@ -205,7 +205,7 @@ def hold(attempt: AttemptFolder, env: Mapping[str, str], command: tuple[str, ...
     """Hold the run for the next attempt of a job that is there already. The errors of `start`."""
     from hpcddp.schedulers.run import ask_job_state
 
-    check_attempt(attempt)
+    check_run_folder(attempt.run)
     take_run(attempt.run, describe_process(attempt.name, process, env, command), partial(ask_job_state, env=env))
 
 

@@ -21,7 +21,6 @@ from hpcddp.runs.folder import (
 )
 from hpcddp.runs.jsonfile import DamagedFileError, damaged, read_object, read_record, write_object
 from hpcddp.runs.lock import check_not_taken
-from hpcddp.runs.metrics import check_metrics
 
 # Which checkpoint of a run is the best by a number of the user's. `best.json` beside the checkpoints names it.
 
@@ -36,9 +35,6 @@ class Best(Record):
     value: float
     mode: str
     step: int
-
-    def is_beaten_by(self, value: float) -> bool:
-        return value > self.value if self.mode == "max" else value < self.value
 
 
 def read_best(checkpoints: str) -> Best | None:
@@ -60,7 +56,7 @@ def write_best(checkpoints: str, best: Best) -> None:
     write_object(os.path.join(checkpoints, _FILE), best._asdict(), durable=True)
 
 
-# A run folder is opened: by this hpcddp, if it knows the folder's layout.
+# A run folder is opened: by this hpcddp, if `run.json` has the schema that it writes. So has every other file then.
 
 
 class Plan(Record):
@@ -76,26 +72,12 @@ def check_run_folder(run: RunFolder) -> None:
     read_object(run.about, "; then restore it, or remove it: the next attempt writes it again")
 
 
-def check_attempt(attempt: AttemptFolder) -> None:
-    """SchemaError if another hpcddp wrote a file that the attempt or its job script would replace, append to, or
-    remove with the old checkpoints. DamagedFileError for a `best.json` that does not say which checkpoint is to be
-    kept; RequestError if a folder or metrics.jsonl cannot be read."""
-    check_run_folder(attempt.run)
-    manifests = [os.path.join(path, MANIFEST) for path in list_checkpoints(attempt.run.checkpoints)]
-    for path in (attempt.run.plan, attempt.run.state, attempt.run.settings, attempt.versions, *manifests):
-        with suppress(DamagedFileError):
-            read_object(path)
-    check_metrics(attempt.metrics)
-    read_best(attempt.run.checkpoints)
-
-
 def open_attempt(attempt: AttemptFolder) -> None:
-    """Make the attempt's folder. LaunchError if that is not possible.
-
-    The errors of `check_attempt` come before anything is written.
-    """
+    """Make the attempt's folder. LaunchError if that is not possible; before, the errors of `check_run_folder` and
+    `read_best`, which says what checkpoint has to stay."""
+    check_run_folder(attempt.run)
+    read_best(attempt.run.checkpoints)
     try:
-        check_attempt(attempt)
         os.makedirs(attempt.path, exist_ok=True)
         if not os.path.exists(attempt.run.about):
             write_object(attempt.run.about, {})

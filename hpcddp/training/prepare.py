@@ -22,7 +22,6 @@ from hpcddp.errors import RequestError
 from hpcddp.parallelism import Split
 from hpcddp.training import trial
 from hpcddp.training.arguments import read_optional, read_whole
-from hpcddp.training.checkpoint.position import find_place, move_to
 from hpcddp.training.checkpoint.settings import name_setting
 from hpcddp.training.checkpoint.tracked import OwnedStates, unwrap
 from hpcddp.training.data.evaluation import EvaluationLoader
@@ -36,7 +35,7 @@ from hpcddp.training.data.items import (
 )
 from hpcddp.training.data.loader import InputWait, SecondLoader, TrainingLoader, make_sampler
 from hpcddp.training.data.reading import Source, choose_workers, is_shuffled, read_how
-from hpcddp.training.data.sampler import derive_key
+from hpcddp.training.data.sampler import derive_key, find_place, move_to
 from hpcddp.training.data.stream import check_passes
 from hpcddp.training.data.weighing import Count, Weighing
 from hpcddp.training.gradient.gradients import Gradients

@@ -17,10 +17,8 @@ from hpcddp.errors import RequestError
 from hpcddp.runs.hang import name_ranks
 from hpcddp.runs.state import AT_ITS_END
 from hpcddp.training.checkpoint.attempt import AttemptSaves
-from hpcddp.training.checkpoint.best import check_same_value
-from hpcddp.training.checkpoint.checkpointer import Checkpointer
-from hpcddp.training.checkpoint.position import describe_position
-from hpcddp.training.data.sampler import MicroBatch
+from hpcddp.training.checkpoint.checkpointer import Checkpointer, check_same_value
+from hpcddp.training.data.sampler import MicroBatch, describe_position
 from hpcddp.training.objects import Models, TrainingData
 from hpcddp.training.options import refuse_others
 from hpcddp.training.parallel.sameness import CHECKED_FIRST

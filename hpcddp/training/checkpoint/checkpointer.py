@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -16,12 +17,11 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from hpcddp.errors import HpcddpError, LaunchError
+from hpcddp.errors import HpcddpError, LaunchError, RequestError
 from hpcddp.runs.folder import step_of
 from hpcddp.runs.state import MODES, Best, read_best, write_best
 from hpcddp.training.activity import at_files
 from hpcddp.training.checkpoint.attempt import AttemptSaves
-from hpcddp.training.checkpoint.best import is_better
 from hpcddp.training.checkpoint.files import (
     STATE,
     Provenance,
@@ -40,6 +40,7 @@ from hpcddp.training.checkpoint.resume import choose_newest, last_save_s, load
 from hpcddp.training.checkpoint.settings import GivenSettings, LoadedState, describe_settings
 from hpcddp.training.checkpoint.state_tree import gather_whole, list_tensors, make_outline, write_key
 from hpcddp.training.checkpoint.tracked import OwnedStates, Tracked
+from hpcddp.training.collectives import broadcast
 from hpcddp.training.rendezvous.group import Group
 from hpcddp.training.setup import RunSetup
 from hpcddp.training.versions import list_versions
@@ -100,7 +101,8 @@ class Writer:
             with _naming(partial):
                 whole = gather_whole(tree, keep=self._group.is_first)
                 whole = tracked.owned.gather(whole, outline, keep=self._group.is_first)
-                self._write_single(partial, whole, facts, started)
+                if self._group.is_first:
+                    self._finish(partial, {STATE: write_state_file(partial, whole)}, facts, started)
             return Saved(position, time.monotonic() - started, digest)
         tensors = {write_key(path): tensor for path, tensor in list_tensors(tree).items()}
         return self._write_shards(partial, tensors, outline, facts, started, wait=form == "sharded")
@@ -118,17 +120,11 @@ class Writer:
 
     def _begin(self, step: int) -> Path | None:
         """Rank 0 makes the temporary folder; None if the step's checkpoint exists already."""
-        answer: list[Path | None] = [None]
+        partial = None
         if self._group.is_first:
             with _naming(name_step(self._folder, step)):
-                answer = [begin(self._folder, step)]
-        if self._group.world_size > 1:
-            dist.broadcast_object_list(answer, src=0, device=self._group.device)
-        return answer[0]
-
-    def _write_single(self, partial: Path, tree: Any, facts: dict[str, Any], started: float) -> None:
-        if self._group.is_first:
-            self._finish(partial, {STATE: write_state_file(partial, tree)}, facts, started)
+                partial = begin(self._folder, step)
+        return broadcast(partial, self._group.world_size, self._group.device)
 
     def _write_shards(
         self,
@@ -192,7 +188,7 @@ def _naming(partial: Path) -> Iterator[None]:
         ) from error
 
 
-PROBE_BYTES = 1 << 22
+_PROBE_BYTES = 1 << 22
 _STATES_PER_PARAMETER = 2  # of an optimizer before its first step, when it has none yet: as many as Adam's
 
 
@@ -254,8 +250,9 @@ class Checkpointer:
                 self._provenance = self._continue(self._provenance, position["step"], read_manifest(newest))
         if self._saves.watch.deadline is not None and self._group.is_first:
             known = last_save_s(Path(self._folder.run.checkpoints))
-            expected_s = guess_save_s(Path(self._folder.run.path), self._tracked) if known is None else known
-            self._saves.watch.pace.expect_save(expected_s)
+            if known is None:
+                known = guess_save_s(Path(self._folder.run.path), count_state_bytes(self._tracked))
+            self._saves.watch.pace.expect_save(known)
         return position
 
     def settle_settings(self, position: dict[str, int]) -> None:
@@ -371,20 +368,54 @@ class Checkpointer:
             self._saves.note_saved(saved.position["step"], saved.position["epoch"], saved.seconds)
 
 
-def guess_save_s(folder: Path, tracked: Tracked) -> float:
-    """An estimate, in seconds, of the first save: from the bytes of the state, and the time that a small file takes."""
+def is_better(value: float, mode: str, best: Best | None) -> bool:
+    """Whether `value` beats the best one; NaN never does. RequestError for another mode than before."""
+    if mode not in MODES:
+        raise RequestError(f"rt.save_best(value, {mode!r}): there is no such mode", 'mode="max", or mode="min"')
+    if best is None:
+        return value == value
+    if best.mode != mode:
+        raise RequestError(
+            f"the best checkpoint of this run, of step {best.step}, was chosen by mode={best.mode!r}, not {mode!r}",
+            f"rt.save_best(value, {best.mode!r}), or a new run",
+        )
+    return value > best.value if mode == "max" else value < best.value
+
+
+def check_same_value(values: Sequence[float]) -> None:
+    """RequestError if a rank gave another number than rank 0: each has counted its own share of the data.
+
+    NaN, infinities and 0 are what stands for a number that only rank 0 knows; small differences are rounding's.
+    """
+    for rank, value in enumerate(values):
+        stands_for_none = value == 0 or not math.isfinite(value) or not math.isfinite(values[0])
+        if not stands_for_none and not math.isclose(value, values[0], rel_tol=1e-3):
+            raise RequestError(
+                f"rt.save_best(value) got {values[0]:.6g} on rank 0 and {value:.6g} on rank {rank}: each rank evaluates"
+                " its own share of the data",
+                "rt.save_best(rt.sum(correct) / samples), with the sums of all ranks",
+            )
+
+
+def guess_save_s(folder: Path, size: int) -> float:
+    """An estimate, in seconds, of the first save of so many bytes, by the time that a small file takes."""
+    return (1 + size / _PROBE_BYTES) * time_probe(folder / f".probe-{os.getpid()}")
+
+
+def count_state_bytes(tracked: Tracked) -> int:
+    """Of the first checkpoint."""
     size = sum(tensor.numel() * tensor.element_size() for tensor in list_tensors(tracked.capture()).values())
     for thing in tracked.objects.values():
         if isinstance(thing, Optimizer) and not thing.state:
             parameters = [parameter for group in thing.param_groups for parameter in group["params"]]
             size += _STATES_PER_PARAMETER * sum(p.numel() * p.element_size() for p in parameters)
-    return (1 + size / PROBE_BYTES) * time_probe(folder / f".probe-{os.getpid()}")
+    return size
 
 
 @at_files()
 def time_probe(path: Path) -> float:
     """Seconds to write, flush and hash a few megabytes. LaunchError if they cannot be written."""
-    content = os.urandom(PROBE_BYTES)  # some file systems store zeros for nothing
+    content = os.urandom(_PROBE_BYTES)  # some file systems store zeros for nothing
     started = time.monotonic()
     try:
         with path.open("wb") as file:

@@ -111,7 +111,7 @@ def _has(about: Any, **kinds: type) -> bool:
 
 
 #: There is no such file, or it is no file: that is seen wherever the checkpoint is.
-OF_NAMES = {None, errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG, errno.ELOOP}
+_OF_NAMES = {None, errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG, errno.ELOOP}
 
 
 def name_step(folder: Path, step: int) -> Path:
@@ -169,21 +169,27 @@ def find_fault(path: Path, nth: int = 0, parts: int = 1) -> str | None:
     """
     try:
         files = read_manifest(path)["files"]
-        for name in sorted(files)[nth::parts]:
-            if (size := (path / name).stat().st_size) != files[name]["bytes"]:
-                return f"{name} has {size} bytes, the manifest says {files[name]['bytes']}"
-            if _hash_file(path / name) != files[name]["sha256"]:
-                return f"{name} does not have the SHA-256 of the manifest"
     except UnreadableFileError:
         raise
     except DamagedFileError as error:
         return error.message
-    except OSError as error:
-        if error.errno not in OF_NAMES:
-            raise
-        return f"{type(error).__name__}: {error}"
-    except ValueError as error:  # a name that no file can have
-        return f"{type(error).__name__}: {error}"
+    except FileNotFoundError as error:
+        return str(error)
+    return find_file_fault(path, {name: files[name] for name in sorted(files)[nth::parts]})
+
+
+def find_file_fault(folder: Path, files: Mapping[str, Mapping[str, Any]]) -> str | None:
+    """What is not as a manifest says of these files, which need have no SHA-256 there. OSError as of `find_fault`."""
+    for name, about in files.items():
+        try:
+            if (size := (folder / name).stat().st_size) != about["bytes"]:
+                return f"{name} has {size} bytes, the manifest says {about['bytes']}"
+            if "sha256" in about and _hash_file(folder / name) != about["sha256"]:
+                return f"{name} does not have the SHA-256 of the manifest"
+        except (OSError, ValueError) as error:  # the second: a name that no file can have
+            if getattr(error, "errno", None) not in _OF_NAMES:
+                raise
+            return f"{name}: {(getattr(error, 'strerror', None) or str(error)).lower()}"
     return None
 
 

@@ -23,6 +23,7 @@ from hpcddp.training.checkpoint.files import (
 from hpcddp.training.checkpoint.settings import check_added_groups
 from hpcddp.training.checkpoint.state_tree import list_tensors, map_tensors, split_like, write_key
 from hpcddp.training.checkpoint.tracked import FindLike, Tracked
+from hpcddp.training.collectives import broadcast
 from hpcddp.training.rendezvous.failure import Failure, PeerFailedError
 from hpcddp.training.rendezvous.group import Group
 from hpcddp.training.rendezvous.process_group import claim_failure
@@ -49,12 +50,9 @@ def choose_newest(group: Group, folder: Path, anew: str) -> Path | None:
     RequestError if all are damaged; they stay as they are. LaunchError on a rank that cannot read one, PeerFailedError
     on the others. `anew`: how to begin a new run, for the hint.
     """
-    names: list[Any] = [[path.name for path in list_checkpoint_folders(folder)] if group.is_first else None]
-    if group.world_size > 1:
-        dist.broadcast_object_list(names, src=0, device=group.device)
+    names = [path.name for path in list_checkpoint_folders(folder)] if group.is_first else []
     damaged: list[tuple[Path, str]] = []
-    saved: list[str] = names[0]
-    for path in (folder / name for name in reversed(saved)):
+    for path in (folder / name for name in reversed(broadcast(names, group.world_size, group.device))):
         damage = _find_damage(group, path)
         if not damage:
             _set_aside(group, damaged)

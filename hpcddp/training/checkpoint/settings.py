@@ -7,10 +7,13 @@ Settings are compared as the scripts gave them: a learning rate that a scheduler
 from __future__ import annotations
 
 import hashlib
+import json
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from itertools import zip_longest
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -259,11 +262,9 @@ def _as_plain(value: Any) -> Any:
 
 
 def _is_plain(value: Any) -> bool:
-    if isinstance(value, Mapping):
-        return all(isinstance(key, str) and _is_plain(one) for key, one in value.items())
-    return (
-        all(map(_is_plain, value)) if isinstance(value, list) else value is None or isinstance(value, str | int | float)
-    )
+    with suppress(TypeError, ValueError):
+        return bool(json.loads(json.dumps(value)) == value)
+    return False
 
 
 # Accepted settings come into the objects, after a checkpoint has brought its own.
@@ -273,28 +274,36 @@ class GivenSettings:
     """The settings of the optimizers and the schedules, as the script gave them: made before a checkpoint is loaded."""
 
     def __init__(self, objects: Mapping[str, Any], settings: RunSettings) -> None:
-        self._objects, self._settings = objects, settings
+        self._settings = settings
+        self._optimizers = {name: thing for name, thing in objects.items() if isinstance(thing, Optimizer)}
+        self._schedules = {name: thing for name, thing in objects.items() if isinstance(thing, LRScheduler)}
         self._groups = {
-            name: [
-                {key: _copy(value) for key, value in group.items() if key != "params"} for group in thing.param_groups
-            ]
-            for name, thing in objects.items()
-            if isinstance(thing, Optimizer)
+            _name(name, nth): {
+                key: value.clone() if isinstance(value, Tensor) else value
+                for key, value in group.items()
+                if key != "params"
+            }
+            for name, optimizer in self._optimizers.items()
+            for nth, group in enumerate(optimizer.param_groups)
         }
-        at, to = settings.at, settings.to
-        self.unloaded = {name for name in objects if name not in at}  # what does not get the checkpoint's state
-        for name, thing in objects.items():
-            if name in at and isinstance(thing, LRScheduler) and not isinstance(thing, ReduceLROnPlateau):
-                self.unloaded |= {name} if compare({name: at[name]}, {name: to[name]}) else set()
-            elif name in at and (classes := {at[name].get("class"), to[name].get("class")}) and len(classes) > 1:
-                self.unloaded |= set() if any(classes <= one for one in _SAME_STATE) else {name}
+        self.unloaded = {name for name in objects if not self._takes_state(name)}
+
+    def _takes_state(self, name: str) -> bool:
+        """Whether the object gets the checkpoint's state: not so where the checkpoint has none of its class, nor a
+        schedule with other settings, which is built anew."""
+        at, to = self._settings.at.get(name), self._settings.to.get(name)
+        if at is None or to is None:
+            return False
+        if name in self._schedules and not isinstance(self._schedules[name], ReduceLROnPlateau):
+            return not compare({name: at}, {name: to})
+        classes = {at.get("class"), to.get("class")}
+        return len(classes) == 1 or any(classes <= one for one in _SAME_STATE)
 
     def bring(self, states: Mapping[str, Any]) -> None:
         """Bring what was accepted, or is kept, into the objects. `states`: those that the checkpoint has, by name, of
         what was not loaded: an accepted schedule is brought to where the old one was."""
         at, now, to = self._settings.at, self._settings.now, self._settings.to
-        schedules = {name: one for name, one in self._objects.items() if isinstance(one, LRScheduler)}
-        for name, one in schedules.items():
+        for name, one in self._schedules.items():
             if name in self.unloaded and to[name] != now[name]:
                 raise RequestError(
                     f"{name} cannot be kept: the checkpoint is of a step before the recorded settings were accepted",
@@ -302,29 +311,23 @@ class GivenSettings:
                 )
             if isinstance(one, ReduceLROnPlateau) and name not in self.unloaded:
                 vars(one).update({key: value for key, value in to[name].items() if at[name].get(key, value) != value})
-        for name, optimizer in self._objects.items():
-            if not isinstance(optimizer, Optimizer):
-                continue
-            its = {key: one for key, one in schedules.items() if one.optimizer is optimizer}
+        for name, optimizer in self._optimizers.items():
+            its = {key: one for key, one in self._schedules.items() if one.optimizer is optimizer}
             anew = {key: one for key, one in its.items() if key in self.unloaded}
             for nth, group in enumerate(optimizer.param_groups):
-                key, before = _name(name, nth), at
-                if anew or name in self.unloaded or key not in at:
-                    before = now
-                    for setting, value in self._groups[name][nth].items():
-                        _set(group, setting, value)
+                key = _name(name, nth)
+                is_given = bool(anew) or name in self.unloaded or key not in at
+                for setting, value in self._groups[key].items() if is_given else ():
+                    _set(group, setting, value)
+                before = (now if is_given else at)[key]
                 for setting, value in to.get(key, {}).items():
-                    old = before[key].get(setting, value)
+                    old: Any = before.get(setting, value)
                     if setting == "lr" and old != value:
                         _move_lr(group, nth, old, value, list(its.values()))
                     elif setting in group and old != value:
                         _set(group, setting, tuple(value) if isinstance(group[setting], tuple) else value)
             for key, one in anew.items():
                 _step_to(key, one, _count_steps(states.get(key, {})))
-
-
-def _copy(value: Any) -> Any:
-    return value.clone() if isinstance(value, Tensor) else value
 
 
 def _set(group: dict[str, Any], setting: str, value: Any) -> None:
@@ -383,14 +386,7 @@ def check_added_groups(tree: Mapping[str, Any], objects: Mapping[str, Any], sour
 # Whether what a resumed attempt loaded is still there when its loop begins.
 
 
-class _Loaded(NamedTuple):
-    """A tensor as the checkpoint gave it."""
-
-    thing: str  # the object's name in the checkpoint
-    what: str
-    tensor: Tensor
-    dtype: torch.dtype
-    sum: int
+_Sums = list[tuple[torch.dtype, int]]  # of the bits of tensors
 
 
 class LoadedState:
@@ -400,49 +396,38 @@ class LoadedState:
     """
 
     def __init__(self, objects: Mapping[str, Any], step: int) -> None:
-        self._step = step
-        self._optimizers = {name: thing for name, thing in objects.items() if isinstance(thing, Optimizer)}
-        models = {name: thing for name, thing in objects.items() if isinstance(thing, nn.Module)}
-        self._weights = [
-            _Loaded(name, f"{path} of {type(model).__name__}", tensor, tensor.dtype, _sum(tensor))
-            for name, model in models.items()
-            for path, parameter in model.named_parameters()
-            for tensor in _list_whole(parameter)
-        ]
-        self._state = {name: _sum_state(optimizer) for name, optimizer in self._optimizers.items()}
+        self._objects, self._step = objects, step
+        self._sums = self._read()
+
+    def _read(self) -> dict[tuple[str, str], _Sums]:
+        """By what they are, and the part of that. Loading makes new tensors: optimizers' are in the order of names."""
+        found: dict[tuple[str, str], _Sums] = {}
+        for name, thing in self._objects.items():
+            if isinstance(thing, nn.Module):
+                for path, one in thing.named_parameters():
+                    found[f"weights of {name}", f"{path} of {type(thing).__name__}"] = _sum_each([one])
+            elif isinstance(thing, Optimizer):
+                states = [
+                    thing.state[one] for group in thing.param_groups for one in group["params"] if one in thing.state
+                ]
+                tensors = (state[key] for state in states for key in sorted(state) if isinstance(state[key], Tensor))
+                found[f"state of {name}", f"this {type(thing).__name__}"] = _sum_each(tensors)
+        return found
 
     def check(self) -> None:
-        """RequestError if any of it has other numbers by now. A parameter of another type is not compared."""
-        for one in self._weights:
-            if one.tensor.dtype == one.dtype and _sum(one.tensor) != one.sum:
+        """RequestError if any of it has other numbers by now. A tensor of another type is not compared."""
+        now = self._read()
+        for (name, part), then in self._sums.items():
+            both = list(zip_longest(then, now.get((name, part), then)))
+            if any(one is None or other is None or (one[0] == other[0] and one != other) for one, other in both):
                 raise RequestError(
-                    f"the weights of {one.thing} were resumed from step {self._step} and then changed before the first"
-                    f" step: {one.what} has other numbers than the checkpoint",
-                    "load pretrained weights before rt.prepare, or under `if rt.steps == 0:`",
-                )
-        for name, optimizer in self._optimizers.items():
-            if _sum_state(optimizer) != self._state[name]:
-                raise RequestError(
-                    f"the state of {name} was resumed from step {self._step} and then changed before the first step:"
-                    f" this {type(optimizer).__name__} has other numbers than the checkpoint",
-                    f"load the state of {name} before rt.prepare, or under `if rt.steps == 0:`",
+                    f"the run resumed from step {self._step}, and the {name} changed before the first step: {part} has"
+                    " other numbers than the checkpoint",
+                    "load pretrained weights and states before rt.prepare, or under `if rt.steps == 0:`",
                 )
 
 
-def _sum_state(optimizer: Optimizer) -> list[tuple[torch.dtype, int]]:
-    """In the order of the parameters and of the names: loading makes new tensors."""
-    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    states = [optimizer.state[parameter] for parameter in parameters if parameter in optimizer.state]
-    tensors = (state[name] for state in states for name in sorted(state) if isinstance(state[name], Tensor))
-    return [(whole.dtype, _sum(whole)) for tensor in tensors for whole in _list_whole(tensor)]
-
-
-def _list_whole(tensor: Tensor) -> Iterator[Tensor]:
-    """This rank's numbers, which its tensor shares; none for what has no plain ones."""
-    mine: Tensor = getattr(tensor, "to_local", lambda: tensor)()
-    if is_whole(mine):
-        yield mine
-
-
-def _sum(tensor: Tensor) -> int:
-    return int(sum_bits(tensor.detach()))
+def _sum_each(tensors: Iterable[Tensor]) -> _Sums:
+    """Of this rank's numbers; none for what has no plain ones."""
+    mine: list[Tensor] = [getattr(one, "to_local", lambda one=one: one)() for one in tensors]
+    return [(one.dtype, int(sum_bits(one.detach()))) for one in mine if is_whole(one)]

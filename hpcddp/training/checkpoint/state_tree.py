@@ -47,13 +47,9 @@ def make_outline(tree: Any) -> Any:
     The check comes before the first checkpoint is written, so that no run finds the fault when it resumes.
     """
     outline = map_tensors(tree, lambda _, tensor: torch.empty(tensor.shape, dtype=tensor.dtype, device="meta"))
-    file = io.BytesIO()
-    try:
-        torch.save(outline, file)
-        file.seek(0)
-        torch.load(file, map_location="cpu", weights_only=True)
-    except (pickle.PickleError, AttributeError, TypeError) as error:
-        name = next((name for name, part in outline.items() if not _is_plain(part)), "an object")
+    error = _try_to_read_back(outline)
+    if error is not None:
+        name = next((name for name, part in outline.items() if _try_to_read_back(part)), "an object")
         raise RequestError(
             f"the state of {name} holds more than tensors and plain values, and could not be read back",
             f"see what {name}.state_dict() returns: convert numpy numbers with float() or int(), leave functions out",
@@ -61,15 +57,16 @@ def make_outline(tree: Any) -> Any:
     return outline
 
 
-def _is_plain(part: Any) -> bool:
+def _try_to_read_back(thing: Any) -> Exception | None:
+    """What prevents it."""
     file = io.BytesIO()
     try:
-        torch.save(part, file)
+        torch.save(thing, file)
         file.seek(0)
         torch.load(file, map_location="cpu", weights_only=True)
-    except (pickle.PickleError, AttributeError, TypeError):
-        return False
-    return True
+    except (pickle.PickleError, AttributeError, TypeError) as error:
+        return error
+    return None
 
 
 def write_key(path: Path) -> str:

@@ -6,12 +6,12 @@ import os
 from pathlib import Path
 
 import torch
-import torch.distributed as dist
 from torch import nn
 
 from hpcddp.errors import LaunchError
 from hpcddp.training.activity import at_files
 from hpcddp.training.checkpoint.state_tree import gather_whole, map_tensors, module_state
+from hpcddp.training.collectives import broadcast
 from hpcddp.training.rendezvous.group import Group
 from hpcddp.training.torch_compat import is_failed_write
 
@@ -22,12 +22,10 @@ def write_whole(model: nn.Module, path: Path, group: Group) -> None:
     LaunchError on every rank if the file cannot be written.
     """
     tree = gather_whole(module_state(model), keep=group.is_first)
-    failure: list[str | None] = [_write(tree, path) if group.is_first else None]
-    if group.world_size > 1:
-        dist.broadcast_object_list(failure, src=0, device=group.device)
-    if failure[0] is not None:
+    failure = broadcast(_write(tree, path) if group.is_first else None, group.world_size, group.device)
+    if failure is not None:
         raise LaunchError(
-            f"the model cannot be written to {path}: {failure[0]}", "rt.save_model(path that can be written)"
+            f"the model cannot be written to {path}: {failure}", "rt.save_model(path that can be written)"
         )
 
 

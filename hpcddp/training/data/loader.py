@@ -78,22 +78,17 @@ def _like(thing: Any, moved: dict[Any, Any], device: torch.device) -> Any:
 # Batches on their way to the device: beside the computation, on a CUDA stream of their own.
 
 
-class Copies(Protocol):
-    """Starts a copy to the device, and hands it over to the computation later."""
-
-    def start(self, content: Any) -> Callable[[], Any]:
-        """Begin to copy. Calling the result, once and just before it is used, gives what lies on the device."""
-
-
-class StreamCopies:
-    """Copies on a CUDA stream of their own, beside what the current stream computes."""
+class Copies:
+    """Starts copies to the device: on a GPU on a stream of their own, beside what the current stream computes; on a CPU
+    there is nothing to copy."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]  # torch does not annotate it
+        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]  # torch does not annotate it
 
     def start(self, content: Any) -> Callable[[], Any]:
-        if find_tensors(content) is None:  # nobody could tell the allocator about the copies that it makes itself
+        """Begin to copy. Calling the result, once and just before it is used, gives what lies on the device."""
+        if self._stream is None or find_tensors(content) is None:  # the allocator hears of no copies that a part makes
             return lambda: move(content, self._device)
         with torch.cuda.stream(self._stream):
             moved = move(content, self._device)
@@ -110,20 +105,6 @@ class StreamCopies:
         return hand_over
 
 
-class PlainCopies:
-    """Copies when they are needed: on a CPU there is nothing to copy."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-
-    def start(self, content: Any) -> Callable[[], Any]:
-        return lambda: move(content, self._device)
-
-
-def open_copies(device: torch.device) -> Copies:
-    return StreamCopies(device) if device.type == "cuda" else PlainCopies(device)
-
-
 class Batch:
     """This rank's share of one global batch: one optimizer step.
 
@@ -131,19 +112,18 @@ class Batch:
     but `rt.micro_batches` opens.
     """
 
-    def __init__(self, parts: Sequence[Part], contents: Sequence[Any], copies: Copies, *, is_several: bool) -> None:
+    def __init__(self, parts: Sequence[Part], copies: Copies, *, is_several: bool) -> None:
         self.parts = parts
         self.is_several = is_several
         self.content: Any = None  # what the loop got: this object, or what the samples collate to
-        self._contents = contents
         self._copies = copies
 
     def contents(self) -> Iterator[tuple[Part, Any]]:
         """Each micro batch on the device. The copy of the next has begun when one is given out."""
         waiting: Callable[[], Any] | None = None
         for nth, part in enumerate(self.parts):
-            ready = waiting or self._copies.start(self._contents[nth])
-            waiting = self._copies.start(self._contents[nth + 1]) if nth + 1 < len(self.parts) else None
+            ready = waiting or self._copies.start(part.content)
+            waiting = self._copies.start(self.parts[nth + 1].content) if nth + 1 < len(self.parts) else None
             yield part, ready()
 
     def __iter__(self) -> Iterator[Any]:
@@ -350,7 +330,7 @@ class TrainingLoader:
         self._is_several = is_several
         self._listener = listener
         self._waits = waits
-        self._copies = open_copies(device)
+        self._copies = Copies(device)
         collates = reading.num_workers == 0 and draws_in_collate(reading)
         self._may_draw = collates or weighing.count is not None  # the caller's code, in this process
         # one batch ahead only where that runs none of the caller's code earlier, and waits for no other rank
@@ -390,12 +370,12 @@ class TrainingLoader:
     def _batches(self) -> Iterator[tuple[Batch, Callable[[], Any]]]:
         """Each batch, and what gives its content on the device. The copy of the next may have begun before."""
         waiting: tuple[Batch, Callable[[], Any]] | None = None
-        for parts, contents in self.weighing.steps(self._waits.over(self._read(), self.sampler.epoch)):
-            batch = Batch(parts, contents, self._copies, is_several=self._is_several)
+        for parts in self.weighing.steps(self._waits.over(self._read(), self.sampler.epoch)):
+            batch = Batch(parts, self._copies, is_several=self._is_several)
             if self._is_several:
                 yield batch, _nothing
                 continue
-            now = batch, self._copies.start(contents[0])
+            now = batch, self._copies.start(parts[0].content)
             if not self._ahead:
                 yield now
                 continue

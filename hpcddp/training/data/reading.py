@@ -9,19 +9,16 @@ from typing import Any
 
 import torch
 from torch.utils.data import (
-    ConcatDataset,
     DataLoader,
     Dataset,
     DistributedSampler,
     IterableDataset,
     RandomSampler,
     SequentialSampler,
-    Subset,
-    TensorDataset,
 )
 
 from hpcddp.errors import RequestError
-from hpcddp.training.data.randomness import WorkerStart
+from hpcddp.training.data.randomness import WorkerStart, is_in_memory
 
 _MOST_WORKERS = 8  # chosen by itself: each keeps batches and a copy of the interpreter in memory
 _CHOOSE = "take shuffle=True or shuffle=False; choose or weigh samples in the data set, as torch.utils.data.Subset does"
@@ -52,17 +49,9 @@ def choose_workers(dataset: Dataset[Any], cpus: int, device: torch.device) -> in
     not forked, because a script and its data set have to be made for that.
     """
     method = multiprocessing.get_start_method(allow_none=True) or multiprocessing.get_all_start_methods()[0]
-    if device.type == "cpu" or method != "fork" or isinstance(dataset, IterableDataset) or _is_in_memory(dataset):
+    if device.type == "cpu" or method != "fork" or isinstance(dataset, IterableDataset) or is_in_memory(dataset):
         return 0
     return max(0, min(cpus - 1, _MOST_WORKERS))
-
-
-def _is_in_memory(dataset: Dataset[Any]) -> bool:
-    if isinstance(dataset, Subset):
-        return _is_in_memory(dataset.dataset)
-    if isinstance(dataset, ConcatDataset):
-        return all(map(_is_in_memory, dataset.datasets))
-    return isinstance(dataset, TensorDataset)
 
 
 @dataclass(frozen=True, slots=True)

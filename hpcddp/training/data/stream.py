@@ -31,7 +31,8 @@ StepParts = list[tuple[MicroBatch, Any]]
 
 
 class Stream:
-    """One pass over a data set. The random numbers at a sample depend on (seed, epoch, the sample's number) only."""
+    """One pass over a data set. The random numbers at a sample depend on (seed, epoch, the sample's number) only.
+    Reading seeds the global generators: whoever reads keeps them."""
 
     def __init__(self, dataset: IterableDataset[Any], seed: int, epoch: int) -> None:
         self._key = ("sample", seed, epoch)
@@ -77,12 +78,11 @@ class Stream:
 
     def _read(self) -> Iterator[Any]:
         while True:
-            with kept_generators():
-                seed_generators(*self._key, self._number)
-                try:
-                    sample = next(self.source)
-                except StopIteration:
-                    return
+            seed_generators(*self._key, self._number)
+            try:
+                sample = next(self.source)
+            except StopIteration:
+                return
             self._number += 1
             yield sample
 
@@ -133,14 +133,17 @@ class RankSteps(IterableDataset[StepParts]):
         nth, workers = (worker.id, worker.num_workers) if worker is not None else (0, 1)
         whole = self._start.plan.global_batch
         reads = workers == 1 and next(iter(self._start.plan.pieces(self._start.data_rank))).start == 0
-        stream = self._open(self._start.position)
+        with kept_generators():
+            stream = self._open(self._start.position)
         for step in count():
-            if step % workers == nth:
-                total, micros = self._read_step(stream, self._start.position + step * whole, reads=reads)
-                if total:
-                    yield micros
-            else:
-                total = stream.skip(whole)
+            parts: StepParts = []
+            with kept_generators():
+                if step % workers == nth:
+                    total, parts = self._read_step(stream, self._start.position + step * whole, reads=reads)
+                else:
+                    total = stream.skip(whole)
+            if parts:
+                yield [(micro, self._collate(samples)) for micro, samples in parts]
             if total < whole:
                 return
 
@@ -150,7 +153,7 @@ class RankSteps(IterableDataset[StepParts]):
         return stream
 
     def _read_step(self, stream: Stream, position: int, *, reads: bool) -> tuple[int, StepParts]:
-        """(samples of the global batch at this position, this rank's micro batches of it).
+        """(samples of the global batch at this position, this rank's micro batches of it with their samples).
 
         `reads`: this reads the first sample of the next one, too. In a stream whose length is not known, that sample
         says whether this one is the last of the epoch.
@@ -175,7 +178,7 @@ class RankSteps(IterableDataset[StepParts]):
         return total, [
             (
                 MicroBatch(position + piece.start, len(part), total, nth, nth == last, piece.slice, ends),
-                self._collate(part or [self._stand_in]),
+                part or [self._stand_in],
             )
             for nth, (piece, part) in enumerate(zip(pieces, parts, strict=True))
         ]

@@ -41,10 +41,11 @@ class Weight(NamedTuple):
 
 
 class Part(NamedTuple):
-    """One micro batch of a batch: this rank's samples of it, and how much they weigh."""
+    """One micro batch of a batch: this rank's samples of it, how much they weigh, and what they collated to."""
 
     micro: MicroBatch
     weight: Weight
+    content: Any  # on the host
 
 
 def weigh(count: float, total: float | Tensor, averaged_over: int) -> Any:
@@ -80,27 +81,24 @@ class Weighing:
         self._warned = False
         self._weights: dict[tuple[int, int], Weight] = {}  # by samples of the micro batch and of its batch: few differ
 
-    def steps(self, loaded: Iterator[Loaded]) -> Iterator[tuple[list[Part], list[Any]]]:
-        """The micro batches of one global batch at a time, with their weights, and their contents. With `count` a
-        collective, once per step."""
+    def steps(self, loaded: Iterator[Loaded]) -> Iterator[list[Part]]:
+        """All micro batches of one global batch at a time. With `count` a collective, once per step."""
         step: list[Loaded] = []
         for one in loaded:
             step.append(one)
-            if one.micro.last:
-                weights = (
-                    [self._weigh_samples(part.micro) for part in step] if self.count is None else self._weigh(step)
-                )
-                parts = [Part(part.micro, weight) for part, weight in zip(step, weights, strict=True)]
-                yield parts, [part.content for part in step]
-                step = []
-
-    def _weigh(self, step: Sequence[Loaded]) -> list[Weight]:
-        """By what counts in them."""
-        assert self.count is not None
-        counts = [_count_parts(self.count, part) for part in step]
-        self._counted = math.fsum(counts)
-        total = self._add_up([part.micro.slice or 0 for part in step], counts)
-        return [Weight(n, weigh(n, total, self._averaged_over), float(self._averaged_over)) for n in counts]
+            if not one.micro.last:
+                continue
+            if self.count is None:
+                yield [Part(micro, self._weigh_samples(micro), content) for micro, content in step]
+            else:
+                counts = [_count_parts(self.count, part) for part in step]
+                self._counted = math.fsum(counts)
+                total = self._add_up([part.micro.slice or 0 for part in step], counts)
+                yield [
+                    Part(micro, Weight(n, weigh(n, total, self._averaged_over), float(self._averaged_over)), content)
+                    for (micro, content), n in zip(step, counts, strict=True)
+                ]
+            step = []
 
     def _weigh_samples(self, micro: MicroBatch) -> Weight:
         key = micro.samples, micro.total

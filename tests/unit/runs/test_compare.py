@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hpcddp.runs.compare import (
-    Context,
     LossDifference,
     RunRecord,
     compare_runs,
@@ -26,7 +25,7 @@ PLAIN = {"mode": ("plain",)}
 
 
 def causes(*differed: str, begins: int = 1, rate: int | None = None, first: Any = PLAIN, second: Any = PLAIN) -> str:
-    return "\n".join(find_causes(Context(begins, differed, rate, first, second)))
+    return "\n".join(find_causes(begins, differed, rate, first, second))
 
 
 def record(losses: dict[int, float | None], weights: dict[int, str] | None = None, **facts: Any) -> RunRecord:

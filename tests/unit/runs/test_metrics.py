@@ -110,26 +110,6 @@ def test_other_kinds_of_lines_are_passed_over_and_another_schema_is_refused(path
         next(lines)
 
 
-def test_another_schema_is_refused_by_the_writer_too_and_the_file_stays_as_it_is(path: Path) -> None:
-    content = b'[1]\n"start"\n{"start"\n{"kind": "start", "schema": 2}\n{"kind": "st'
-    path.write_bytes(content)
-    with pytest.raises(SchemaError, match=r"has schema 2, .*\nhint: use the hpcddp that wrote it"):
-        MetricsFile(str(path))
-    assert path.read_bytes() == content
-    path.write_bytes(content.replace(b"2", b"1"))
-    with MetricsFile(str(path)):
-        pass
-    assert path.read_bytes() != content
-
-
-def test_a_users_own_numbers_are_never_taken_for_the_files_version(path: Path) -> None:
-    with MetricsFile(str(path)) as file:
-        file.log(1, {"start": 1, "schema": 5})
-    with MetricsFile(str(path)):
-        pass
-    assert len(path.read_text().splitlines()) == 3
-
-
 @pytest.mark.parametrize("kind", ["a folder", "a link loop"])
 def test_a_file_that_cannot_be_opened_is_refused_in_two_lines(path: Path, kind: str) -> None:
     if kind == "a folder":

@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import hpcddp
 from hpcddp.errors import RequestError
-from hpcddp.training.checkpoint.best import check_same_value
+from hpcddp.training.checkpoint.checkpointer import check_same_value
 
 
 def train(

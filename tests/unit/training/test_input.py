@@ -17,17 +17,15 @@ from hpcddp.batchplan import plan_batch
 from hpcddp.training.data import reading
 from hpcddp.training.data.loader import (
     Batch,
+    Copies,
     InputWait,
-    Part,
-    PlainCopies,
-    StreamCopies,
     TrainingLoader,
     find_tensors,
 )
 from hpcddp.training.data.randomness import WorkerStart
 from hpcddp.training.data.reading import Reading, choose_workers, read_how
 from hpcddp.training.data.sampler import GlobalBatchSampler, MicroBatch
-from hpcddp.training.data.weighing import Weighing, Weight
+from hpcddp.training.data.weighing import Part, Weighing, Weight
 from hpcddp.training.parallel.layout import plan_layout
 from hpcddp.training.remarks import describe_starving
 from hpcddp.training.rendezvous.group import Group
@@ -116,13 +114,14 @@ AHEAD = ["copy 0", "copy 1", "use 0", "copy 2", "use 1", "copy 3", "use 2", "use
 
 def _batch(contents: list[Any], copies: Any) -> Batch:
     count = len(contents)
-    parts = [Part(MicroBatch(n, 1, count, n, n == count - 1), Weight(n, 1.0, 1.0)) for n in range(count)]
-    return Batch(parts, contents, copies, is_several=True)
+    micros = [MicroBatch(n, 1, count, n, n == count - 1) for n in range(count)]
+    parts = [Part(micro, Weight(micro.nth, 1.0, 1.0), one) for micro, one in zip(micros, contents, strict=True)]
+    return Batch(parts, copies, is_several=True)
 
 
 def test_the_copy_of_the_next_micro_batch_begins_before_the_loop_computes_and_order_stays() -> None:
     done: list[str] = []
-    for (micro, weight), content in _batch([0, 1, 2, 3], Noting(done)).contents():
+    for (micro, weight, _), content in _batch([0, 1, 2, 3], Noting(done)).contents():
         assert micro.nth == weight.counted == content
         done.append(f"use {content}")
     assert done == AHEAD
@@ -164,13 +163,13 @@ def test_all_tensors_of_a_batch_are_found_unless_a_part_moves_itself() -> None:
     assert find_tensors(Pair(one, 3)) == [one]
     assert find_tensors(Pair(one, Encoding())) is None
     batch = (one, Encoding())
-    assert PlainCopies(CPU).start(batch)()[0] is one
+    assert Copies(CPU).start(batch)()[0] is one
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 def test_what_is_copied_beside_the_computation_arrives_whole() -> None:
-    copies = StreamCopies(GPU)
+    copies = Copies(GPU)
     batches = [torch.full((1 << 20,), float(n)).pin_memory() for n in range(20)]
     sums = [content.double().sum() for _, content in _batch(batches, copies).contents()]
     assert [float(total) for total in sums] == [n * float(1 << 20) for n in range(20)]

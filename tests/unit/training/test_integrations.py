@@ -23,13 +23,11 @@ import hpcddp.integrations
 import hpcddp.integrations.saved as saved_by_frameworks
 from hpcddp.errors import LaunchError, RequestError
 from hpcddp.integrations.hf_trainer import Hooks
-from hpcddp.integrations.lightning_trainer import find_loss, restore_random_state, save_random_state
+from hpcddp.integrations.lightning_trainer import find_loss, name_random_state, restore_random_state
 from hpcddp.integrations.plain_loop import open_loop
-from hpcddp.integrations.run import SeenOptimizers
-from hpcddp.integrations.saved import Saved, complete, find_newest
+from hpcddp.integrations.run import SeenOptimizers, check_all_ranks
+from hpcddp.integrations.saved import Saved, check_world, complete, find_newest
 from hpcddp.integrations.saved import begin as begin_checkpoint
-from hpcddp.integrations.trainers import check_all_ranks
-from hpcddp.integrations.world import check_world
 from hpcddp.runs.chain import Link, decide_start
 from hpcddp.runs.folder import RunFolder, list_checkpoints
 from hpcddp.runs.jsonfile import read_object, write_object
@@ -38,6 +36,7 @@ from hpcddp.runs.metrics import LossCurve, read_latest
 from hpcddp.runs.state import State, read_state
 from hpcddp.training.activity import is_at_files
 from hpcddp.training.checkpoint.files import find_fault
+from hpcddp.training.data.randomness import read_states
 from hpcddp.training.stopping import STOP_SIGNALS
 
 RunRanks = Callable[..., Any]
@@ -218,7 +217,7 @@ def test_a_rank_that_saves_is_at_work_whoever_writes(alone: Callable[..., Any], 
         assert not is_at_files()
         framework.on_epoch_end(None, None, SimpleNamespace(should_save=True))
         assert is_at_files()
-        run.note_saved(str(tmp_path), 7, 1, 0.1)
+        run.note_saved(str(tmp_path), 7, 1)
         assert not is_at_files()
         run.save_began()
         run.save_began()
@@ -416,8 +415,8 @@ def test_attach_takes_trainers_alone() -> None:
 
 
 def test_the_random_state_of_a_rank_comes_back(tmp_path: Path) -> None:
-    save_random_state(tmp_path, 3)
+    torch.save(tuple(read_states()), name_random_state(tmp_path, 3))
     drawn = [torch.rand(2).tolist(), random.random(), numpy.random.rand()]
-    assert not restore_random_state(tmp_path, 2)
-    assert restore_random_state(tmp_path, 3)
+    restore_random_state(name_random_state(tmp_path, 2))  # there is none
+    restore_random_state(name_random_state(tmp_path, 3))
     assert [torch.rand(2).tolist(), random.random(), numpy.random.rand()] == drawn

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import struct
 import subprocess
 import sys
 from collections.abc import Callable
@@ -14,7 +13,7 @@ import pytest
 import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset, TensorDataset
 
 from hpcddp.training.data import randomness
 from hpcddp.training.data.randomness import SeededSamples, kept_generators, seed_generators
@@ -153,37 +152,20 @@ def test_a_data_set_that_reads_several_samples_at_once_is_asked_so() -> None:
     assert samples.__getitems__([(0, i) for i in range(4)]) == [("at once", i) for i in range(4)]
 
 
-def test_the_states_are_read_from_memory_as_the_generators_functions_give_them() -> None:
-    for draw in [None, *DRAWS.values()]:
-        if draw is not None:
-            draw()
-        states = randomness.read_states()
-        _, (*words, place), kept = random.getstate()
-        assert states.python == struct.pack("625I", place, *words)
-        assert states.kept_normal == kept
-        _, words, *place_and_normal = np.random.get_state()
-        assert states.numpy == words.tobytes() + struct.pack("=iid", *place_and_normal)
-
-
 NORMAL = "numpy's normal"  # made in pairs: its words and place are the same after one, which leaves another, and two
 
 
 @example([NORMAL], [NORMAL])
 @example([NORMAL, NORMAL], [])
 @given(st.lists(names, max_size=3), st.lists(names, max_size=3))
-def test_states_can_be_put_back_also_where_they_cannot_be_read_from_memory(first: list[str], then: list[str]) -> None:
-    for readable in (True, False):
-        with pytest.MonkeyPatch.context() as patch:
-            if not readable:
-                patch.setattr(randomness, "_python_address", lambda: None)
-                patch.setattr(randomness, "_read_numpy", np.random.get_state)
-            for name in first:
-                DRAWS[name]()
-            expected = _states()
-            with kept_generators():
-                for name in then:
-                    DRAWS[name]()
-            assert _states() == expected
+def test_states_can_be_put_back(first: list[str], then: list[str]) -> None:
+    for name in first:
+        DRAWS[name]()
+    expected = _states()
+    with kept_generators():
+        for name in then:
+            DRAWS[name]()
+    assert _states() == expected
 
 
 def test_a_state_that_keeps_a_normal_number_is_none_that_keeps_none() -> None:
@@ -202,14 +184,18 @@ def test_a_state_that_keeps_a_normal_number_is_none_that_keeps_none() -> None:
     assert _states() == keeps_one
 
 
-def test_without_memory_access_a_sample_draws_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    data = Programs([[], ["numpy's normal"], ["python"], []])
-    monkeypatch.setattr(randomness, "_python_address", lambda: None)
-    monkeypatch.setattr(randomness, "_read_numpy", np.random.get_state)
-    for batches in ([[0], [3, 2], [1]], [[3, 0, 1, 2]]):
-        samples = SeededSamples(data, SEED)
-        for batch in batches:
-            assert samples.__getitems__([(0, i) for i in batch]) == [_alone(data, 0, i) for i in batch]
+def test_tensors_in_memory_are_read_without_a_look_at_the_generators(monkeypatch: pytest.MonkeyPatch) -> None:
+    tensors = TensorDataset(torch.arange(6))
+    monkeypatch.setattr(randomness, "read_states", lambda: pytest.fail("looked"))
+    for data in (tensors, Subset(tensors, range(6)), ConcatDataset([tensors, tensors])):
+        assert SeededSamples(data, SEED).__getitems__([(0, 2), (0, 5)]) == [(2,), (5,)]
+
+    class Drawing(TensorDataset):
+        def __getitem__(self, index: int) -> Any:
+            return torch.rand(1)
+
+    with pytest.raises(pytest.fail.Exception, match="looked"):
+        SeededSamples(Subset(Drawing(torch.arange(6)), range(6)), SEED).__getitems__([(0, 2)])
 
 
 @pytest.mark.slow

@@ -52,14 +52,14 @@ def forget_moments(_model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
 @pytest.mark.parametrize(
     ("after", "thing"),
     [
-        (initialise, "weights of model were"),
-        (forget_moments, "state of optimizer was"),
-        pytest.param(keep_lr_only, "state of optimizer was", marks=pytest.mark.slow),
+        (initialise, "weights of model"),
+        (forget_moments, "state of optimizer"),
+        pytest.param(keep_lr_only, "state of optimizer", marks=pytest.mark.slow),
     ],
 )
 def test_what_is_changed_after_prepare_is_refused_when_a_run_resumes(tmp_path: Path, after: After, thing: str) -> None:
     attempt(tmp_path / "run", after, 2)  # right in the first attempt
-    with pytest.raises(RequestError, match=f"the {thing} resumed from step 2 and then changed") as told:
+    with pytest.raises(RequestError, match=f"resumed from step 2, and the {thing} changed") as told:
         attempt(tmp_path / "run", after, 4)
     assert told.value.hint.endswith("before rt.prepare, or under `if rt.steps == 0:`")
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -14,30 +13,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import hpcddp
 from hpcddp.errors import RequestError
 
-
-class Sam(torch.optim.Optimizer):
-    """As published: https://github.com/davda54/sam."""
-
-    def __init__(self, params: Any, **options: Any) -> None:
-        super().__init__(params, {"rho": 0.05} | options)
-        self.base_optimizer = torch.optim.SGD(self.param_groups, **options)
-        self.param_groups = self.base_optimizer.param_groups
-
-    @torch.no_grad()
-    def first_step(self) -> None:
-        held = [p for group in self.param_groups for p in group["params"]]
-        norm = torch.stack([p.grad.norm() for p in held]).norm()
-        for p in held:
-            self.state[p]["moved"] = 0.05 / norm * p.grad
-            p.add_(self.state[p]["moved"])
-        self.zero_grad()
-
-    @torch.no_grad()
-    def second_step(self) -> None:
-        for p in (p for group in self.param_groups for p in group["params"]):
-            p.sub_(self.state[p]["moved"])
-        self.base_optimizer.step()
-        self.zero_grad()
+from .kind_bodies import Sam
 
 
 def make_parts() -> tuple[nn.Module, Sam, TensorDataset]:

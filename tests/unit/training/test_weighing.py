@@ -72,7 +72,7 @@ def _step(*samples: int) -> Iterator[Loaded]:
 
 def _weigh(weighing: Weighing, loaded: Iterator[Loaded]) -> list[list[Weight]]:
     """The weights of each step's micro batches."""
-    return [[part.weight for part in parts] for parts, _ in weighing.steps(loaded)]
+    return [[part.weight for part in step] for step in weighing.steps(loaded)]
 
 
 def test_a_micro_batch_counts_by_its_parts_and_one_without_samples_by_nothing() -> None:

@@ -15,9 +15,8 @@ from hpcddp.batchplan import plan_batch
 from hpcddp.errors import RequestError
 from hpcddp.training.checkpoint import whole_model
 from hpcddp.training.checkpoint.files import find_fault, list_checkpoint_folders, read_manifest
-from hpcddp.training.checkpoint.position import describe_position, move_to
 from hpcddp.training.checkpoint.state_tree import make_outline
-from hpcddp.training.data.sampler import GlobalBatchSampler
+from hpcddp.training.data.sampler import GlobalBatchSampler, describe_position, move_to
 
 RunRanks = Callable[..., Any]
 BODY = "checkpoint_bodies:train"
