@@ -15,7 +15,7 @@ from hpcddp.errors import HpcddpError, LaunchError, RequestError
 from hpcddp.ranks.launchers import LAUNCHERS
 from hpcddp.record import Record
 from hpcddp.runs import attempt
-from hpcddp.runs.folder import BETWEEN, COMMAND, RunFolder, find_attempt
+from hpcddp.runs.folder import COMMAND, SEPARATOR, RunFolder, find_attempt
 from hpcddp.runs.heartbeat import NO_RANK
 from hpcddp.runs.heartbeat import VARIABLE as HEARTBEAT
 
@@ -233,7 +233,7 @@ def _run_with_agent(
         stderr.finish()
     output, path = "", log.path if log else ""
     if status and not agent.was_ended:
-        text = stderr.end if stderr else attempt.read_end(path, log.start) if log else ""
+        text = stderr.end if stderr else attempt.read_log_end(path, log.start) if log else ""
         output = "\n".join(attempt.choose_lines(text))
     is_heard = agent.end(Ended(status, output, path, is_printed=log is None))
     if status and not (is_heard or agent.was_ended):
@@ -405,7 +405,7 @@ def _check_one_per_node(info: RankInfo, nodes: int) -> None:
 
 def name_words(command: list[str]) -> str:
     """What a run is compared by, whatever process of the command opens it. Nothing where it outgrows a variable."""
-    words = BETWEEN.join(command)
+    words = SEPARATOR.join(command)
     return words if len(words) < _LONGEST_WORDS else ""
 
 

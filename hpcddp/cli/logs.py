@@ -18,7 +18,7 @@ from hpcddp.login.find_run import call_first, call_run, find_run
 from hpcddp.login.judge import is_alive
 from hpcddp.login.on_disk import read_on_disk
 from hpcddp.runs.folder import AttemptFolder, RunFolder
-from hpcddp.runs.logs import LogReader, Source, find_time, list_sources, merge, order_attempts, read_lines
+from hpcddp.runs.logs import LogFile, LogReader, find_time, list_sources, merge, order_attempts, read_log_lines
 from hpcddp.runs.submitted import read_submissions
 from hpcddp.units import parse_count
 
@@ -70,18 +70,18 @@ class _Printer:
         self._readers: dict[str, LogReader] = {}
         self._labelled = ranks is None or len(ranks) > 1 or bool(hosts)
 
-    def sources(self, attempt: AttemptFolder) -> list[Source]:
+    def sources(self, attempt: AttemptFolder) -> list[LogFile]:
         """The files of one attempt."""
         return list_sources(attempt, self._ranks, self._hosts)
 
     def print_so_far(self, attempts: list[AttemptFolder], last: int | None, *, follow: bool) -> None:
         """What is there. RequestError if the attempts have no such file."""
-        shown: list[tuple[Source, bytes]] = []
+        shown: list[tuple[LogFile, bytes]] = []
         for attempt in attempts:
             sources = self.sources(attempt)
             texts = []
             for source in sources:
-                lines, offset = read_lines(source.path, last, whole=follow)
+                lines, offset = read_log_lines(source.path, last, whole=follow)
                 self._readers[source.path] = LogReader(source, offset)
                 texts.append((source, lines))
             if len(texts) > 1 and not any(find_time(line) for _, lines in texts for line in lines[:200]):
@@ -100,7 +100,7 @@ class _Printer:
             self._print(source, line)
         sys.stdout.flush()
 
-    def _print(self, source: Source, line: bytes) -> None:
+    def _print(self, source: LogFile, line: bytes) -> None:
         if self._labelled:
             sys.stdout.buffer.write(f"{source.label} | ".encode())
         sys.stdout.buffer.write(shown_bytes(line) + b"\n")
@@ -170,7 +170,7 @@ def _choose(of: RunFolder, attempts: list[AttemptFolder], wanted: str | None, *,
 def _print_start(of: RunFolder, last: int | None) -> int:
     """No attempt has begun: what the job itself has printed, where that is known."""
     for submission in reversed(read_submissions(of)):
-        lines, _ = read_lines(submission.output, last) if submission.output else ([], 0)
+        lines, _ = read_log_lines(submission.output, last) if submission.output else ([], 0)
         if lines:
             for line in lines:
                 sys.stdout.buffer.write(shown_bytes(line) + b"\n")

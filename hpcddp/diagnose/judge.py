@@ -34,7 +34,7 @@ from hpcddp.signals import name_signal
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from hpcddp.runs.logs import Source
+    from hpcddp.runs.logs import LogFile
 
 ALL = "all"
 _SIGABRT, _SIGKILL, _SIGTERM, _SIGINT = 6, 9, 15, 2
@@ -73,7 +73,7 @@ class Cause(Record):
     also: tuple[str, ...] = ()
 
 
-def diagnose(sources: Sequence[Source], *, beside: Sequence[Source] = (), has_failed: bool | None = None) -> Cause:
+def diagnose(sources: Sequence[LogFile], *, beside: Sequence[LogFile] = (), has_failed: bool | None = None) -> Cause:
     """The first cause. `beside`: a job's own output, which holds what is in its logs, too: of it only the scheduler's
     words count. `has_failed`: what the run says; None: nobody does. RequestError for a file that cannot be read."""
     logs = read_logs([*sources, *beside])

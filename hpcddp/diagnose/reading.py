@@ -12,7 +12,7 @@ import re
 from hpcddp.diagnose.rows import CAUSE, END, LOST, NOISE, RAISED, RECORD, RESTART, ROWS, Row
 from hpcddp.errors import RequestError
 from hpcddp.record import TYPE_CHECKING, Record
-from hpcddp.runs.logs import Source, find_time
+from hpcddp.runs.logs import LogFile, find_time
 from hpcddp.signals import name_signal
 
 if TYPE_CHECKING:
@@ -94,7 +94,7 @@ class Mark(Record):
 class Log:
     """One file. `ranks`: those that have printed something with their number."""
 
-    def __init__(self, number: int, source: Source, text: bytes, skipped: int) -> None:
+    def __init__(self, number: int, source: LogFile, text: bytes, skipped: int) -> None:
         self.number, self.source, self.skipped = number, source, skipped
         self.lines = text.split(b"\n")
         self.marks: list[Mark] = []
@@ -140,9 +140,9 @@ def _read_number(groups: Iterable[bytes | str | None]) -> list[int]:
     return [int(text) for text in groups if text and len(text) < 7]
 
 
-def find_logs(paths: Iterable[str]) -> list[Source]:
+def find_logs(paths: Iterable[str]) -> list[LogFile]:
     """The logs of these files and folders. RequestError for one that is not there, or a folder without any."""
-    found: dict[str, Source] = {}
+    found: dict[str, LogFile] = {}
     for path in paths:
         names = [path]
         if os.path.isdir(path):
@@ -155,16 +155,16 @@ def find_logs(paths: Iterable[str]) -> list[Source]:
             match = _OF_FILE.search(name[-120:])
             rank = int(match[1] or match[2]) if match is not None else None
             host = name[:-4].rpartition("/")[2].partition(".")[2] if rank is not None and name.endswith(".log") else ""
-            found[os.path.realpath(name)] = Source(name, "", rank, host)
+            found[os.path.realpath(name)] = LogFile(name, "", rank, host)
     return sorted(found.values(), key=lambda one: (one.rank is not None, one.rank or 0))
 
 
-def read_logs(sources: Sequence[Source]) -> list[Log]:
+def read_logs(sources: Sequence[LogFile]) -> list[Log]:
     """All files. RequestError for one that cannot be read."""
     return [_read(number, source) for number, source in enumerate(sources)]
 
 
-def _read(number: int, source: Source) -> Log:
+def _read(number: int, source: LogFile) -> Log:
     try:
         with open(source.path, "rb") as file:
             size = os.fstat(file.fileno()).st_size

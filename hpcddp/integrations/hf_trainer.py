@@ -10,7 +10,7 @@ from typing import Any
 
 from hpcddp.errors import RequestError
 from hpcddp.integrations.ranks import join_ranks
-from hpcddp.integrations.run import Run, check_all_ranks, ended, find_own_attempt, is_new
+from hpcddp.integrations.run import Run, check_all_ranks, ended, find_absolute_attempt, is_new
 from hpcddp.integrations.saved import check_world, find_newest
 from hpcddp.training.arguments import read_save_every
 from hpcddp.training.stopping import SignalFlag
@@ -21,7 +21,7 @@ FRAMEWORK = "the Trainer of transformers"
 
 def attach(trainer: Any, env: MutableMapping[str, str], save_every: int | str | None) -> None:
     """See `hpcddp.integrations.attach`."""
-    attempt, args = find_own_attempt(env), trainer.args
+    attempt, args = find_absolute_attempt(env), trainer.args
     base = import_module("transformers").TrainerCallback
     if not is_new(trainer, attempt, env) or attempt is None:
         return
@@ -56,7 +56,7 @@ def attach(trainer: Any, env: MutableMapping[str, str], save_every: int | str | 
                     keep=_KEPT,
                     save_every=every,
                 )
-                callback = type("HpcddpCallback", (Hooks, base), {})(run)
+                callback = type("HpcddpCallback", (TransformersHooks, base), {})(run)
                 trainer.add_callback(callback)
                 try:
                     with ended(run):
@@ -103,7 +103,7 @@ def _check_arguments(args: Any) -> None:
         args.save_total_limit = 2
 
 
-class Hooks:
+class TransformersHooks:
     """The events of the Trainer that matter to a run."""
 
     def __init__(self, run: Run) -> None:

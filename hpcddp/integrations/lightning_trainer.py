@@ -18,8 +18,8 @@ from typing import Any
 import torch
 
 from hpcddp.integrations.ranks import join_ranks
-from hpcddp.integrations.run import Run, check_all_ranks, ended, find_own_attempt, is_new
-from hpcddp.integrations.saved import Saved, check_world, find_newest
+from hpcddp.integrations.run import Run, check_all_ranks, ended, find_absolute_attempt, is_new
+from hpcddp.integrations.saved import FrameworkCheckpoint, check_world, find_newest
 from hpcddp.runs.folder import AttemptFolder
 from hpcddp.training.arguments import SaveEvery, read_save_every
 from hpcddp.training.data.randomness import States, read_states, restore
@@ -134,7 +134,7 @@ def restore_random_state(path: Path) -> None:
 
 def attach(trainer: Any, env: MutableMapping[str, str], save_every: int | str | None) -> None:
     """See `hpcddp.integrations.attach`."""
-    attempt = find_own_attempt(env)
+    attempt = find_absolute_attempt(env)
     if not is_new(trainer, attempt, env) or attempt is None:
         return
     every = read_save_every(save_every, "hpcddp.integrations.attach(trainer, save_every={})")
@@ -154,7 +154,7 @@ def attach(trainer: Any, env: MutableMapping[str, str], save_every: int | str | 
                 arguments.arguments.setdefault("weights_only", False)  # the run wrote it: no stranger's file
             signals = SignalFlag()
             with signals.installed():
-                hooks = type("HpcddpCallback", (Hooks, base), {})(env, attempt, saved, signals, every)
+                hooks = type("HpcddpCallback", (LightningHooks, base), {})(env, attempt, saved, signals, every)
                 trainer.callbacks.append(hooks)
                 try:
                     with hooks.ended():
@@ -181,14 +181,14 @@ def _turn_off_requeue(trainer: Any) -> None:
             )
 
 
-class Hooks:
+class LightningHooks:
     """The events of Lightning's Trainer that matter to a run."""
 
     def __init__(
         self,
         env: MutableMapping[str, str],
         attempt: AttemptFolder,
-        saved: Saved | None,
+        saved: FrameworkCheckpoint | None,
         signals: SignalFlag,
         save_every: SaveEvery,
     ) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from hpcddp.errors import LaunchError
 from hpcddp.integrations.ranks import join_ranks
-from hpcddp.integrations.run import Run, ended, find_own_attempt
+from hpcddp.integrations.run import Run, ended, find_absolute_attempt
 from hpcddp.integrations.saved import check_world, find_newest
 from hpcddp.runs.start import end_script
 from hpcddp.training.arguments import read_optional, read_save_every, read_whole
@@ -58,7 +58,7 @@ def open_loop(
     global_batch = read_optional(global_batch, f"{_CALL}(global_batch={{}})")
     every = read_save_every(save_every, f"{_CALL}(save_every={{}})")
     keep = read_whole(keep, f"{_CALL}(keep_checkpoints={{}})")
-    attempt = find_own_attempt(env)
+    attempt = find_absolute_attempt(env)
     if attempt is None:
         raise LaunchError(
             f"{_CALL}() saves into a run folder, and there is none: HPCDDP_RUN_DIR and HPCDDP_ATTEMPT are not set",

@@ -17,7 +17,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from hpcddp.errors import LaunchError, RequestError
 from hpcddp.integrations.ranks import Ranks
-from hpcddp.integrations.saved import Saved, begin, complete, name_partial
+from hpcddp.integrations.saved import FrameworkCheckpoint, complete_checkpoint, make_partial, name_partial
 from hpcddp.runs.folder import AttemptFolder, RunFolder, find_attempt
 from hpcddp.runs.jsonfile import SchemaError
 from hpcddp.runs.lock import HeldError
@@ -35,7 +35,7 @@ from hpcddp.training.watchdog import beating
 # How long the first save may take, from the bytes that the optimizers of this process step on.
 
 
-class SeenOptimizers:
+class SteppingOptimizers:
     """The optimizers that have made a step, whoever holds them: frameworks wrap them."""
 
     def __init__(self) -> None:
@@ -74,7 +74,7 @@ _ATTACHED = "_hpcddp_is_attached"  # what a trainer has then
 CALLER_DECIDES = SaveEvery()
 
 
-def find_own_attempt(env: Mapping[str, str]) -> AttemptFolder | None:
+def find_absolute_attempt(env: Mapping[str, str]) -> AttemptFolder | None:
     """This attempt, with an absolute path; None outside of a job script. LaunchError for a name that is none."""
     found = find_attempt(env)
     return found and RunFolder(os.path.join(os.getcwd(), found.run.path)).attempt(found.name)
@@ -109,7 +109,7 @@ class Run:
         ranks: Ranks,
         env: Mapping[str, str],
         signals: SignalFlag,
-        saved: Saved | None,
+        saved: FrameworkCheckpoint | None,
         *,
         global_batch: int | None = None,
         keep: int = 2,
@@ -129,7 +129,7 @@ class Run:
         self._save_every = save_every
         self._saves = AttemptSaves(attempt, self._watch, is_first=ranks.is_first, every_s=save_every.seconds)
         self._asks_save = False
-        self._optimizers = SeenOptimizers()
+        self._optimizers = SteppingOptimizers()
         self._saved_at = (self.step, self.epoch)
         self._metrics = MetricsFile(None)
         self._noted = (0.0, self.step)  # when the metrics last had a line, and of which step
@@ -242,13 +242,13 @@ class Run:
     @contextmanager
     def saving(self, step: int, epoch: int = 0) -> Iterator[Path]:
         """Every rank saves into the folder; the checkpoint is there once all have left the body."""
-        with self._timed(step, epoch) as facts:
+        with self._timed(step, epoch) as entries:
             if self.ranks.is_first:
-                begin(self.attempt, step)
+                make_partial(self.attempt, step)
             self.ranks.wait()
             with at_files():
                 yield name_partial(self.attempt, step)
-            self._complete(step, facts)
+            self._complete(step, entries)
 
     def save_began(self) -> None:
         """The framework begins to save, in a way of its own."""
@@ -260,10 +260,10 @@ class Run:
     def note_saved(self, path: str, step: int, epoch: int) -> None:
         """The framework has saved to `path`, on this rank; the checkpoint counts once all ranks say so."""
         self._own_save.close()
-        with self._timed(step, epoch, self._save_began) as facts:
+        with self._timed(step, epoch, self._save_began) as entries:
             if self.ranks.is_first:
-                begin(self.attempt, step)
-            self._complete(step, facts | {"path": os.path.abspath(path)})
+                make_partial(self.attempt, step)
+            self._complete(step, entries | {"path": os.path.abspath(path)})
 
     def finish(self) -> None:
         """The loop has ended without an error."""
@@ -295,24 +295,24 @@ class Run:
 
     @contextmanager
     def _timed(self, step: int, epoch: int, began: float | None = None) -> Iterator[dict[str, Any]]:
-        """Around a save: its facts for the manifest, and the state after it. HeldError on rank 0, as `check_held`."""
+        """Around a save: its entries for the manifest, and the state after it. HeldError on rank 0, as `check_held`."""
         began = time.monotonic() if began is None else began
         self._saves.save_begins()
-        facts = {"step": step, "epoch": epoch, "framework": self._framework}
-        yield facts | {"world_size": self.ranks.world_size, "global_batch": self.global_batch, "began": began}
+        entries = {"step": step, "epoch": epoch, "framework": self._framework}
+        yield entries | {"world_size": self.ranks.world_size, "global_batch": self.global_batch, "began": began}
         self._asks_save = False
         self._knows_save_s = True
         self._saved_at = step, epoch
         self._saves.note_saved(step, epoch, time.monotonic() - began)
         self._saves.save_returns()
 
-    def _complete(self, step: int, facts: Mapping[str, Any]) -> None:
+    def _complete(self, step: int, entries: Mapping[str, Any]) -> None:
         self.ranks.wait()
         self._saves.check_held()  # the writing may have taken minutes
         if self.ranks.is_first:
-            seconds = time.monotonic() - facts["began"]
-            known = {name: value for name, value in facts.items() if name != "began"}
-            complete(self.attempt, step, self._keep, known | {"seconds": seconds})
+            seconds = time.monotonic() - entries["began"]
+            known = {name: value for name, value in entries.items() if name != "began"}
+            complete_checkpoint(self.attempt, step, self._keep, known | {"seconds": seconds})
         self.ranks.wait()
 
 

@@ -30,7 +30,7 @@ from hpcddp.units import format_count
 _MARK = "hpcddp-run"  # a file in a folder that a framework has saved to
 
 
-class Saved(Record):
+class FrameworkCheckpoint(Record):
     """A complete checkpoint. `path`: what the framework loads."""
 
     path: str
@@ -41,7 +41,7 @@ class Saved(Record):
     seconds: float  # that it took to write
 
 
-def find_newest(run: RunFolder, framework: str) -> Saved | None:
+def find_newest(run: RunFolder, framework: str) -> FrameworkCheckpoint | None:
     """The newest complete checkpoint of the run; newer ones, which are not whole, are named. None: there is none.
 
     RequestError if something else than this framework wrote it, or if none is whole; LaunchError if this host cannot
@@ -57,10 +57,10 @@ def find_newest(run: RunFolder, framework: str) -> Saved | None:
             )
         if fault is None:
             path = manifest.get("path") or folder
-            facts: dict[str, Any] = {
+            entries: dict[str, Any] = {
                 name: manifest.get(name) for name in ("epoch", "world_size", "global_batch", "seconds")
             }
-            return Saved(path=path, step=step_of(folder), **facts)
+            return FrameworkCheckpoint(path=path, step=step_of(folder), **entries)
         faults.append(f"checkpoint {folder} is not used: {fault}")
         print(f"hpcddp: {faults[-1]}", file=sys.stderr, flush=True)
     if faults:
@@ -105,7 +105,9 @@ def _read_mark(folder: Path) -> str | None:
         return None
 
 
-def check_world(saved: Saved, world_size: int, global_batch: int | None, *, fixed: str = "") -> str | None:
+def check_world(
+    saved: FrameworkCheckpoint, world_size: int, global_batch: int | None, *, fixed: str = ""
+) -> str | None:
     """A line to say before this checkpoint is resumed on so many ranks; None: there is nothing to say. RequestError if
     the resume would be wrong.
 
@@ -138,7 +140,7 @@ def name_partial(attempt: AttemptFolder, step: int) -> Path:
 
 
 @at_files()
-def begin(attempt: AttemptFolder, step: int) -> None:
+def make_partial(attempt: AttemptFolder, step: int) -> None:
     """Make the folder of `name_partial` anew."""
     partial = name_partial(attempt, step)
     shutil.rmtree(partial, ignore_errors=True)
@@ -146,18 +148,18 @@ def begin(attempt: AttemptFolder, step: int) -> None:
 
 
 @at_files()
-def complete(attempt: AttemptFolder, step: int, keep: int, facts: Mapping[str, Any]) -> None:
-    """Every rank has written. `facts`: Saved's fields; `path` if the framework has saved elsewhere.
+def complete_checkpoint(attempt: AttemptFolder, step: int, keep: int, entries: Mapping[str, Any]) -> None:
+    """Every rank has written. `entries`: FrameworkCheckpoint's fields; `path` if the framework has saved elsewhere.
 
     Of the complete checkpoints the newest `keep` stay.
     """
     partial, target = name_partial(attempt, step), name_checkpoint(attempt.run.checkpoints, step)
     if os.path.isdir(target):  # the attempt has saved this step before
         os.rename(target, f"{target}.old-{attempt.name}")
-    if elsewhere := facts.get("path"):
-        facts = {**facts, "mark": secrets.token_hex(8)}
-        Path(elsewhere, _MARK).write_text(facts["mark"], encoding="utf-8")
-    commit(partial, _list_sizes(Path(elsewhere or partial)), facts)
+    if elsewhere := entries.get("path"):
+        entries = {**entries, "mark": secrets.token_hex(8)}
+        Path(elsewhere, _MARK).write_text(entries["mark"], encoding="utf-8")
+    commit(partial, _list_sizes(Path(elsewhere or partial)), entries)
     remove_old(partial.parent, keep)
 
 

@@ -15,7 +15,7 @@ from hpcddp.login.on_disk import RunJob, read_on_disk
 from hpcddp.record import Record
 from hpcddp.runs.folder import RunFolder, job_of, show_path
 from hpcddp.runs.lock import release_run
-from hpcddp.runs.submitted import is_in, list_points
+from hpcddp.runs.submitted import is_in, list_sweep_runs
 from hpcddp.schedulers.job_id import JobId
 from hpcddp.schedulers.registry import find_scheduler
 from hpcddp.schedulers.row import Commands, JobFound
@@ -50,7 +50,7 @@ def cancel_runs(runs: Sequence[RunFolder], env: Mapping[str, str], *, now: bool)
 
     SchedulerError if the scheduler does not say which of them live, or refuses to end one.
     """
-    each = {os.path.abspath(run.path): run for one in runs for run in (one, *list_points(one))}
+    each = {os.path.abspath(run.path): run for one in runs for run in (one, *list_sweep_runs(one))}
     read = [read_on_disk(run) for run in each.values()]
     answers = ask(read, env)
     found = [_Live(run.run, *pair) for run in read for pair in judge(run, answers).live]

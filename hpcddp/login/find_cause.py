@@ -11,7 +11,7 @@ from hpcddp.errors import HpcddpError, RequestError
 from hpcddp.login.judge import LIVE, RunStatus, find_status
 from hpcddp.record import Record
 from hpcddp.runs.folder import RunFolder, show_path
-from hpcddp.runs.logs import Source, list_sources, order_attempts
+from hpcddp.runs.logs import LogFile, list_sources, order_attempts
 from hpcddp.runs.submitted import read_submissions
 from hpcddp.schedulers.registry import scripted_schedulers
 from hpcddp.schedulers.run import ask_job
@@ -48,7 +48,7 @@ def diagnose_status(run: RunFolder, status: RunStatus) -> Cause:
     if status.state in LIVE and status.state not in {"queued", "held"}:
         attempts = attempts[:-1]
     outputs = [one.output for one in read_submissions(run)[-1:] if one.output and os.path.isfile(one.output)]
-    output = [Source(path, "") for path in outputs]
+    output = [LogFile(path, "") for path in outputs]
     if not attempts:
         cause = diagnose(output, has_failed=True)
     else:

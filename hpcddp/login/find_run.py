@@ -10,10 +10,10 @@ from contextlib import suppress
 
 from hpcddp.errors import RequestError, nearest
 from hpcddp.runs.folder import RUNS, RunFolder, job_of, list_attempts, list_holders, show_path
-from hpcddp.runs.jsonfile import read_line
-from hpcddp.runs.lock import read_end, read_holder, read_holders
+from hpcddp.runs.jsonfile import read_first_line
+from hpcddp.runs.lock import read_holder, read_holder_end, read_holders
 from hpcddp.runs.start import is_run
-from hpcddp.runs.submitted import has_index, is_in, list_points, list_submissions, read_submissions, read_sweep
+from hpcddp.runs.submitted import has_index, is_in, list_submissions, list_sweep_runs, read_submissions, read_sweep
 from hpcddp.schedulers.job_id import JobId, parse_id
 from hpcddp.schedulers.registry import find_scheduler
 
@@ -65,7 +65,7 @@ def call_run(run: RunFolder) -> str:
 
 def call_first(run: RunFolder) -> str:
     """The same for the first run of a sweep or an array, also before it has begun. DamagedFileError."""
-    there, sweep = list_points(run), read_sweep(run)
+    there, sweep = list_sweep_runs(run), read_sweep(run)
     first = re.search(r"\d+", sweep.array) if sweep is not None else None
     return call_run(there[0]) if there else f"{call_run(run)}.{first[0] if first else 1}"
 
@@ -88,7 +88,7 @@ def list_jobs(run: RunFolder) -> list[JobId]:
     its attempts are named after, and the follow-ups of a chain."""
     attempts = list_attempts(run)
     ids = [one.job for one in read_submissions(run)] + [job_of(attempt.name) for attempt in attempts]
-    ids += filter(None, (read_line(attempt.next) for attempt in attempts))
+    ids += filter(None, (read_first_line(attempt.next) for attempt in attempts))
     return [*map(parse_id, ids), *(holder.id for holder in read_holders(run))]
 
 
@@ -104,13 +104,13 @@ def find_newest_jobs(run: RunFolder) -> list[str]:
         holder = read_holder(path)
         if holder is not None and holder.job:
             times.append((_changed(os.path.join(path, "holder.json")), str(holder.id)))
-            current = holder.attempt if read_end(path) is None else ""
+            current = holder.attempt if read_holder_end(path) is None else ""
     for attempt in list_attempts(run):
-        if (follows := read_line(attempt.next)) and attempt.name != current:
+        if (follows := read_first_line(attempt.next)) and attempt.name != current:
             times.append((_changed(attempt.next), follows))
     if times:
         return [max(times, key=lambda one: one[0])[1]]
-    return [job for point in list_points(run) for job in find_newest_jobs(point)]
+    return [job for point in list_sweep_runs(run) for job in find_newest_jobs(point)]
 
 
 def _changed(path: str) -> float:

@@ -108,7 +108,7 @@ class Job:
         """
         from hpcddp.login.find_run import call_first, find_run
         from hpcddp.login.on_disk import read_on_disk
-        from hpcddp.runs.logs import list_sources, order_attempts, read_lines
+        from hpcddp.runs.logs import list_sources, order_attempts, read_log_lines
 
         with two_lines():
             if type(rank) is not int:
@@ -123,7 +123,7 @@ class Job:
             sources = list_sources(attempts[-1], frozenset({rank})) if attempts else []
             if attempts and not sources and read_on_disk(run).ended:
                 raise RequestError(f"there is no log of rank {rank} in attempt {attempts[-1].name}", "logs(rank=0)")
-        lines = [line for source in sources for line in read_lines(source.path)[0]]
+        lines = [line for source in sources for line in read_log_lines(source.path)[0]]
         return "".join(f"{line.decode(errors='replace')}\n" for line in lines)
 
     def cancel(self, *, now: bool = False) -> None:

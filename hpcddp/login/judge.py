@@ -19,11 +19,11 @@ from hpcddp.errors import UNFINISHED, HpcddpError
 from hpcddp.login.background import find_jobs
 from hpcddp.login.on_disk import OnDisk, RunJob, read_lost, read_on_disk
 from hpcddp.record import Record
-from hpcddp.runs.attempt import choose_error, choose_lines, read_end
+from hpcddp.runs.attempt import choose_error, choose_lines, read_log_end
 from hpcddp.runs.folder import AttemptFolder, RunFolder, show_path
-from hpcddp.runs.lock import Ended, Holder
+from hpcddp.runs.lock import Holder, HolderEnd
 from hpcddp.runs.state import AT_ITS_END, State, correct_killed
-from hpcddp.runs.submitted import Sweep, is_in, list_points, read_span, read_sweep
+from hpcddp.runs.submitted import Sweep, is_in, list_sweep_runs, read_span, read_sweep
 from hpcddp.schedulers.job_id import JobId
 from hpcddp.schedulers.registry import find_scheduler
 from hpcddp.schedulers.row import JobFound
@@ -326,7 +326,7 @@ def _judge_unbegun(base: RunStatus, one: OnDisk, job: JobFound | None) -> RunSta
 
 def _find_error(path: str) -> str:
     """The line at the end of a log that names an error; "" where none looks like one."""
-    lines = choose_lines(read_end(path, 0)) if path else []
+    lines = choose_lines(read_log_end(path, 0)) if path else []
     told = choose_error(lines).strip()
     if "Traceback" not in "".join(lines[:1]) and not told.startswith("hpcddp: "):
         told = next((line.strip() for line in reversed(lines) if _ERROR.search(line)), "")
@@ -359,7 +359,7 @@ def say_end(one: OnDisk, attempt: AttemptFolder, status: RunStatus) -> str:
         return lost
     if is_last and not status.lives and status.why:
         return status.why
-    end = one.ends_of_attempts.get(attempt.name, Ended())
+    end = one.ends_of_attempts.get(attempt.name, HolderEnd())
     if end is None:
         return "it left no exit status"
     more = ", unfinished" if end.status == UNFINISHED else ""
@@ -377,7 +377,7 @@ def find_status(runs: Sequence[RunFolder], env: Mapping[str, str]) -> Statuses:
     for one in runs:
         points: list[RunFolder] = []
         try:
-            points = list_points(one)
+            points = list_sweep_runs(one)
         except HpcddpError as error:
             problems.append(str(error))
         each |= {os.path.abspath(run.path): run for run in (one, *points)}

@@ -9,17 +9,17 @@ from contextlib import suppress
 from hpcddp.errors import HpcddpError
 from hpcddp.login.find_run import find_array_jobs
 from hpcddp.record import Record
-from hpcddp.runs.chain import Turn, find_left
+from hpcddp.runs.chain import Turn, find_unfinished_runs
 from hpcddp.runs.folder import AttemptFolder, RunFolder, job_of, list_attempts, list_holders, show_path
-from hpcddp.runs.jsonfile import read_line, read_record
-from hpcddp.runs.lock import Ended, Holder, describe_process, has_ended, read_end, read_holder
+from hpcddp.runs.jsonfile import read_first_line, read_record
+from hpcddp.runs.lock import Holder, HolderEnd, describe_process, has_ended, read_holder, read_holder_end
 from hpcddp.runs.metrics import Latest, read_latest
-from hpcddp.runs.state import Best, State, read_best, read_plan, read_state
+from hpcddp.runs.state import Best, State, read_best, read_plan_file, read_state
 from hpcddp.runs.submitted import Submission, read_job_end, read_submissions
 from hpcddp.schedulers.job_id import JobId, parse_id
 from hpcddp.schedulers.registry import find_scheduler
 
-_NOTHING: Mapping[str, Ended | None] = {}
+_NOTHING: Mapping[str, HolderEnd | None] = {}
 
 
 class RunJob(Record):
@@ -62,7 +62,7 @@ class OnDisk(Record):
     ends: int | None = None  # of the job that holds it, as its supervisor wrote
     problem: str = ""
     left: str = ""
-    ends_of_attempts: Mapping[str, Ended | None] = _NOTHING
+    ends_of_attempts: Mapping[str, HolderEnd | None] = _NOTHING
 
     @property
     def is_finished(self) -> bool:
@@ -83,7 +83,7 @@ class OnDisk(Record):
 def read_lost(attempt: AttemptFolder) -> str:
     """Why this attempt has lost ranks; "" if it has not, or that cannot be read."""
     with suppress(HpcddpError):
-        return read_line(attempt.lost)
+        return read_first_line(attempt.lost)
     return ""
 
 
@@ -93,13 +93,13 @@ def read_on_disk(run: RunFolder) -> OnDisk:
     try:
         state = read_state(run)
         best = read_best(run.checkpoints)
-        point = " ".join(f"{k}={v}" for k, v in (read_plan(run).point or {}).items())
+        point = " ".join(f"{k}={v}" for k, v in (read_plan_file(run).point or {}).items())
     except HpcddpError as error:
         problem = str(error)
     held = [(path, holder) for path in list_holders(run) if (holder := read_holder(path)) is not None]
     last, holder = held[-1] if held else ("", None)
-    end = read_end(last) if last else Ended()
-    ended, end = end is not None, end or Ended()
+    end = read_holder_end(last) if last else HolderEnd()
+    ended, end = end is not None, end or HolderEnd()
     attempts = list_attempts(run)
     latest, ends = Latest(), None
     if holder is not None:
@@ -126,7 +126,7 @@ def read_on_disk(run: RunFolder) -> OnDisk:
         ends,
         problem,
         left,
-        {holder.attempt: read_end(path) for path, holder in held},
+        {holder.attempt: read_holder_end(path) for path, holder in held},
     )
 
 
@@ -145,7 +145,7 @@ def _list_jobs(
         name = job_of(holder.attempt)
         is_last = path == held[-1][0]
         alive = _is_alive(holder) if is_last else False
-        holds = is_last and alive is not False and read_end(path) is None
+        holds = is_last and alive is not False and read_holder_end(path) is None
         begun.pop(name, None)
         begun[name] = RunJob(holder.scheduler, holder.id, holder, holds, alive)
     waiting = {
@@ -154,7 +154,7 @@ def _list_jobs(
     waiting |= {str(job): RunJob(scheduler, job) for scheduler, job in find_array_jobs(run)}
     followed = set[str]()
     for attempt in attempts:
-        if follows := read_line(attempt.next):
+        if follows := read_first_line(attempt.next):
             before = begun.get(job_of(attempt.name))
             job = RunJob(before.scheduler if before else "", parse_id(follows), before=str(before.id) if before else "")
             waiting.setdefault(follows, job)
@@ -192,5 +192,5 @@ def _find_left(run: RunFolder, state: State | None, holder: Holder | None) -> st
     left = []
     if holder is not None and (state is None or state.status == "finished"):
         with suppress(HpcddpError):
-            left = find_left(run.attempt(holder.attempt))
+            left = find_unfinished_runs(run.attempt(holder.attempt))
     return "; ".join(f"run {show_path(own.path)}: step {one.step} ({one.reason})" for own, one in left)

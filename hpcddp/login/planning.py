@@ -12,7 +12,7 @@ from types import MappingProxyType
 from hpcddp import __version__
 from hpcddp.errors import RequestError, SchedulerError
 from hpcddp.ranks.launch_commands import find_agent
-from hpcddp.runs.start import NEW, Request, foresee, make_stamp
+from hpcddp.runs.start import NEW, RunRequest, foresee, make_stamp
 from hpcddp.script.plan import JobPlan, PlannedBy, plan_job
 from hpcddp.script.preflight import Here
 from hpcddp.script.site import Site, remark_age
@@ -141,7 +141,7 @@ def plan_spec(spec: JobSpec, site: Site, created_by: str = "", stamp: str = "") 
     return plan_job(spec, site, this_process(created_by, stamp))
 
 
-def request_of(plan: JobPlan) -> Request:
+def request_of(plan: JobPlan) -> RunRequest:
     """What the plan's job asks for when it starts; the folder as seen from this one."""
     return plan.request._replace(folder=os.path.join(os.getcwd(), plan.spec.workdir or "", plan.run_dir))
 
@@ -154,7 +154,7 @@ def remark_start(plan: JobPlan, env: Mapping[str, str]) -> list[str]:
     if plan.options.array:
         return []
     outlook = foresee(request_of(plan), partial(ask_job_state, env=env))
-    return [] if outlook.kind == NEW and outlook.beside is None else [str(outlook)]
+    return [] if outlook.kind == NEW and outlook.unfinished is None else [str(outlook)]
 
 
 def on_path(program: str, env: Mapping[str, str]) -> str | None:

@@ -22,14 +22,14 @@ from hpcddp.record import Record
 from hpcddp.runs.folder import RunFolder, cannot_write, list_holders, show_path
 from hpcddp.runs.jsonfile import write_object
 from hpcddp.runs.lock import name_end
-from hpcddp.runs.start import FINISHED, Outlook, Request, begin_run, foresee, is_run, set_aside
+from hpcddp.runs.start import FINISHED, Outlook, RunRequest, begin_run, foresee, is_run, set_run_aside
 from hpcddp.runs.submitted import (
     Submission,
     begin_submission,
     drop_submission,
     has_submissions,
-    is_begun_beside,
-    list_points,
+    is_another_under_way,
+    list_sweep_runs,
     note_submission,
     note_sweep,
     read_submissions,
@@ -92,7 +92,7 @@ class Part(Record):
 
     plan: JobPlan
     script: str
-    request: Request
+    request: RunRequest
     outlooks: Mapping[str, Outlook]
     is_done: bool
     array_index: str = ""
@@ -140,7 +140,7 @@ def plan_part(plan: JobPlan, env: Mapping[str, str], index: str = "", waited: Se
     request = whole.of_index(index)
     check_free(request, plan, waited, env)
     indices = list_indices(plan.options.array.partition("%")[0]) if plan.options.array else ()
-    there = [one.path.rpartition(".")[2] for one in list_points(array)] if indices else [""]
+    there = [one.path.rpartition(".")[2] for one in list_sweep_runs(array)] if indices else [""]
     requests = {one: request.of_index(one) for one in there}
     # what holds a run was asked about before
     outlooks = {one: foresee(each, lambda _scheduler, _job: "gone") for one, each in requests.items()}
@@ -221,10 +221,10 @@ class _Made:
         run, is_array = self._run, part.plan.options.array != ""
         self._is_new = not is_run(run)
         self.submission = begin_submission(run, part.script)
-        if is_begun_beside(self.submission):
+        if is_another_under_way(self.submission):
             raise RequestError(f"another submit for {show_path(run.path)} is under way", "again in two minutes")
         check_free(part.request, part.plan, part.waited, env)
-        if not (is_array or self._is_new) and (old := set_aside(part.request, env)) is not None:
+        if not (is_array or self._is_new) and (old := set_run_aside(part.request, env)) is not None:
             drop_submission(os.path.join(old.submitted, os.path.basename(self.submission)))
             self._old, self._is_new = old, True
             self.submission = begin_submission(run, part.script)
@@ -302,7 +302,7 @@ def _hand_in(row: Scheduler, plan: JobPlan, script: str, env: Mapping[str, str],
     return queue_job(row.name, words, env, folder, hint, apart=True)
 
 
-def check_free(request: Request, plan: JobPlan, waited: Sequence[str], env: Mapping[str, str]) -> None:
+def check_free(request: RunRequest, plan: JobPlan, waited: Sequence[str], env: Mapping[str, str]) -> None:
     """RequestError if a job that has not ended writes the run, or will, and the new one does not wait for it: two jobs
     cannot write one run, and the second would cost node-hours first. Of an array's folder: its runs. `waited`: the jobs
     that the new one waits for. SchedulerError if nobody says whether one has ended."""

@@ -100,7 +100,7 @@ def describe_end(status: int) -> str:
     return f"was killed by {name}" + (" (often: out of memory)" if name == "SIGKILL" else "")
 
 
-def read_end(path: str, start: int) -> str:
+def read_log_end(path: str, start: int) -> str:
     """The end of a log, of what was written from byte `start` on; empty if it cannot be read."""
     try:
         with open(path, "rb") as file:

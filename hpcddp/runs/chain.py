@@ -13,8 +13,8 @@ from contextlib import suppress
 from hpcddp.errors import LaunchError
 from hpcddp.record import TYPE_CHECKING, Record
 from hpcddp.runs.folder import AttemptFolder, RunFolder, job_of, list_attempts, list_holders, start_of
-from hpcddp.runs.jsonfile import read_line, read_record, write_object
-from hpcddp.runs.lock import read_end, read_holder
+from hpcddp.runs.jsonfile import read_first_line, read_record, write_object
+from hpcddp.runs.lock import read_holder, read_holder_end
 from hpcddp.runs.state import State, correct_killed, read_state, replace_state
 from hpcddp.schedulers.job_id import parse_id
 
@@ -49,7 +49,7 @@ def list_job_runs(attempt: AttemptFolder) -> list[RunFolder]:
     return list(dict.fromkeys(found))
 
 
-def find_left(attempt: AttemptFolder) -> list[tuple[RunFolder, State]]:
+def find_unfinished_runs(attempt: AttemptFolder) -> list[tuple[RunFolder, State]]:
     """The runs that the ranks of this attempt's job have named and left unfinished: the job is unfinished as long as
     there is one. None where a run has failed in this attempt. The errors of `read_state`."""
     states = [(run, state) for run in (attempt.run, *list_job_runs(attempt)) if (state := read_state(run)) is not None]
@@ -160,7 +160,7 @@ def start_attempt(attempt: AttemptFolder, most: int) -> Started:
 def _has_ended_well(attempt: AttemptFolder) -> bool:
     """Whether the attempt that held the run before this one wrote that it ended with status 0."""
     before = [path for path in list_holders(attempt.run) if (one := read_holder(path)) and one.attempt != attempt.name]
-    end = read_end(before[-1]) if before else None
+    end = read_holder_end(before[-1]) if before else None
     return end is not None and end.status == 0
 
 
@@ -176,7 +176,7 @@ def find_before(attempt: AttemptFolder) -> Link | None:
     """
     job = job_of(attempt.name)
     others = (one for one in list_attempts(attempt.run) if job_of(one.name) != job)
-    queued = (one for one in others if parse_id(read_line(one.next)).is_same(parse_id(job)))
+    queued = (one for one in others if parse_id(read_first_line(one.next)).is_same(parse_id(job)))
     links = list(filter(None, map(_find_link, queued)))
     if not links:
         return None
@@ -188,7 +188,7 @@ def find_before(attempt: AttemptFolder) -> Link | None:
 def find_follow_up(attempt: AttemptFolder) -> str | None:
     """The follow-up that an earlier start of this attempt's job has queued; None if there is none."""
     for other in reversed(_earlier_starts(attempt)):
-        if queued := read_line(other.next):
+        if queued := read_first_line(other.next):
             return queued
     return None
 

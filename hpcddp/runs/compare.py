@@ -13,11 +13,11 @@ from hpcddp.errors import RequestError, nearest
 from hpcddp.runs.folder import MANIFEST, AttemptFolder, RunFolder, list_attempts, list_checkpoints, list_run_folders
 from hpcddp.runs.jsonfile import read_object
 from hpcddp.runs.metrics import Line, LogLine, MetricsReader, StepLine
-from hpcddp.runs.settings import RUN, read_settings, settings_at
+from hpcddp.runs.settings import RUN, read_recorded, settings_at
 from hpcddp.runs.state import check_run_folder
 from hpcddp.units import format_count, shorten
 
-# What a run ran with, as flat facts by name: `torch`, `plan.global_batch`, `samples`, `optimizer.momentum`.
+# What a run ran with, as flat conditions by name: `torch`, `plan.global_batch`, `samples`, `optimizer.momentum`.
 
 
 # of plan.json, which also holds what only matters to a scheduler
@@ -25,21 +25,21 @@ _OF_JOB = ("site", "launcher", "command")
 
 
 def describe_attempt(versions: dict[str, Any]) -> dict[str, Any]:
-    """The facts of an attempt's versions.json. What is not there is left out."""
-    facts = {name: value for name, value in versions.items() if name not in {"ranks", "plan", "exact"}}
+    """The conditions of an attempt's versions.json. What is not there is left out."""
+    conditions = {name: value for name, value in versions.items() if name not in {"ranks", "plan", "exact"}}
     plan, exact = versions.get("plan") or {}, versions.get("exact")
-    facts |= {f"plan.{name}": value for name, value in plan.items() if name != "data_size"}
+    conditions |= {f"plan.{name}": value for name, value in plan.items() if name != "data_size"}
     if ranks := versions.get("ranks"):
         hosts = list(dict.fromkeys(rank.get("host") for rank in ranks))
-        facts |= {"ranks": len(ranks), "nodes": len(hosts), "hosts": ", ".join(map(str, hosts))}
+        conditions |= {"ranks": len(ranks), "nodes": len(hosts), "hosts": ", ".join(map(str, hosts))}
     if versions:  # an exact run says its way of summing
         is_exact = bool(exact or plan.get("slices"))
-        facts["mode"] = f"exact ({exact})" if isinstance(exact, str) else "exact" if is_exact else "plain"
-    return facts
+        conditions["mode"] = f"exact ({exact})" if isinstance(exact, str) else "exact" if is_exact else "plain"
+    return conditions
 
 
-def describe_settings(settings: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    """The facts of settings.json, but for the owner and the command, which plan.json has."""
+def flatten_settings(settings: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    """The conditions of settings.json, but for the owner and the command, which plan.json has."""
     of_run = {name: value for name, value in settings.get(RUN, {}).items() if name in {"samples", "shuffle"}}
     groups = {group: values for group, values in settings.items() if group != RUN}
     return {f"{group}.{name}": value for group, values in groups.items() for name, value in values.items()} | of_run
@@ -48,7 +48,7 @@ def describe_settings(settings: dict[str, dict[str, Any]]) -> dict[str, Any]:
 # What a run folder records of its run: each step, weights at some steps, and what the run ran with.
 
 
-Facts = Mapping[str, tuple[Any, ...]]  # each value that a fact had, in the order of the attempts
+Conditions = Mapping[str, tuple[Any, ...]]  # each value that a fact had, in the order of the attempts
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,7 @@ class RunRecord:
     logs: list[LogLine]  # of `rt.log`, in order
     attempts: dict[int, str]  # the name of the attempt that made a step, by step
     weights: dict[int, str]  # SHA-256, by step
-    facts: Facts
+    conditions: Conditions
 
     @property
     def last_step(self) -> int:
@@ -83,12 +83,12 @@ def read_run(path: str) -> RunRecord:
             f"{path} has no step: nothing was trained in it, or nothing was recorded",
             f"ls {path}/attempts/*/metrics.jsonl",
         )
-    weights, recorded = _read_weights(run), read_settings(run)
+    weights, recorded = _read_weights(run), read_recorded(run)
     making = set(makers.values())
     parts = [
         {f"job.{name}": value for name, value in (read_object(run.plan) or {}).items() if name in _OF_JOB},
-        *(_read_facts(attempt) for attempt, _ in attempts if attempt in making),
-        *(() if recorded is None else map(describe_settings, (settings_at(recorded, 0), recorded.settings))),
+        *(_read_conditions(attempt) for attempt, _ in attempts if attempt in making),
+        *(() if recorded is None else map(flatten_settings, (settings_at(recorded, 0), recorded.settings))),
     ]
     return RunRecord(
         path=path,
@@ -96,7 +96,7 @@ def read_run(path: str) -> RunRecord:
         logs=logs,
         attempts={step: makers[step].name for step in sorted(makers)},
         weights={step: digest for step, digest in weights.items() if step <= max(steps)},
-        facts=_gather(parts),
+        conditions=_gather(parts),
     )
 
 
@@ -152,7 +152,7 @@ def _weights_of(content: dict[str, Any]) -> dict[int, str]:
     return {step: digest} if isinstance(step, int) and isinstance(digest, str) else {}
 
 
-def _read_facts(attempt: AttemptFolder) -> dict[str, Any]:
+def _read_conditions(attempt: AttemptFolder) -> dict[str, Any]:
     file = attempt.versions
     try:
         return describe_attempt(read_object(file) or {})
@@ -162,19 +162,19 @@ def _read_facts(attempt: AttemptFolder) -> dict[str, Any]:
 
 def _gather(parts: list[dict[str, Any]]) -> dict[str, tuple[Any, ...]]:
     """All values of each fact in order; one that stays is there once."""
-    facts: dict[str, tuple[Any, ...]] = {}
+    conditions: dict[str, tuple[Any, ...]] = {}
     for part in parts:
         for name, value in part.items():
-            before = facts.get(name, ())
-            facts[name] = before if before and before[-1] == value else (*before, value)
-    return facts
+            before = conditions.get(name, ())
+            conditions[name] = before if before and before[-1] == value else (*before, value)
+    return conditions
 
 
 # Which recorded differences between two runs can explain that their numbers differ.
 
 
-class Cause(NamedTuple):
-    """`names` are facts; one that ends with a dot stands for all that begin so."""
+class PossibleCause(NamedTuple):
+    """`names` are conditions; one that ends with a dot stands for all that begin so."""
 
     names: tuple[str, ...]
     text: str
@@ -183,37 +183,39 @@ class Cause(NamedTuple):
 
 
 _CAUSES = (
-    Cause(("seed",), "another seed gives other first weights, another order of the data and other dropout"),
-    Cause(("samples", "shuffle"), "the data have another number of samples, or another order"),
-    Cause(("model.",), "the models are not the same"),
-    Cause(("plan.global_batch",), "with another global batch each step sees other samples"),
-    Cause(("matmul_precision", "cudnn_tf32"), "the numbers are computed in another precision"),
-    Cause(("mode",), "an exact and a plain run, and exact runs with two ways of summing, add up in different orders"),
-    Cause(("plan.slices",), "with another number of slices the samples are grouped, and added up, differently"),
-    Cause(
+    PossibleCause(("seed",), "another seed gives other first weights, another order of the data and other dropout"),
+    PossibleCause(("samples", "shuffle"), "the data have another number of samples, or another order"),
+    PossibleCause(("model.",), "the models are not the same"),
+    PossibleCause(("plan.global_batch",), "with another global batch each step sees other samples"),
+    PossibleCause(("matmul_precision", "cudnn_tf32"), "the numbers are computed in another precision"),
+    PossibleCause(
+        ("mode",), "an exact and a plain run, and exact runs with two ways of summing, add up in different orders"
+    ),
+    PossibleCause(("plan.slices",), "with another number of slices the samples are grouped, and added up, differently"),
+    PossibleCause(
         ("ranks", "plan.accumulation_steps"),
         "on other ranks or micro batches a plain run adds up in another order, takes BatchNorm's statistics over other"
         " samples and draws other dropout; exact runs do not",
         in_plain_runs=True,
     ),
-    Cause(("parallel",), "another split of the model adds up in another order", in_plain_runs=True),
-    Cause(
+    PossibleCause(("parallel",), "another split of the model adds up in another order", in_plain_runs=True),
+    PossibleCause(
         ("nodes", "backend"),
         "the all-reduce of a plain run may add up in another order over other nodes or with another backend",
         in_plain_runs=True,
     ),
-    Cause(("optimizer.", "scheduler."), "the updates are not the same", 2),
-    Cause(("hpcddp",), "another version of hpcddp may compute differently"),
-    Cause(
+    PossibleCause(("optimizer.", "scheduler."), "the updates are not the same", 2),
+    PossibleCause(("hpcddp",), "another version of hpcddp may compute differently"),
+    PossibleCause(
         ("torch", "torch_build", "torchvision", "cuda", "cudnn", "python"),
         "the kernels of another version may round differently",
     ),
-    Cause(
+    PossibleCause(
         ("cpu", "cpu_capability", "threads", "gpu", "cudnn_benchmark", "deterministic"),
         "other hardware, threads or switches choose other kernels, which may round differently",
     ),
-    Cause(("job.command",), "the commands are not the same"),
-    Cause(("script.",), "the script, or another file of the command, is not the same"),
+    PossibleCause(("job.command",), "the commands are not the same"),
+    PossibleCause(("script.",), "the script, or another file of the command, is not the same"),
 )
 
 _UNKNOWN = (
@@ -223,11 +225,12 @@ _UNKNOWN = (
 
 
 def find_causes(
-    begins: int, differed: Sequence[str], rate_differs_at: int | None, first: Facts, second: Facts
+    begins: int, differed: Sequence[str], rate_differs_at: int | None, first: Conditions, second: Conditions
 ) -> list[str]:
-    """One line for each possible cause of what differs between two runs, with the facts that point to it; at least one
-    line. `begins`: the first step whose loss differs, or would show different weights."""
-    is_plain = any("plain" in facts.get("mode", ("plain",)) for facts in (first, second))  # a part of either run
+    """One line for each possible cause of what differs between two runs, with the conditions that point to it; at least
+    one line. `begins`: the first step whose loss differs, or would show different weights."""
+    runs = first, second
+    is_plain = any("plain" in one.get("mode", ("plain",)) for one in runs)  # a part of either run
     found = []
     for cause in _CAUSES:
         names = [name for name in differed if _is_among(name, cause.names)]
@@ -235,8 +238,8 @@ def find_causes(
             found.append(f"{', '.join(names)}: {cause.text}")
     if rate_differs_at is not None and begins > rate_differs_at:
         found.append(f"lr: the learning rates differ from step {rate_differs_at} on")
-    is_fixed = all(all(facts.get("deterministic", (False,))) for facts in (first, second))
-    if not is_fixed and any(gpu for facts in (first, second) for gpu in facts.get("gpu", ())):
+    is_fixed = all(all(one.get("deterministic", (False,))) for one in runs)
+    if not is_fixed and any(gpu for one in runs for gpu in one.get("gpu", ())):
         found.append("some GPU kernels add up in no fixed order without torch.use_deterministic_algorithms(True)")
     return found or [_UNKNOWN]
 
@@ -297,7 +300,8 @@ def compare_runs(first: RunRecord, second: RunRecord) -> Comparison:
     recorded = sorted(first.weights.keys() & second.weights.keys())
     equal = [step for step in recorded if first.weights[step] == second.weights[step]]
     other = [step for step in recorded if step not in equal]
-    pairs = {name: (first.facts.get(name, ()), second.facts.get(name, ())) for name in {**first.facts, **second.facts}}
+    names = {**first.conditions, **second.conditions}
+    pairs = {name: (first.conditions.get(name, ()), second.conditions.get(name, ())) for name in names}
     differed = {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
     rate_at = next((step for step in common if not _same_bits(first.steps[step].lr, second.steps[step].lr)), None)
     if rate_at is not None:
@@ -306,7 +310,7 @@ def compare_runs(first: RunRecord, second: RunRecord) -> Comparison:
     if differing or other:
         # weights of a step are what the loss of the next one is computed from
         begins = min([loss.step for loss in differing[:1]] + [step + 1 for step in other[:1]])
-        verdict, causes = "different", find_causes(begins, [*differed], rate_at, first.facts, second.facts)
+        verdict, causes = "different", find_causes(begins, [*differed], rate_at, first.conditions, second.conditions)
     elif last_steps[0] == last_steps[1] and last_steps[0] in equal:
         verdict = "same"
     return Comparison(
@@ -358,7 +362,7 @@ def format_comparison(result: Comparison) -> str:
     return "\n".join(lines) + "\n"
 
 
-def comparison_record(result: Comparison) -> dict[str, Any]:
+def describe_comparison(result: Comparison) -> dict[str, Any]:
     """The same as JSON values. Pairs are lists of two, the first run's first."""
     loss, record = result.first_difference, asdict(result)
     weights = {"equal_at": record.pop("equal_weights"), "differ_at": record.pop("other_weights")}

@@ -18,7 +18,7 @@ MANIFEST = "manifest.json"
 #: Where a run lies that has a name and no folder: below it, in the job's folder.
 RUNS = "runs"
 #: The variable with the words of the job's command, as they were typed, and what is between two of them in it.
-COMMAND, BETWEEN = "HPCDDP_COMMAND", "\x1f"
+COMMAND, SEPARATOR = "HPCDDP_COMMAND", "\x1f"
 _STEP = "step-"
 
 

@@ -58,7 +58,7 @@ def read_seconds_or_off(env: Mapping[str, str], name: str, default_s: float) -> 
     return seconds
 
 
-def read_limits(env: Mapping[str, str]) -> tuple[float | None, float | None]:
+def read_hang_limits(env: Mapping[str, str]) -> tuple[float | None, float | None]:
     """Seconds without progress after which the ranks' places are printed, and after which a hang ends the job. None:
     never. RequestError for what is no number."""
     stall_s = read_seconds_or_off(env, "HPCDDP_WATCHDOG", DEFAULT_STALL_S)

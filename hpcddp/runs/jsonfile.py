@@ -78,7 +78,7 @@ def read_object(path: str, remedy: str = "") -> dict[str, Any] | None:
     SchemaError for another schema version; DamagedFileError if the file cannot be read otherwise.
     """
     try:
-        content = json.loads(read_text(path))
+        content = json.loads(read_file(path))
     except (FileNotFoundError, NotADirectoryError):
         return None
     except (ValueError, RecursionError) as error:  # the second: brackets in brackets, by the thousand
@@ -111,7 +111,7 @@ def write_object(path: str, content: Mapping[str, Any], *, durable: bool = False
         raise
 
 
-def read_text(path: str) -> str:
+def read_file(path: str) -> str:
     """The whole file; what is no UTF-8 is replaced. FileNotFoundError, NotADirectoryError, UnreadableFileError."""
     try:
         with open(path, encoding="utf-8", errors="replace") as file:
@@ -122,10 +122,10 @@ def read_text(path: str) -> str:
         raise UnreadableFileError(path, error) from error
 
 
-def read_line(path: str) -> str:
+def read_first_line(path: str) -> str:
     """The first line of a file; "" if there is no such file. UnreadableFileError."""
     try:
-        return read_text(path).strip().partition("\n")[0]
+        return read_file(path).strip().partition("\n")[0]
     except (FileNotFoundError, NotADirectoryError):
         return ""
 

@@ -23,7 +23,7 @@ from hpcddp.runs.folder import (
     show_path,
     start_of,
 )
-from hpcddp.runs.jsonfile import DamagedFileError, read_record, read_text, write_object
+from hpcddp.runs.jsonfile import DamagedFileError, read_file, read_record, write_object
 from hpcddp.schedulers.job_id import JobId, parse_id
 from hpcddp.schedulers.registry import find_current_job, find_scheduler
 
@@ -137,7 +137,7 @@ _LONGEST_END = 1000  # bytes of what a holder says at its end
 _TRIES = 100  # each one that fails means that another attempt has taken the run meanwhile
 
 
-class Ended(Record):
+class HolderEnd(Record):
     """How a holder has ended. `status`: its exit status; None: it did not say that. `signal`: the name of the one that
     ended it; `cause`: why it has failed."""
 
@@ -232,22 +232,22 @@ def _write_end(path: str, text: str) -> None:
     """A file system that is full takes it as well: the file is as long as it was made, and has another name then."""
     written = text.encode(errors="replace")[:_LONGEST_END].ljust(_LONGEST_END)
     with suppress(OSError):
-        with open(_room_for_end(path), "r+b", buffering=0) as file:
+        with open(_name_reserve(path), "r+b", buffering=0) as file:
             file.write(written)
-        os.rename(_room_for_end(path), _end(path))
+        os.rename(_name_reserve(path), _end(path))
         return
     with suppress(OSError), open(_end(path), "wb") as file:
         file.write(written)
 
 
-def read_end(path: str) -> Ended | None:
+def read_holder_end(path: str) -> HolderEnd | None:
     """What the holder in this folder has said at its end; None if it has not ended, or was killed."""
     try:
-        line, _, cause = read_text(_end(path)).partition("\n")
+        line, _, cause = read_file(_end(path)).partition("\n")
     except (FileNotFoundError, NotADirectoryError):
         return None
     status, _, by = line.partition(" ")
-    return Ended(int(status) if status.strip().isdecimal() else None, by.strip(), cause.strip())
+    return HolderEnd(int(status) if status.strip().isdecimal() else None, by.strip(), cause.strip())
 
 
 def name_end(run: RunFolder) -> str:
@@ -291,7 +291,7 @@ def _create(run: RunFolder, number: int, mine: Holder) -> bool:
     shutil.rmtree(partial, ignore_errors=True)
     os.makedirs(partial)
     write_object(os.path.join(partial, "holder.json"), mine._asdict(), durable=True)
-    with open(_room_for_end(partial), "wb") as file:
+    with open(_name_reserve(partial), "wb") as file:
         file.write(b" " * _LONGEST_END)
     try:
         os.rename(partial, path)
@@ -309,7 +309,7 @@ def _end(path: str) -> str:
     return os.path.join(path, "ended")
 
 
-def _room_for_end(path: str) -> str:
+def _name_reserve(path: str) -> str:
     return os.path.join(path, "ended.tmp")
 
 

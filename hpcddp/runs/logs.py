@@ -21,7 +21,7 @@ _NAME = re.compile(r"rank-(\d+)\.(.+)\.log")
 _TIME = re.compile(rb"\W{0,2}(\d{4}-\d\d-\d\d)[T ](\d\d:\d\d:\d\d)(?:[.,](\d{1,6}))?(Z|[+-]\d\d:?\d\d)?\b")
 
 
-class Source(Record):
+class LogFile(Record):
     """One file. `rank`: None of `job.log`, which has what the launcher and rank 0 print."""
 
     path: str
@@ -45,7 +45,7 @@ def order_attempts(run: RunFolder) -> list[AttemptFolder]:
 
 def list_sources(
     attempt: AttemptFolder, ranks: frozenset[int] | None = frozenset(), hosts: Sequence[str] = ()
-) -> list[Source]:
+) -> list[LogFile]:
     """The files of these ranks (None: of all) on these hosts (none: on any); without both `job.log`, as for rank 0,
     which is of the host of the job script."""
     folder = os.path.dirname(attempt.log)
@@ -55,7 +55,7 @@ def list_sources(
         return []
     found = []
     if os.path.basename(attempt.log) in names and (not ranks or 0 in ranks) and _is_on(attempt, hosts):
-        found.append(Source(attempt.log, attempt.name))
+        found.append(LogFile(attempt.log, attempt.name))
     if ranks or ranks is None or hosts:
         for name in names:
             match = _NAME.fullmatch(name)
@@ -63,14 +63,14 @@ def list_sources(
                 continue
             rank, host = int(match[1]), match[2]
             if (not ranks or rank in ranks) and (not hosts or _short(host) in map(_short, hosts)):
-                found.append(Source(os.path.join(folder, name), attempt.name, rank, host))
+                found.append(LogFile(os.path.join(folder, name), attempt.name, rank, host))
     return found
 
 
 class LogReader:
     """Reads one file as it grows: a line is given once its end is there."""
 
-    def __init__(self, source: Source, offset: int = 0) -> None:
+    def __init__(self, source: LogFile, offset: int = 0) -> None:
         self.source = source
         self._offset = offset
         self._rest = b""
@@ -90,7 +90,7 @@ class LogReader:
         return lines
 
 
-def read_lines(path: str, last: int | None = None, *, whole: bool = False) -> tuple[list[bytes], int]:
+def read_log_lines(path: str, last: int | None = None, *, whole: bool = False) -> tuple[list[bytes], int]:
     """The file's lines, or the last so many of them, read from its end; and the offset behind what was read. `whole`:
     without what stands behind the last line end."""
     try:
@@ -114,10 +114,12 @@ def read_lines(path: str, last: int | None = None, *, whole: bool = False) -> tu
         return [], 0
 
 
-def merge(lines: Sequence[tuple[Source, Sequence[bytes]]]) -> Iterator[tuple[Source, bytes]]:
+def merge(lines: Sequence[tuple[LogFile, Sequence[bytes]]]) -> Iterator[tuple[LogFile, bytes]]:
     """All lines in the order of their times; those of files without any stand first, file after file."""
 
-    def timed(number: int, source: Source, of_file: Sequence[bytes]) -> Iterator[tuple[float, int, int, Source, bytes]]:
+    def timed(
+        number: int, source: LogFile, of_file: Sequence[bytes]
+    ) -> Iterator[tuple[float, int, int, LogFile, bytes]]:
         time = 0.0
         for at, line in enumerate(of_file):
             time = max(find_time(line) or time, time)

@@ -58,7 +58,7 @@ class MetricsFile:
         self._file.write(text)
 
     def log(self, step: int, numbers: Mapping[str, float]) -> None:
-        """A line of kind `log`: a user's own numbers, as `check_numbers` gives them, after `step` steps."""
+        """A line of kind `log`: a user's own numbers, as `check_logged` gives them, after `step` steps."""
         self.write("log", step=step, **numbers)
 
     def __enter__(self) -> MetricsFile:
@@ -71,7 +71,7 @@ class MetricsFile:
             self._file.close()
 
 
-def check_numbers(numbers: Mapping[str, Any]) -> dict[str, float]:
+def check_logged(numbers: Mapping[str, Any]) -> dict[str, float]:
     """What a user logs, as Python's own numbers. RequestError names what is none, and a name that is taken.
 
     A tensor or an array of one element is a number, too; reading a tensor waits for its device.

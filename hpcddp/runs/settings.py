@@ -15,7 +15,7 @@ import time
 from hpcddp.errors import RequestError, nearest
 from hpcddp.record import TYPE_CHECKING, Record
 from hpcddp.runs.command import identify_command
-from hpcddp.runs.folder import BETWEEN, COMMAND, AttemptFolder, RunFolder, cannot_write, job_of, show_path
+from hpcddp.runs.folder import COMMAND, SEPARATOR, AttemptFolder, RunFolder, cannot_write, job_of, show_path
 from hpcddp.runs.jsonfile import damaged, read_record, write_object
 from hpcddp.runs.start import is_interactive
 from hpcddp.units import shorten
@@ -46,7 +46,7 @@ class Recorded(Record):
     accepted: tuple[Any, ...] = ()
 
 
-class Difference(Record):
+class SettingDifference(Record):
     """One setting. `name`: empty where only one of the two has the whole object; then the values are its class."""
 
     group: str
@@ -105,9 +105,9 @@ class Decision(Record):
     """What becomes of differences: the new values that were accepted, and those whose recorded ones are kept.
     `changed`: the files among the accepted that nobody has named."""
 
-    accepted: tuple[Difference, ...] = ()
-    kept: tuple[Difference, ...] = ()
-    changed: tuple[Difference, ...] = ()
+    accepted: tuple[SettingDifference, ...] = ()
+    kept: tuple[SettingDifference, ...] = ()
+    changed: tuple[SettingDifference, ...] = ()
 
 
 def read_list(env: Mapping[str, str], name: str) -> tuple[str, ...]:
@@ -115,7 +115,7 @@ def read_list(env: Mapping[str, str], name: str) -> tuple[str, ...]:
     return tuple(filter(None, (one.strip() for one in env.get(name, "").split(","))))
 
 
-def read_settings(run: RunFolder) -> Recorded | None:
+def read_recorded(run: RunFolder) -> Recorded | None:
     """None if there is no such file. SchemaError; DamagedFileError."""
     recorded = read_record(run.settings, Recorded, _REMEDY)
     if recorded is not None and not all(isinstance(group, dict) for group in recorded.settings.values()):
@@ -134,7 +134,7 @@ def write_settings(run: RunFolder, recorded: Recorded) -> None:
         raise cannot_write(run, error) from error
 
 
-def compare(recorded: Settings, now: Settings) -> list[Difference]:
+def compare_settings(recorded: Settings, now: Settings) -> list[SettingDifference]:
     """What both have and is not alike, and the objects that only one of them has. A name that only one of them has is
     not known to the other, and no difference."""
     found = []
@@ -143,17 +143,17 @@ def compare(recorded: Settings, now: Settings) -> list[Difference]:
             classes = [
                 settings[group].get("class", "there") if group in settings else None for settings in (recorded, now)
             ]
-            found += [Difference(group, "", *classes)] if group not in {RUN, SCRIPT} else []
+            found += [SettingDifference(group, "", *classes)] if group not in {RUN, SCRIPT} else []
             continue
         old, new = recorded[group], now[group]
         names = (name for name in old if name in new and old[name] != new[name] and repr(old[name]) != repr(new[name]))
-        found += [Difference(group, name, old[name], new[name]) for name in names]
+        found += [SettingDifference(group, name, old[name], new[name]) for name in names]
     return found
 
 
 def decide(
     run: RunFolder,
-    differences: Sequence[Difference],
+    differences: Sequence[SettingDifference],
     accept: Sequence[str],
     keep: Sequence[str] | None,
     *,
@@ -199,7 +199,7 @@ def check_unchanged(run: RunFolder, decision: Decision, hints: Hints) -> None:
 def check_names(names: Sequence[str], settings: Iterable[Settings], option: str) -> None:
     """RequestError for a name that none of these settings has. `option`: where it was given."""
     pairs = [(group, name) for one in settings for group, values in one.items() for name in ("", *values)]
-    known = {*_OF_RUN, *(called for pair in pairs for called in Difference(*pair, None, None).names)}
+    known = {*_OF_RUN, *(called for pair in pairs for called in SettingDifference(*pair, None, None).names)}
     for name in names:
         if name not in known:
             short = sorted(one for one in known if "." not in one)
@@ -244,7 +244,7 @@ def find_command(env: Mapping[str, str]) -> tuple[str, ...]:
     if is_interactive():
         return ()
     words = env.get(COMMAND)
-    return identify_command(words.split(BETWEEN) if words else sys.orig_argv)
+    return identify_command(words.split(SEPARATOR) if words else sys.orig_argv)
 
 
 def describe_start(attempt: AttemptFolder, main: str | None, env: Mapping[str, str]) -> dict[str, Any]:
@@ -261,7 +261,7 @@ def describe_start(attempt: AttemptFolder, main: str | None, env: Mapping[str, s
     names = {attempt.name, job_of(attempt.name), attempt.run.path}
     known = "|".join(re.escape(one) for one in sorted(names, key=len, reverse=True) if len(one) >= _LEAST_NAME)
     command = [re.sub(rf"(?<!\w)(?:{known})(?!\w)", "…", word) for word in find_command(env)]
-    words = (*filter(None, env.get(COMMAND, "").split(BETWEEN)), *sys.orig_argv[1:])
+    words = (*filter(None, env.get(COMMAND, "").split(SEPARATOR)), *sys.orig_argv[1:])
     return {RUN: {**owner, "command": command}, SCRIPT: _hash_files(attempt.run, words, main)}
 
 

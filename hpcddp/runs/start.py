@@ -32,7 +32,7 @@ from hpcddp.runs.folder import (
 )
 from hpcddp.runs.jsonfile import DamagedFileError, read_record, write_object
 from hpcddp.runs.lock import describe_process, find_live_holder, release_run, take_run
-from hpcddp.runs.state import State, check_run_folder, read_finish, read_state
+from hpcddp.runs.state import State, check_can_begin, read_finish, read_state
 from hpcddp.schedulers.registry import find_current_job
 from hpcddp.units import format_count
 
@@ -54,7 +54,7 @@ FINISHED = "finished"
 SET_ASIDE = "set aside"  # by --fresh: a new run begins in its place
 
 
-class Request(Record):
+class RunRequest(Record):
     """What is asked for. `folder`: the run's. `command`: as `identify_command` gives it; empty: not known. `fresh`: the
     stamp of `--fresh`; "": not asked. `takes_words`: `--resume`, the run is there and takes another command."""
 
@@ -63,12 +63,12 @@ class Request(Record):
     fresh: str = ""
     takes_words: bool = False
 
-    def of_index(self, index: str) -> Request:
+    def of_index(self, index: str) -> RunRequest:
         """The same for one index of a job array."""
         return self._replace(folder=f"{self.folder}.{index}") if index else self
 
 
-class Begun(Record):
+class About(Record):
     """`run.json`, written when the run begins. `fresh`: its stamp, of `--fresh`. `program`: without arguments."""
 
     fresh: str = ""
@@ -78,9 +78,9 @@ class Begun(Record):
 
 class Outlook(Record):
     """What a start does. `state`: what the ranks wrote last. `holder`: who holds the run, or may. `attempt`: the name
-    of the one that holds it now, after `start`. `old`: where the folder was set aside, or will be. `beside`: another
-    unfinished run of the same program, of a new one. `opened`: how many of the runs that its script has opened itself
-    are finished, and how many there are."""
+    of the one that holds it now, after `start_run`. `old`: where the folder was set aside, or will be. `unfinished`: of
+    a new run, another one of the same program. `opened`: how many of the runs that its script has opened itself are
+    finished, and how many there are."""
 
     run: RunFolder
     kind: str
@@ -89,7 +89,7 @@ class Outlook(Record):
     holder: Holder | None = None
     attempt: str = ""
     old: RunFolder | None = None
-    beside: RunFolder | None = None
+    unfinished: RunFolder | None = None
     opened: tuple[int, int] = (0, 0)
 
     def __str__(self) -> str:
@@ -117,10 +117,9 @@ class Outlook(Record):
             name += "new"
         if self.old is not None:
             name += f", as --fresh asks; the old one is {show_path(self.old.path)}"
-        if self.beside is not None:
-            name += (
-                f" ({show_path(self.beside.path)} is unfinished; to resume it: --resume {show_path(self.beside.path)})"
-            )
+        if self.unfinished is not None:
+            other = show_path(self.unfinished.path)
+            name += f" ({other} is unfinished; to resume it: --resume {other})"
         return name + (f"; it is in use by {self.holder}" if self.holder is not None else "")
 
 
@@ -135,26 +134,26 @@ def is_run(run: RunFolder) -> bool:
     return any(os.path.exists(mark) for mark in marks)
 
 
-def read_begun(run: RunFolder) -> Begun:
+def read_about(run: RunFolder) -> About:
     """SchemaError if another hpcddp made the folder."""
-    return read_record(run.about, Begun, "; then restore it, or remove it: the next start writes it again") or Begun()
+    return read_record(run.about, About, "; then restore it, or remove it: the next start writes it again") or About()
 
 
-def foresee(request: Request, ask: Ask) -> Outlook:
+def foresee(request: RunRequest, ask: Ask) -> Outlook:
     """What a start would do now. Reads, and writes nothing. `ask`: the scheduler, for what became of a job.
 
     RequestError if `--resume` names no run, a folder cannot be read, or --fresh stands beside --resume; SchemaError if
     another hpcddp wrote a file that decides; DamagedFileError.
     """
-    outlook = look(request)
+    outlook = inspect_run(request)
     if outlook.kind == NEW:
-        return outlook._replace(beside=_find_beside(outlook.run, request))
+        return outlook._replace(unfinished=_find_unfinished(outlook.run, request))
     mine = describe_process("", os.getpid(), {}, request.command)
     return outlook._replace(holder=find_live_holder(outlook.run, mine, ask))
 
 
-def start(
-    request: Request,
+def start_run(
+    request: RunRequest,
     attempt: str,
     env: Mapping[str, str],
     *,
@@ -175,13 +174,13 @@ def start(
     job = find_current_job(env)
     request = request.of_index(job.array_index if job is not None else "")
     run, ask = RunFolder(request.folder), partial(ask_job_state, env=env)
-    outlook = look(request)
+    outlook = inspect_run(request)
     if outlook.kind == NEW:
-        outlook = outlook._replace(beside=_find_beside(run, request))
+        outlook = outlook._replace(unfinished=_find_unfinished(run, request))
     is_old = outlook.old is not None
     for left in reversed(range(_TRIES)):
         name = number_attempt(run, attempt) if numbered else attempt
-        check_run_folder(run)
+        check_can_begin(run)
         try:
             take_run(run, describe_process(name, process, env, request.command), ask, before)
         except LaunchError as error:
@@ -190,7 +189,7 @@ def start(
                 continue  # another start has just set the folder aside
             raise
         try:
-            if is_old and _has_begun(run) and is_other(run, request.fresh):
+            if is_old and _holds_run(run) and is_other(run, request.fresh):
                 outlook, is_old = outlook._replace(old=_rename(run)), False
                 continue
             begin_run(run, request)
@@ -202,20 +201,20 @@ def start(
 
 
 def hold(attempt: AttemptFolder, env: Mapping[str, str], command: tuple[str, ...], *, process: int) -> None:
-    """Hold the run for the next attempt of a job that is there already. The errors of `start`."""
+    """Hold the run for the next attempt of a job that is there already. The errors of `start_run`."""
     from hpcddp.schedulers.run import ask_job_state
 
-    check_run_folder(attempt.run)
+    check_can_begin(attempt.run)
     take_run(attempt.run, describe_process(attempt.name, process, env, command), partial(ask_job_state, env=env))
 
 
-def set_aside(request: Request, env: Mapping[str, str]) -> RunFolder | None:
+def set_run_aside(request: RunRequest, env: Mapping[str, str]) -> RunFolder | None:
     """Set the folder aside and begin the run before its job starts, as `hpcddp submit` does. None: there is nothing to
     set aside. HeldError if an attempt holds it; LaunchError if it cannot be written."""
     from hpcddp.schedulers.run import ask_job_state
 
     run = RunFolder(request.folder)
-    if not request.fresh or not _has_begun(run) or not is_other(run, request.fresh):
+    if not request.fresh or not _holds_run(run) or not is_other(run, request.fresh):
         return None
     name = f"fresh-{os.getpid()}"
     take_run(run, describe_process(name, os.getpid(), env, request.command), partial(ask_job_state, env=env))
@@ -229,10 +228,10 @@ def set_aside(request: Request, env: Mapping[str, str]) -> RunFolder | None:
 
 def is_other(run: RunFolder, fresh: str) -> bool:
     """Whether the run was not begun with this stamp."""
-    return read_begun(run).fresh != fresh
+    return read_about(run).fresh != fresh
 
 
-def _has_begun(run: RunFolder) -> bool:
+def _holds_run(run: RunFolder) -> bool:
     """Whether hpcddp has begun a run here, and the folder is not that of something else. Not so of one that was set
     aside meanwhile, in whose place there are holders and no more."""
     return any(map(os.path.exists, (run.about, run.state, run.settings)))
@@ -247,23 +246,23 @@ def _check_can_be_set_aside(run: RunFolder) -> None:
         )
     marks = (run.plan, run.attempts, run.checkpoints, run.submitted)
     # twice: another start may set the folder aside meanwhile, and write the new run's run.json before the others
-    if not _has_begun(run) and any(map(os.path.exists, marks)) and not _has_begun(run):
+    if not _holds_run(run) and any(map(os.path.exists, marks)) and not _holds_run(run):
         raise RequestError(
             f"--fresh would set {name} aside, and hpcddp has begun no run in it: it has no run.json",
             "another folder for the run: --name X",
         )
 
 
-def begin_run(run: RunFolder, request: Request) -> None:
+def begin_run(run: RunFolder, request: RunRequest) -> None:
     """Write run.json, if the run has none. OSError if it cannot be written."""
     if not os.path.exists(run.about):
         begun = time.strftime("%Y-%m-%dT%H:%M:%S%z")
-        record = Begun(request.fresh, identify_program(request.command), begun)
+        record = About(request.fresh, identify_program(request.command), begun)
         write_object(run.about, record._asdict())
 
 
-def look(request: Request) -> Outlook:
-    """As `foresee`, without the holder, and without another run beside."""
+def inspect_run(request: RunRequest) -> Outlook:
+    """As `foresee`, without the holder, and without another unfinished run."""
     run = RunFolder(request.folder)
     if request.fresh and request.takes_words:
         raise RequestError("--fresh begins a new run, and --resume resumes an old one", "keep one of the two")
@@ -348,13 +347,13 @@ def _rename(run: RunFolder) -> RunFolder:
     return old
 
 
-def _find_beside(run: RunFolder, request: Request) -> RunFolder | None:
+def _find_unfinished(run: RunFolder, request: RunRequest) -> RunFolder | None:
     """The unfinished run of the same program in the same folder that was begun last; for a line, and no more."""
     program, found = identify_program(request.command), list[tuple[str, str]]()
     with suppress(RequestError, OSError):
         for path in list_run_folders(os.path.dirname(run.path) or ".") if program else ():
             with suppress(DamagedFileError, RequestError):
-                begun, state = read_begun(RunFolder(path)), read_state(RunFolder(path))
+                begun, state = read_about(RunFolder(path)), read_state(RunFolder(path))
                 is_old = re.search(r"\.old\d+$", path) is not None  # what was set aside was set aside
                 if begun.program == program and not is_old and state is not None and state.status == "unfinished":
                     found.append((begun.begun, path))

@@ -59,7 +59,7 @@ def write_best(checkpoints: str, best: Best) -> None:
 # A run folder is opened: by this hpcddp, if `run.json` has the schema that it writes. So has every other file then.
 
 
-class Plan(Record):
+class PlanFile(Record):
     """What is read again of a run's `plan.json`. `point`: of a sweep."""
 
     global_batch: int | None = None
@@ -72,11 +72,15 @@ def check_run_folder(run: RunFolder) -> None:
     read_object(run.about, "; then restore it, or remove it: the next attempt writes it again")
 
 
+def check_can_begin(run: RunFolder) -> None:
+    """Before an attempt writes anything: the errors of `check_run_folder` and `read_best`, whose checkpoint stays."""
+    check_run_folder(run)
+    read_best(run.checkpoints)
+
+
 def open_attempt(attempt: AttemptFolder) -> None:
-    """Make the attempt's folder. LaunchError if that is not possible; before, the errors of `check_run_folder` and
-    `read_best`, which says what checkpoint has to stay."""
-    check_run_folder(attempt.run)
-    read_best(attempt.run.checkpoints)
+    """Make the attempt's folder. LaunchError if that is not possible; before, the errors of `check_can_begin`."""
+    check_can_begin(attempt.run)
     try:
         os.makedirs(attempt.path, exist_ok=True)
         if not os.path.exists(attempt.run.about):
@@ -85,9 +89,9 @@ def open_attempt(attempt: AttemptFolder) -> None:
         raise cannot_write(attempt.run, error) from error
 
 
-def read_plan(run: RunFolder) -> Plan:
+def read_plan_file(run: RunFolder) -> PlanFile:
     """Without anything where there is no such file. DamagedFileError; SchemaError if another hpcddp wrote it."""
-    return read_record(run.plan, Plan, "; then render the job again, or remove it") or Plan()
+    return read_record(run.plan, PlanFile, "; then render the job again, or remove it") or PlanFile()
 
 
 def read_planned_batch(run: RunFolder) -> int | None:
@@ -96,7 +100,7 @@ def read_planned_batch(run: RunFolder) -> int | None:
     RequestError if the plan cannot be read, or is another hpcddp's.
     """
     check_run_folder(run)
-    return read_plan(run).global_batch
+    return read_plan_file(run).global_batch
 
 
 #: Why a run is finished that has made all its steps.

@@ -64,7 +64,7 @@ def begin_submission(run: RunFolder, script: str) -> str:
     raise FileExistsError(f"{run.submitted}: other submissions take every number")
 
 
-def is_begun_beside(folder: str) -> bool:
+def is_another_under_way(folder: str) -> bool:
     """Whether another submission for the same run is under way: its folder is there, is young, and says no job yet."""
     parent, own = os.path.split(folder)
     for name in _names_in(parent):
@@ -147,7 +147,7 @@ def read_sweep(run: RunFolder) -> Sweep | None:
     return read_record(run.sweep, Sweep)
 
 
-def list_points(run: RunFolder) -> list[RunFolder]:
+def list_sweep_runs(run: RunFolder) -> list[RunFolder]:
     """The run of each index of a sweep's folder, `NAME.7`, as far as it is there; of a run's folder none. A run with
     another number is not of the sweep, whatever it is called. DamagedFileError."""
     sweep = read_sweep(run)

@@ -13,7 +13,7 @@ from hpcddp.record import Record
 from hpcddp.runs.command import NAME, identify_command
 from hpcddp.runs.folder import RUNS
 from hpcddp.runs.jsonfile import SCHEMA
-from hpcddp.runs.start import Request
+from hpcddp.runs.start import RunRequest
 from hpcddp.schedulers.registry import find_scheduler
 from hpcddp.schedulers.row import LONGEST_NAME
 from hpcddp.script.container import Container
@@ -116,10 +116,10 @@ class JobPlan(Record):
         return self.nodes * self.ranks_per_node
 
     @property
-    def request(self) -> Request:
+    def request(self) -> RunRequest:
         """What is asked of the run when the job starts."""
         fresh = self.planned_by.stamp if self.spec.fresh else ""
-        return Request(self.run_dir, identify_command(self.command), fresh, self.spec.resume is not None)
+        return RunRequest(self.run_dir, identify_command(self.command), fresh, self.spec.resume is not None)
 
     @property
     def walltime(self) -> str:

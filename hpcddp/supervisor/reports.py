@@ -16,7 +16,7 @@ from contextlib import suppress
 from hpcddp.ranks.reach import list_addresses
 from hpcddp.record import TYPE_CHECKING
 from hpcddp.runs.attempt import choose_error, describe_end, format_failure
-from hpcddp.runs.hang import Stand, read_limits
+from hpcddp.runs.hang import Stand, read_hang_limits
 from hpcddp.runs.heartbeat import NO_RANK, OWN, Beat, Place
 from hpcddp.supervisor import wire
 from hpcddp.supervisor.events import (
@@ -244,7 +244,7 @@ class Reports:
 
     def __init__(self, limit_s: float, env: Mapping[str, str], clock: Callable[[], float] = time.monotonic) -> None:
         self._limit_s, self._clock = limit_s, clock
-        self._hang_limits = read_limits(env)
+        self._hang_limits = read_hang_limits(env)
         every_s = min(5.0, limit_s / 8 or 5.0, *(one / 8 for one in self._hang_limits if one is not None))
         self._poll = select.epoll()
         self._callers = Callers(self._poll)

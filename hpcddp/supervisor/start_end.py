@@ -11,12 +11,19 @@ from functools import partial
 
 from hpcddp.errors import UNFINISHED, HpcddpError, RequestError
 from hpcddp.record import TYPE_CHECKING, Record
-from hpcddp.runs.chain import find_before, find_left, is_unfinished, list_job_runs, list_opened, start_attempt
+from hpcddp.runs.chain import (
+    find_before,
+    find_unfinished_runs,
+    is_unfinished,
+    list_job_runs,
+    list_opened,
+    start_attempt,
+)
 from hpcddp.runs.command import identify_command
 from hpcddp.runs.folder import AttemptFolder, RunFolder, cannot_write, job_of, show_path
 from hpcddp.runs.jsonfile import write_object
 from hpcddp.runs.lock import HeldError, release_run, start_time
-from hpcddp.runs.start import Request, start
+from hpcddp.runs.start import RunRequest, start_run
 from hpcddp.runs.state import State, correct_killed, correct_signal, read_state, replace_state, step_back
 from hpcddp.supervisor.order import job_record
 
@@ -53,14 +60,14 @@ def begin(
 ) -> StartedAttempt | int:
     """The attempt, which holds its run; the exit status where a chain ends here.
 
-    The errors of `start` and `start_attempt`; LaunchError if the folder cannot be written.
+    The errors of `start_run` and `start_attempt`; LaunchError if the folder cannot be written.
     """
     if order.scratch and os.path.exists(base):
         raise RequestError(f"{base} is there already, and --scratch would remove it", "leave out --scratch")
-    request = Request(base, identify_command(order.line.command), order.fresh, order.resume)
+    request = RunRequest(base, identify_command(order.line.command), order.fresh, order.resume)
     link = find_before(RunFolder(base).attempt(job.name))
     before = job_of(link.attempt) if link is not None else ""
-    begin_or_resume = partial(start, request, job.name, env, process=os.getpid(), numbered=True, before=before)
+    begin_or_resume = partial(start_run, request, job.name, env, process=os.getpid(), numbered=True, before=before)
     try:
         outlook = begin_or_resume()
     except HeldError as error:
@@ -141,7 +148,7 @@ def end_attempt(attempt: AttemptFolder, ended: Ended, follow_up: FollowUp | None
             note_lost(attempt, ended.cause)
         state = _read_end(attempt)
         is_left = state is not None and is_unfinished(state, attempt.name)
-        left = [] if is_left else find_left(attempt)
+        left = [] if is_left else find_unfinished_runs(attempt)
         is_cut_off = _is_cut_off(attempt, ended, state)
     except HpcddpError as error:
         tell(str(error))

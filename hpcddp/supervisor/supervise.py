@@ -14,7 +14,7 @@ from hpcddp.ranks.reach import reached_as
 from hpcddp.record import TYPE_CHECKING
 from hpcddp.runs.chain import list_job_runs
 from hpcddp.runs.folder import AttemptFolder, cannot_write
-from hpcddp.runs.hang import read_limits
+from hpcddp.runs.hang import read_hang_limits
 from hpcddp.runs.heartbeat import NO_RANK
 from hpcddp.runs.heartbeat import VARIABLE as HEARTBEAT
 from hpcddp.runs.jsonfile import read_object
@@ -67,7 +67,7 @@ def supervise(order: Order, script: str, env: Mapping[str, str], spell: Callable
 
     The errors of `check_started_agent`, `take_index`, `find_job_of_script` and `begin`: then nothing was started.
     """
-    read_limits(env)  # RequestError, before anything is started
+    read_hang_limits(env)  # RequestError, before anything is started
     check_started_agent(env, order.line.agent, order.line.nodes)
     signals, output = Signals(), Output()
     try:

@@ -23,10 +23,10 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from hpcddp.errors import HpcddpError, RequestError
 from hpcddp.training import mistakes, trial
 from hpcddp.training.collectives import sum_over_data_ranks
-from hpcddp.training.data.loader import Batch, SecondLoader, Taken, are_in_proportion, holds
+from hpcddp.training.data.loader import Batch, SecondLoader, Taken, are_in_proportion, is_of_batch
 from hpcddp.training.data.randomness import seed_generators
 from hpcddp.training.data.sampler import MicroBatch
-from hpcddp.training.data.weighing import Part, run_backward
+from hpcddp.training.data.weighing import WeighedBatch, run_backward
 from hpcddp.training.gradient.gradients import Gradients
 from hpcddp.training.gradient.progress import KnownParameters, OptimizerGradients
 from hpcddp.training.objects import Models, TrainingData
@@ -84,7 +84,7 @@ class TrainingLoop:
         self._refused: HpcddpError | None = None  # the first error of this loop: while the run goes on, it was caught
         self._at = At.OUTSIDE
         self._batch: Batch | None = None
-        self._part: Part | None = None  # the micro batch that the loop is at
+        self._part: WeighedBatch | None = None  # the micro batch that the loop is at
         self._open: ExitStack | None = None  # what is done around it
         self._nth_pass = self._nth_batch = 0
         self._backwards = 0  # of this batch
@@ -313,7 +313,7 @@ class TrainingLoop:
             for one in self.optimizers:
                 one.expect_batch(self._nth_batch)
 
-    def _start_part(self, part: Part) -> None:
+    def _start_part(self, part: WeighedBatch) -> None:
         micro = part.micro
         if micro.nth:
             self.count_batch()
@@ -372,7 +372,7 @@ class TrainingLoop:
         """The batches that loops over second loaders have taken for this step."""
         return [one for second in self._seconds for one in second.taken]
 
-    def _find_part(self, of: Any) -> Part:
+    def _find_part(self, of: Any) -> WeighedBatch:
         """The batch that a loss comes from, by the batch itself or a tensor of it. None: all that the loop has now."""
         part = self._part
         if part is None:
@@ -385,8 +385,8 @@ class TrainingLoop:
                 for one in second.taken:
                     self._check_shares(part, second, one.batch.parts[0])
             return part
-        found = [one.batch.parts[0] for one in reversed(self._taken) if holds(one.batch.content, of)]
-        if not found and not holds(self.batch.content, of):
+        found = [one.batch.parts[0] for one in reversed(self._taken) if is_of_batch(one.batch.content, of)]
+        if not found and not is_of_batch(self.batch.content, of):
             raise mistakes.OF_UNKNOWN.error()
         return found[0] if found else part
 
@@ -398,7 +398,7 @@ class TrainingLoop:
             raise mistakes.OF_UNKNOWN.error()
         return found[0]
 
-    def _check_shares(self, part: Part, second: SecondLoader, other: Part) -> None:
+    def _check_shares(self, part: WeighedBatch, second: SecondLoader, other: WeighedBatch) -> None:
         ranks, first, more = self._layout.data_size, part.micro, other.micro
         if ranks == 1:
             return

@@ -24,7 +24,7 @@ from hpcddp.errors import UNFINISHED, HpcddpError, LaunchError, RequestError, fi
 from hpcddp.parallelism import Parallel, Split, check_goes_with, plan_split, read_parallel
 from hpcddp.runs.chain import find_before, find_stop, note_opened
 from hpcddp.runs.folder import AttemptFolder, RunFolder, choose_attempt, job_of, show_path
-from hpcddp.runs.hang import Hang, read_limits, read_seconds_or_off
+from hpcddp.runs.hang import Hang, read_hang_limits, read_seconds_or_off
 from hpcddp.runs.jsonfile import SchemaError, write_object
 from hpcddp.runs.lock import is_held_by, release_run
 from hpcddp.runs.metrics import MetricsFile
@@ -32,12 +32,12 @@ from hpcddp.runs.settings import find_command
 from hpcddp.runs.start import (
     FINISHED,
     FRESH,
-    Request,
+    RunRequest,
     end_script,
     has_options,
-    look,
+    inspect_run,
     opening_once,
-    start,
+    start_run,
 )
 from hpcddp.runs.state import open_attempt, read_planned_batch, write_failure
 from hpcddp.schedulers.registry import find_current_job
@@ -270,8 +270,8 @@ def open_run(folder: AttemptFolder | None, group: Group, env: Mapping[str, str])
     """The attempt's folder, the same on every rank. Rank 0 begins the run, or takes it again, and holds it if the job's
     supervisor does not.
 
-    The HpcddpError of `start` on rank 0, PeerFailedError on the others; SystemExit on all where ranks of this attempt
-    have stopped in time before: the signal was for the job, or its end is as near as it was.
+    The HpcddpError of `start_run` on rank 0, PeerFailedError on the others; SystemExit on all where ranks of this
+    attempt have stopped in time before: the signal was for the job, or its end is as near as it was.
     """
     if folder is None:
         yield OpenedRun(None)
@@ -309,20 +309,20 @@ def _start(folder: AttemptFolder, env: Mapping[str, str]) -> Iterator[OpenedRun]
         where = show_path(stop[0].path)
         end_script(f"hpcddp: no training begins: the job stopped ({stop[1].reason}) in run {where}", 0)
     job = find_current_job(env)
-    request = Request(folder.run.path, find_command(env), env.get(FRESH, "")).of_index(
+    request = RunRequest(folder.run.path, find_command(env), env.get(FRESH, "")).of_index(
         job.array_index if job is not None else ""
     )
     is_job_s = job_s is not None and _is_same(job_s.run, folder.run, RunFolder(request.folder))
     run = job_s.run if job_s is not None and is_job_s else RunFolder(request.folder)
     with opening_once(run):
         if is_held_by(run, folder.name) and is_job_s:
-            outlook, is_mine = look(Request(run.path)), False
+            outlook, is_mine = inspect_run(RunRequest(run.path)), False
             if outlook.state is not None and outlook.state.attempt == folder.name:  # the supervisor could not say it
                 print(f"hpcddp: {outlook.describe(by=' by a process of this job')}", file=sys.stderr, flush=True)
         else:
             link = find_before(job_s) if job_s is not None else None
             before = job_of(link.attempt) if link is not None else ""
-            outlook = start(request._replace(folder=run.path), folder.name, env, process=os.getpid(), before=before)
+            outlook = start_run(request._replace(folder=run.path), folder.name, env, process=os.getpid(), before=before)
             is_mine = True
             print(f"hpcddp: {outlook.describe(_say_anew(env))}", file=sys.stderr, flush=True)
         if job_s is not None and not is_job_s:
@@ -368,7 +368,7 @@ def open_runtime(env: MutableMapping[str, str], options: RuntimeOptions) -> Iter
     asked = options.parallel or read_parallel(env.get("HPCDDP_PARALLEL") or "ddp", "parallel in the job file")
     sinks, deadline = choose_sinks(options.log_to, env), read_deadline(env)
     interval_s = read_seconds_or_off(env, "HPCDDP_PROGRESS", DEFAULT_INTERVAL_S)
-    stall_s, end_s = read_limits(env)
+    stall_s, end_s = read_hang_limits(env)
     signals = SignalFlag()
     with ExitStack() as stack:
         if verifying is not None:

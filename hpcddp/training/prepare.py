@@ -34,8 +34,8 @@ from hpcddp.training.data.items import (
     describe_items,
 )
 from hpcddp.training.data.loader import InputWait, SecondLoader, TrainingLoader, make_sampler
-from hpcddp.training.data.reading import Source, choose_workers, is_shuffled, read_how
-from hpcddp.training.data.sampler import derive_key, find_place, move_to
+from hpcddp.training.data.reading import DataSource, choose_workers, is_shuffled, read_how
+from hpcddp.training.data.sampler import derive_key, find_pass, move_to
 from hpcddp.training.data.stream import check_passes
 from hpcddp.training.data.weighing import Count, Weighing
 from hpcddp.training.gradient.gradients import Gradients
@@ -130,7 +130,7 @@ def share_out_steps(
 # samples a Subset has. What the samples are is not looked at.
 
 
-def check_data(source: Source, setup: RunSetup) -> None:
+def check_data(source: DataSource, setup: RunSetup) -> None:
     """Warn of what would go wrong with this data. RequestError if the ranks have different data, and for a stream that
     can be gone through once only. A collective."""
     layout = setup.layout
@@ -336,7 +336,7 @@ class Preparation:
         begins_again = self._setup.settings.begins_again
         if isinstance(loader, SecondLoader):
             number = loader.number
-            loader.place = find_place(position, number, loader.sampler.length, again=begins_again(number))
+            loader.place = find_pass(position, number, loader.sampler.length, again=begins_again(number))
         else:
             move_to(position, loader.sampler, again=begins_again())
 

@@ -12,7 +12,7 @@ from shutil import get_terminal_size
 from typing import NamedTuple, TextIO
 
 from hpcddp.runs.folder import list_checkpoints
-from hpcddp.runs.metrics import MetricsFile, check_numbers
+from hpcddp.runs.metrics import MetricsFile, check_logged
 from hpcddp.training.setup import RunSetup
 from hpcddp.training.sinks import SinkRequest, Sinks
 from hpcddp.training.stopping import Pace
@@ -293,7 +293,7 @@ class Report:
 
     def log(self, step: int, numbers: Mapping[str, object]) -> None:
         """The caller's numbers. RequestError, on every rank, for what is no number."""
-        checked = check_numbers(numbers)
+        checked = check_logged(numbers)
         self._metrics.log(step, checked)
         self._sinks.write(step, checked)
 

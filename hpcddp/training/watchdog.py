@@ -25,7 +25,7 @@ from torch.distributed import DistNetworkError, DistStoreError
 
 from hpcddp.errors import PEER_FAILED
 from hpcddp.guard.hpcddp_stand import find_place, list_places
-from hpcddp.runs.hang import Hang, Stand, find_hang, format_stands, read_limits
+from hpcddp.runs.hang import Hang, Stand, find_hang, format_stands, read_hang_limits
 from hpcddp.runs.heartbeat import VARIABLE, WAITS, Page, Place, open_page
 from hpcddp.training.activity import is_at_files, is_waiting
 from hpcddp.training.rendezvous.failure import Failure
@@ -59,7 +59,7 @@ def print_hang(hang: Hang) -> None:
 @contextmanager
 def open_watched_group(env: MutableMapping[str, str], **options: Any) -> Iterator[Group]:
     """As `open_group`, and a hang in the body is named and ended."""
-    stall_s, end_s = read_limits(env)
+    stall_s, end_s = read_hang_limits(env)
     with open_group(env, **options) as group, ExitStack() as stack:
         if stall_s is not None and group.world_size > 1:
             say = partial(print, "hpcddp:", file=sys.stderr, flush=True)

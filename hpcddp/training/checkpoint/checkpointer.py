@@ -25,7 +25,7 @@ from hpcddp.training.checkpoint.attempt import AttemptSaves
 from hpcddp.training.checkpoint.files import (
     STATE,
     Provenance,
-    begin,
+    begin_checkpoint,
     commit,
     continue_provenance,
     describe_file,
@@ -36,7 +36,7 @@ from hpcddp.training.checkpoint.files import (
     remove_old,
     write_state_file,
 )
-from hpcddp.training.checkpoint.resume import choose_newest, last_save_s, load
+from hpcddp.training.checkpoint.resume import choose_newest, last_save_s, load_checkpoint
 from hpcddp.training.checkpoint.settings import GivenSettings, LoadedState, describe_settings
 from hpcddp.training.checkpoint.state_tree import gather_whole, list_tensors, make_outline, write_key
 from hpcddp.training.checkpoint.tracked import OwnedStates, Tracked
@@ -48,7 +48,7 @@ from hpcddp.training.versions import list_versions
 # Writing a run's checkpoints, in one of three forms.
 
 
-class Saved(NamedTuple):
+class WrittenCheckpoint(NamedTuple):
     """A complete checkpoint."""
 
     position: dict[str, int]  # of the training
@@ -56,7 +56,7 @@ class Saved(NamedTuple):
     weights_sha256: str | None  # on rank 0; None where it was not computed
 
 
-class Writer:
+class CheckpointWriter:
     """Writes checkpoints into one folder, one at a time. Its methods are called on every rank alike."""
 
     def __init__(
@@ -77,9 +77,9 @@ class Writer:
         # A gloo group for the thread. It is made while all ranks are surely there: one that dies meanwhile would leave
         # the others waiting for torch's timeout.
         self._ranks: Any = dist.new_group(backend="gloo") if form == "async" else None
-        self._under_way: tuple[Path, Future[Saved]] | None = None
+        self._under_way: tuple[Path, Future[WrittenCheckpoint]] | None = None
 
-    def save(self, tracked: Tracked, position: dict[str, int], facts: dict[str, Any]) -> Saved | None:
+    def save(self, tracked: Tracked, position: dict[str, int], entries: dict[str, Any]) -> WrittenCheckpoint | None:
         """Write a checkpoint; None if a thread is still writing it: call `poll`, at the latest before the next save.
 
         LaunchError if it cannot be written; RequestError if it could not be read back.
@@ -93,21 +93,21 @@ class Writer:
         if form != "async" and (gathers or self._group.is_first):  # not while training waits for an asynchronous one
             digest = tracked.hash_weights(gather=gathers)
         if self._group.is_first:
-            facts = {**position, "form": form, **facts, **list_versions()}
-            facts |= {"weights_sha256": digest} if digest else {}
+            entries = {**position, "form": form, **entries, **list_versions()}
+            entries |= {"weights_sha256": digest} if digest else {}
         if partial is None:
-            return Saved(position, 0.0, digest)
+            return WrittenCheckpoint(position, 0.0, digest)
         if form == "single":
             with _naming(partial):
                 whole = gather_whole(tree, keep=self._group.is_first)
                 whole = tracked.owned.gather(whole, outline, keep=self._group.is_first)
                 if self._group.is_first:
-                    self._finish(partial, {STATE: write_state_file(partial, whole)}, facts, started)
-            return Saved(position, time.monotonic() - started, digest)
+                    self._finish(partial, {STATE: write_state_file(partial, whole)}, entries, started)
+            return WrittenCheckpoint(position, time.monotonic() - started, digest)
         tensors = {write_key(path): tensor for path, tensor in list_tensors(tree).items()}
-        return self._write_shards(partial, tensors, outline, facts, started, wait=form == "sharded")
+        return self._write_shards(partial, tensors, outline, entries, started, wait=form == "sharded")
 
-    def poll(self, *, wait: bool = False) -> Saved | None:
+    def poll(self, *, wait: bool = False) -> WrittenCheckpoint | None:
         """The checkpoint that the thread has completed since the last call, if any. LaunchError if it failed."""
         if self._under_way is None:
             return None
@@ -123,7 +123,7 @@ class Writer:
         partial = None
         if self._group.is_first:
             with _naming(name_step(self._folder, step)):
-                partial = begin(self._folder, step)
+                partial = begin_checkpoint(self._folder, step)
         return broadcast(partial, self._group.world_size, self._group.device)
 
     def _write_shards(
@@ -131,26 +131,26 @@ class Writer:
         partial: Path,
         tensors: dict[str, Tensor],
         outline: Any,
-        facts: dict[str, Any],
+        entries: dict[str, Any],
         started: float,
         *,
         wait: bool,
-    ) -> Saved | None:
+    ) -> WrittenCheckpoint | None:
         from hpcddp.training.checkpoint import sharded  # torch.distributed.checkpoint takes half a second to import
 
-        def end(writing: Future[Any] | None) -> Saved:
+        def end(writing: Future[Any] | None) -> WrittenCheckpoint:
             """Wait until all ranks' tensors are written, then write the rest of the folder."""
             if writing is not None:
                 writing.result()
-            own = {path.name: describe_file(path) for path in sharded.list_own(partial, self._group.rank)}
+            own = {path.name: describe_file(path) for path in sharded.list_files_of_rank(partial, self._group.rank)}
             flush_folder(partial)
             parts: list[Any] = [None] * self._group.world_size
             dist.all_gather_object(parts, own, group=self._ranks)
             if self._group.is_first:
                 files = {name: description for part in parts for name, description in part.items()}
                 files[STATE] = write_state_file(partial, outline)
-                self._finish(partial, files, facts, started)
-            return Saved(outline["position"], time.monotonic() - started, facts.get("weights_sha256"))
+                self._finish(partial, files, entries, started)
+            return WrittenCheckpoint(outline["position"], time.monotonic() - started, entries.get("weights_sha256"))
 
         with _naming(partial):
             if wait:
@@ -163,9 +163,9 @@ class Writer:
             return None
 
     @at_files()
-    def _finish(self, partial: Path, files: dict[str, Any], facts: dict[str, Any], started: float) -> None:
+    def _finish(self, partial: Path, files: dict[str, Any], entries: dict[str, Any], started: float) -> None:
         self._fence()  # the writing may have taken minutes
-        commit(partial, files, {**facts, "seconds": round(time.monotonic() - started, 3)})
+        commit(partial, files, {**entries, "seconds": round(time.monotonic() - started, 3)})
         best = read_best(str(self._folder))
         remove_old(self._folder, self._keep, best.step if best is not None else None)
 
@@ -209,13 +209,13 @@ class Checkpointer:
         self._exactness = options.exactness
         self._anew = setup.anew
         self._settings = setup.settings
-        self._writer: Writer | None = None
+        self._writer: CheckpointWriter | None = None
         if folder is not None:
             checkpoints, form = Path(folder.run.checkpoints), options.checkpoint
-            self._writer = Writer(group, checkpoints, form, options.keep_checkpoints, saves.check_held)
+            self._writer = CheckpointWriter(group, checkpoints, form, options.keep_checkpoints, saves.check_held)
         self.may_write_beside = folder is not None and options.checkpoint == "async"  # the training: then it is polled
         self._saved_at: int | None = None  # step of the newest checkpoint, begun or there
-        self._saved: Saved | None = None  # the newest one of this attempt
+        self._saved: WrittenCheckpoint | None = None  # the newest one of this attempt
         self._weights_sha256: str | None = None
         self._best: Best | None = None  # of this attempt
         self._best_is_named = True  # in its file
@@ -240,7 +240,7 @@ class Checkpointer:
         self._settings.settle(described, None if newest is None else step_of(newest.name))
         given, states = GivenSettings(self._tracked.objects, self._settings), dict[str, Any]()
         if newest is not None:
-            position, states = load(newest, self._tracked, given.unloaded, anew)
+            position, states = load_checkpoint(newest, self._tracked, given.unloaded, anew)
         given.bring(states)
         if position is not None and newest is not None:
             self._saved_at = position["step"]
@@ -283,7 +283,7 @@ class Checkpointer:
         """Whether a checkpoint of this step can be written and does not exist yet."""
         return self._folder is not None and self._tracked is not None and self._saved_at != step
 
-    def save(self, position: dict[str, int], facts: dict[str, Any]) -> None:
+    def save(self, position: dict[str, int], entries: dict[str, Any]) -> None:
         """Write a checkpoint, once the one before is complete. HeldError if another attempt has taken the run."""
         if self._writer is None or self._tracked is None:
             return
@@ -292,7 +292,7 @@ class Checkpointer:
         self._saved_at = position["step"]
         exact = {"exact": self._provenance._asdict()} if self._provenance is not None else {}
         tail = {"tail_s": self._saves.watch.pace.tail_s}  # the next attempt judges by it whether the tail fits
-        self._note(self._writer.save(self._tracked, position, {**facts, **exact, **tail}))
+        self._note(self._writer.save(self._tracked, position, {**entries, **exact, **tail}))
         self._saves.save_returns()
 
     def is_best(self, value: float, mode: str) -> bool:
@@ -362,7 +362,7 @@ class Checkpointer:
                 print(f"hpcddp: warning: the run {words} exact: {deviation}", file=sys.stderr)
         return continued
 
-    def _note(self, saved: Saved | None) -> None:
+    def _note(self, saved: WrittenCheckpoint | None) -> None:
         if saved is not None:
             self._saved = saved
             self._saves.note_saved(saved.position["step"], saved.position["epoch"], saved.seconds)

@@ -119,7 +119,7 @@ def name_step(folder: Path, step: int) -> Path:
 
 
 @at_files()
-def begin(folder: Path, step: int) -> Path | None:
+def begin_checkpoint(folder: Path, step: int) -> Path | None:
     """The temporary folder of a step's checkpoint, made anew; None if that step is there already."""
     target = name_step(folder, step)
     if target.exists():
@@ -145,9 +145,9 @@ def describe_file(path: Path) -> dict[str, Any]:
 
 
 @at_files()
-def commit(partial: Path, files: Mapping[str, dict[str, Any]], facts: Mapping[str, Any]) -> Path:
+def commit(partial: Path, files: Mapping[str, dict[str, Any]], entries: Mapping[str, Any]) -> Path:
     """Write the manifest of a temporary folder whose files are written and durable, and give it its name."""
-    write_object(os.path.join(partial, MANIFEST), {"files": files, **facts}, durable=True)
+    write_object(os.path.join(partial, MANIFEST), {"files": files, **entries}, durable=True)
     flush_folder(partial)
     target = partial.with_name(partial.name.partition(".tmp-")[0])
     partial.rename(target)
@@ -194,7 +194,7 @@ def find_file_fault(folder: Path, files: Mapping[str, Mapping[str, Any]]) -> str
 
 
 @at_files()
-def set_aside(path: Path) -> None:
+def set_checkpoint_aside(path: Path) -> None:
     """Rename a damaged checkpoint, so that its step can be written again."""
     path.rename(path.with_name(f"{path.name}.damaged-{os.getpid()}"))
 

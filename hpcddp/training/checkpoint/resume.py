@@ -18,7 +18,7 @@ from hpcddp.training.checkpoint.files import (
     list_checkpoint_folders,
     read_checkpoint,
     read_manifest,
-    set_aside,
+    set_checkpoint_aside,
 )
 from hpcddp.training.checkpoint.settings import check_added_groups
 from hpcddp.training.checkpoint.state_tree import list_tensors, map_tensors, split_like, write_key
@@ -71,7 +71,7 @@ def choose_newest(group: Group, folder: Path, anew: str) -> Path | None:
 def _set_aside(group: Group, damaged: Sequence[tuple[Path, str]]) -> None:
     for path, damage in damaged if group.is_first else ():
         print(f"hpcddp: checkpoint {path} is damaged ({damage}); an older one is used", file=sys.stderr)
-        set_aside(path)
+        set_checkpoint_aside(path)
 
 
 def _find_damage(group: Group, path: Path) -> str:
@@ -84,14 +84,14 @@ def _find_damage(group: Group, path: Path) -> str:
         if all(look == _Look() for look in looks):
             return ""
         rank = next((rank for rank, look in enumerate(looks) if look.damage), None)
-        if rank is not None and _is_seen_by_another(group, path, rank):
+        if rank is not None and _is_confirmed(group, path, rank):
             return looks[rank].damage
     rank = next(rank for rank, look in enumerate(looks) if look != _Look())
     why = looks[rank].unreadable or f"{looks[rank].damage}, which another rank does not find"
     raise _refusal(group, path, rank, why)
 
 
-def _is_seen_by_another(group: Group, path: Path, rank: int) -> bool:
+def _is_confirmed(group: Group, path: Path, rank: int) -> bool:
     """Whether the first rank, or for it the last one, finds damage where this rank does; a rank alone is believed."""
     other = group.world_size - 1 if rank == 0 else 0
     look = _look(path, rank, group.world_size) if group.rank == other else _Look()
@@ -128,7 +128,9 @@ def _refusal(group: Group, path: Path, rank: int, why: str) -> HpcddpError:
     return error
 
 
-def load(path: Path, tracked: Tracked, unloaded: Collection[str], anew: str) -> tuple[dict[str, int], dict[str, Any]]:
+def load_checkpoint(
+    path: Path, tracked: Tracked, unloaded: Collection[str], anew: str
+) -> tuple[dict[str, int], dict[str, Any]]:
     """Load a checkpoint, the same one on every rank; returns its position, and the states that it has of the `unloaded`
     objects, which keep their own. A collective.
 
@@ -173,7 +175,7 @@ def _read_parts(path: Path, outline: dict[Any, Tensor], find_like: FindLike) -> 
     from hpcddp.training.checkpoint import sharded  # torch.distributed.checkpoint takes half a second to import
 
     room = {
-        key: sharded.make_room(tensor.shape, tensor.dtype, find_like(key, tensor.shape))
+        key: sharded.make_empty(tensor.shape, tensor.dtype, find_like(key, tensor.shape))
         for key, tensor in outline.items()
     }
     sharded.read_tensors(path, {write_key(key): tensor for key, tensor in room.items()})

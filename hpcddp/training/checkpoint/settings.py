@@ -32,11 +32,11 @@ from hpcddp.runs.settings import (
     Recorded,
     check_names,
     check_unchanged,
-    compare,
+    compare_settings,
     decide,
     describe_start,
     read_list,
-    read_settings,
+    read_recorded,
     renew,
     settings_at,
     write_settings,
@@ -113,7 +113,7 @@ class RunSettings:
         *,
         can_keep: bool = True,
     ) -> None:
-        """A collective, with RequestError as of `read_settings`. What is accepted and kept beside the job's words;
+        """A collective, with RequestError as of `read_recorded`. What is accepted and kept beside the job's words;
         `can_keep`: whether recorded values can be brought into this training."""
         self._first, self._run = first, None if attempt is None else attempt.run
         self._accept, self._keep = (*accept, *read_list(env, ACCEPT)), (*keep, *read_list(env, KEEP))
@@ -127,7 +127,7 @@ class RunSettings:
             main = getattr(sys.modules.get("__main__"), "__file__", None)
 
             def read() -> tuple[Recorded | None, Settings]:
-                return read_settings(attempt.run), describe_start(attempt, main, env)
+                return read_recorded(attempt.run), describe_start(attempt, main, env)
 
             self._recorded, self.now = first.call(read)
         self.at = self.to = self.now
@@ -159,7 +159,7 @@ class RunSettings:
                 known.append(recorded.settings)
             for names, word in ((self._accept, "accept"), (self._keep, "keep")):
                 check_names(names, known, self._hints.option.format(word, "{}"))
-            found = [] if recorded is None else compare(recorded.settings, self.now)
+            found = [] if recorded is None else compare_settings(recorded.settings, self.now)
             if recorded is None or step is None:
                 kept = [one for one in found if one.group.startswith("optimizer") and one.can_be_kept]
                 decision = Decision((), tuple(one for one in kept if not one.names.isdisjoint(self._keep)))
@@ -295,7 +295,7 @@ class GivenSettings:
         if at is None or to is None:
             return False
         if name in self._schedules and not isinstance(self._schedules[name], ReduceLROnPlateau):
-            return not compare({name: at}, {name: to})
+            return not compare_settings({name: at}, {name: to})
         classes = {at.get("class"), to.get("class")}
         return len(classes) == 1 or any(classes <= one for one in _SAME_STATE)
 

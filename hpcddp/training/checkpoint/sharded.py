@@ -78,12 +78,12 @@ class _Reader(FileSystemReader):
         return metadata
 
 
-def list_own(folder: Path, rank: int) -> list[Path]:
+def list_files_of_rank(folder: Path, rank: int) -> list[Path]:
     """The files that this rank wrote."""
     return sorted(folder.glob(f"__{rank}_*")) + ([folder / INDEX] if rank == 0 else [])
 
 
-def make_room(shape: torch.Size, dtype: torch.dtype, like: Any) -> Tensor:
+def make_empty(shape: torch.Size, dtype: torch.dtype, like: Any) -> Tensor:
     """An empty tensor to read into: sharded as `like` is, or whole on the CPU if that is None."""
     return torch.empty_like(like, dtype=dtype) if like is not None else torch.empty(shape, dtype=dtype)
 

@@ -13,8 +13,8 @@ from typing import Any
 
 from hpcddp.batchplan import BatchPlan
 from hpcddp.errors import RequestError
-from hpcddp.training.data.randomness import kept_generators, seed_generators
-from hpcddp.training.data.reading import Source
+from hpcddp.training.data.randomness import fork_generators, seed_generators
+from hpcddp.training.data.reading import DataSource
 from hpcddp.training.data.sampler import EpochPosition, MicroBatch
 from hpcddp.training.options import RuntimeOptions
 from hpcddp.units import format_count
@@ -100,7 +100,7 @@ def read_items(batch_sampler: Iterable[Any], seed: int, epoch: int) -> Iterator[
             set_epoch(epoch)
     number, items = 0, iter(())
     while True:
-        with kept_generators():
+        with fork_generators():
             seed_generators("items", seed, epoch, number)
             items = iter(batch_sampler) if number == 0 else items
             item = next(items, None)
@@ -126,7 +126,9 @@ def describe_items(batch_sampler: Iterable[Any], seed: int) -> str:
     return f"{first[:2]} … {hashlib.sha256(repr(first).encode()).hexdigest()[:8]}"
 
 
-def check_items(how: Source, items_per_step: int | None, ranks: int, options: RuntimeOptions, *, counts: bool) -> None:
+def check_items(
+    how: DataSource, items_per_step: int | None, ranks: int, options: RuntimeOptions, *, counts: bool
+) -> None:
     """RequestError unless it is known how many batches of this loader make a step, and how much each weighs."""
     call = "loader = rt.loader(loader, items_per_step={})"
     if not how.has_items:
@@ -161,7 +163,7 @@ def check_items(how: Source, items_per_step: int | None, ranks: int, options: Ru
         )
 
 
-def check_first(how: Source, items_per_step: int | None, options: RuntimeOptions, global_batch: int | None) -> None:
+def check_first(how: DataSource, items_per_step: int | None, options: RuntimeOptions, global_batch: int | None) -> None:
     """RequestError for sizes that were given beside batches of the script's own, of the first loader."""
     given = {"global_batch": global_batch, "max_micro_batch": options.max_micro_batch}
     for name, value in given.items():

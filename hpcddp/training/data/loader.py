@@ -15,11 +15,11 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, default_colla
 from hpcddp.batchplan import BatchPlan, split_evenly
 from hpcddp.errors import RequestError
 from hpcddp.training.data.items import ItemSampler
-from hpcddp.training.data.randomness import SeededSamples, kept_generators, seed_generators
-from hpcddp.training.data.reading import Reading, Source, check_length
+from hpcddp.training.data.randomness import SeededSamples, fork_generators, seed_generators
+from hpcddp.training.data.reading import DataSource, Reading, check_length
 from hpcddp.training.data.sampler import GlobalBatchSampler, MicroBatch
 from hpcddp.training.data.stream import StreamSampler, read_stream
-from hpcddp.training.data.weighing import Loaded, Part, Weighing
+from hpcddp.training.data.weighing import Loaded, WeighedBatch, Weighing
 from hpcddp.training.mistakes import BATCH_UNPACKED
 
 # Batches from the host to the device of this rank.
@@ -112,13 +112,13 @@ class Batch:
     but `rt.micro_batches` opens.
     """
 
-    def __init__(self, parts: Sequence[Part], copies: Copies, *, is_several: bool) -> None:
+    def __init__(self, parts: Sequence[WeighedBatch], copies: Copies, *, is_several: bool) -> None:
         self.parts = parts
         self.is_several = is_several
         self.content: Any = None  # what the loop got: this object, or what the samples collate to
         self._copies = copies
 
-    def contents(self) -> Iterator[tuple[Part, Any]]:
+    def contents(self) -> Iterator[tuple[WeighedBatch, Any]]:
         """Each micro batch on the device. The copy of the next has begun when one is given out."""
         waiting: Callable[[], Any] | None = None
         for nth, part in enumerate(self.parts):
@@ -215,7 +215,7 @@ class InputWait:
                 self._say(self._waited / self._took)
 
 
-class Listener(Protocol):
+class LoopListener(Protocol):
     """What a loader tells of the loop over it, as it goes on."""
 
     @property
@@ -291,7 +291,7 @@ def read_samples(
     return read
 
 
-def make_sampler(how: Source, plan: BatchPlan, data_rank: int, seed: int) -> Sampler | StreamSampler:
+def make_sampler(how: DataSource, plan: BatchPlan, data_rank: int, seed: int) -> Sampler | StreamSampler:
     """The sampler for data with an index, for a stream, or for batches that the script makes."""
     dataset = how.dataset
     if isinstance(dataset, IterableDataset):
@@ -316,7 +316,7 @@ class TrainingLoader:
         device: torch.device,
         weighing: Weighing,
         reading: Reading,
-        listener: Listener,
+        listener: LoopListener,
         waits: InputWait,
         *,
         is_several: bool,
@@ -488,7 +488,7 @@ class SecondLoader(TrainingLoader):
             return
         batches = self._batches()
         while True:
-            with kept_generators():
+            with fork_generators():
                 seed_generators("second", self.sampler.seed, self.sampler.epoch, self.sampler.position)
                 found = next(batches, None)
             if found is None:
@@ -534,7 +534,7 @@ def are_in_proportion(first: MicroBatch, second: MicroBatch, ranks: int) -> bool
     return alike and first.samples * second.total == second.samples * first.total
 
 
-def holds(content: Any, thing: Any) -> bool:
+def is_of_batch(content: Any, thing: Any) -> bool:
     """Whether this is the batch itself, or a tensor in it: the same object, not an equal one."""
     if content is thing:
         return True

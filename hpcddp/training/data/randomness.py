@@ -83,7 +83,7 @@ def seed_generators(*key: int | str) -> None:
 
 
 @contextmanager
-def kept_generators() -> Iterator[None]:
+def fork_generators() -> Iterator[None]:
     """What is drawn inside leaves the generators outside as they were."""
     states = read_states()
     try:

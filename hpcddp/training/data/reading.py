@@ -55,7 +55,7 @@ def choose_workers(dataset: Dataset[Any], cpus: int, device: torch.device) -> in
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class DataSource:
     """A data set, and how a DataLoader or the caller says that it is to be read."""
 
     dataset: Dataset[Any]
@@ -85,7 +85,7 @@ def read_how(
     collate_fn: Callable[[list[Any]], Any] | None = None,
     shuffle: bool | None = None,
     choose: Callable[[Dataset[Any]], int] = lambda _: 0,
-) -> Source:
+) -> DataSource:
     """From an existing DataLoader, or from the arguments for a data set; None: the workers that `choose` says, torch's
     collate, shuffled.
 
@@ -98,7 +98,7 @@ def read_how(
                 "rt.loader(dataset), rt.evaluation_loader(dataset, 256), or either with a DataLoader",
             )
         workers = choose(data) if num_workers is None else num_workers
-        return Source(data, None, shuffle is not False, False, Reading(workers, collate_fn))
+        return DataSource(data, None, shuffle is not False, False, Reading(workers, collate_fn))
     given = {"num_workers": num_workers, "collate_fn": collate_fn, "shuffle": shuffle}
     twice = [name for name, value in given.items() if value is not None]
     if twice:
@@ -115,7 +115,7 @@ def read_how(
         )
     size, shuffle, is_share = data.batch_size, _takes_shuffle(data), isinstance(data.sampler, DistributedSampler)
     batch_sampler: Any = data.batch_sampler if size is None else None
-    return Source(
+    return DataSource(
         data.dataset, size, shuffle, data.drop_last, _take_reading(data), is_share, size is None, batch_sampler
     )
 

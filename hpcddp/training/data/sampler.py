@@ -186,7 +186,7 @@ def describe_position(step: int, sampler: EpochPosition, places: Sequence[tuple[
     return found
 
 
-def find_place(position: dict[str, int], number: int, length: int | None, *, again: bool) -> tuple[int, int]:
+def find_pass(position: dict[str, int], number: int, length: int | None, *, again: bool) -> tuple[int, int]:
     """Where the loop over this loader, the second or a further one, continues: pass and position. `again`: at the start
     of its pass."""
     epoch, taken = position.get(f"pass_{number}", 0), position.get(f"position_{number}", 0)

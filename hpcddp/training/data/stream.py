@@ -21,7 +21,7 @@ from torch.utils.data import DataLoader, IterableDataset, default_collate, get_w
 
 from hpcddp.batchplan import BatchPlan
 from hpcddp.errors import RequestError
-from hpcddp.training.data.randomness import kept_generators, seed_generators
+from hpcddp.training.data.randomness import fork_generators, seed_generators
 from hpcddp.training.data.reading import Reading
 from hpcddp.training.data.sampler import EpochPosition, MicroBatch
 from hpcddp.training.data.weighing import Loaded
@@ -39,7 +39,7 @@ class Stream:
         self._number = 0
         if callable(set_epoch := getattr(dataset, "set_epoch", None)):
             set_epoch(epoch)
-        with kept_generators():
+        with fork_generators():
             seed_generators("stream", seed, epoch)
             self.source = iter(dataset)
         self._skip: Callable[[int], int] | None = getattr(self.source, "skip", None)
@@ -133,11 +133,11 @@ class RankSteps(IterableDataset[StepParts]):
         nth, workers = (worker.id, worker.num_workers) if worker is not None else (0, 1)
         whole = self._start.plan.global_batch
         reads = workers == 1 and next(iter(self._start.plan.pieces(self._start.data_rank))).start == 0
-        with kept_generators():
+        with fork_generators():
             stream = self._open(self._start.position)
         for step in count():
             parts: StepParts = []
-            with kept_generators():
+            with fork_generators():
                 if step % workers == nth:
                     total, parts = self._read_step(stream, self._start.position + step * whole, reads=reads)
                 else:

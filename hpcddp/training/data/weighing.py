@@ -40,7 +40,7 @@ class Weight(NamedTuple):
     each: float  # of a loss that is a sum, whatever counts in it
 
 
-class Part(NamedTuple):
+class WeighedBatch(NamedTuple):
     """One micro batch of a batch: this rank's samples of it, how much they weigh, and what they collated to."""
 
     micro: MicroBatch
@@ -48,7 +48,7 @@ class Part(NamedTuple):
     content: Any  # on the host
 
 
-def weigh(count: float, total: float | Tensor, averaged_over: int) -> Any:
+def weigh_loss(count: float, total: float | Tensor, averaged_over: int) -> Any:
     """W * n / N: the mean loss over n samples times this, averaged over W data ranks, is its part of the mean over N.
 
     It holds for any split: uneven shares, accumulation, the last partial global batch. Where gradients are summed and
@@ -81,7 +81,7 @@ class Weighing:
         self._warned = False
         self._weights: dict[tuple[int, int], Weight] = {}  # by samples of the micro batch and of its batch: few differ
 
-    def steps(self, loaded: Iterator[Loaded]) -> Iterator[list[Part]]:
+    def steps(self, loaded: Iterator[Loaded]) -> Iterator[list[WeighedBatch]]:
         """All micro batches of one global batch at a time. With `count` a collective, once per step."""
         step: list[Loaded] = []
         for one in loaded:
@@ -89,13 +89,15 @@ class Weighing:
             if not one.micro.last:
                 continue
             if self.count is None:
-                yield [Part(micro, self._weigh_samples(micro), content) for micro, content in step]
+                yield [WeighedBatch(micro, self._weigh_samples(micro), content) for micro, content in step]
             else:
                 counts = [_count_parts(self.count, part) for part in step]
                 self._counted = math.fsum(counts)
                 total = self._add_up([part.micro.slice or 0 for part in step], counts)
                 yield [
-                    Part(micro, Weight(n, weigh(n, total, self._averaged_over), float(self._averaged_over)), content)
+                    WeighedBatch(
+                        micro, Weight(n, weigh_loss(n, total, self._averaged_over), float(self._averaged_over)), content
+                    )
                     for (micro, content), n in zip(step, counts, strict=True)
                 ]
             step = []
@@ -103,7 +105,7 @@ class Weighing:
     def _weigh_samples(self, micro: MicroBatch) -> Weight:
         key = micro.samples, micro.total
         if key not in self._weights:
-            whole = weigh(micro.samples, micro.total, self._averaged_over)
+            whole = weigh_loss(micro.samples, micro.total, self._averaged_over)
             self._weights[key] = Weight(micro.samples, whole, float(self._averaged_over))
         return self._weights[key]
 

@@ -15,7 +15,7 @@ from hpcddp.cli.main import main
 from hpcddp.cli.streams import shown_bytes
 from hpcddp.runs.folder import RunFolder
 from hpcddp.runs.lock import release_run
-from hpcddp.runs.logs import LogReader, Source, find_time, merge, read_lines
+from hpcddp.runs.logs import LogFile, LogReader, find_time, merge, read_log_lines
 from hpcddp.runs.state import write_state
 from tests.conftest import PATIENCE_S
 
@@ -187,18 +187,19 @@ def test_the_end_of_a_file_is_the_end_of_all_of_it(
     path = tmp_path_factory.getbasetemp() / "log"
     path.write_bytes(b"".join(line + b"\n" for line in lines) + (b"half" if tail else b""))
     whole = [*lines, b"half"] if tail else lines
-    assert read_lines(str(path))[0] == whole
-    assert read_lines(str(path), last)[0] == whole[-last:]
-    ended, offset = read_lines(str(path), last, whole=True)
+    assert read_log_lines(str(path))[0] == whole
+    assert read_log_lines(str(path), last)[0] == whole[-last:]
+    ended, offset = read_log_lines(str(path), last, whole=True)
     assert ended == ([*lines, b""][:-1])[-last:] or tail
-    reader = LogReader(Source(str(path), "a"), offset)
+    reader = LogReader(LogFile(str(path), "a"), offset)
     assert reader.read(ended=True) == ([b"half"] if tail else [])
 
 
 @given(st.lists(st.lists(st.integers(0, 59), max_size=5), max_size=4))
 def test_a_merge_keeps_each_files_order_and_loses_no_line(seconds: list[list[int]]) -> None:
     files = [
-        (Source(str(n), "a", n), [f"2026-11-24 00:00:{s:02d} {n}".encode() for s in of]) for n, of in enumerate(seconds)
+        (LogFile(str(n), "a", n), [f"2026-11-24 00:00:{s:02d} {n}".encode() for s in of])
+        for n, of in enumerate(seconds)
     ]
     merged = list(merge(files))
     for source, lines in files:

@@ -16,7 +16,7 @@ from hpcddp.cli.main import main
 from hpcddp.ranks.frameworks import FRAMEWORK_VARIABLES
 from hpcddp.runs.folder import RunFolder, name_checkpoint
 from hpcddp.runs.lock import release_run
-from hpcddp.runs.start import Request, read_begun, set_aside
+from hpcddp.runs.start import RunRequest, read_about, set_run_aside
 from hpcddp.runs.state import write_state
 from hpcddp.runs.submitted import begin_submission, note_sweep, read_submissions
 
@@ -289,15 +289,15 @@ def test_fresh_sets_the_old_run_aside_when_the_job_is_submitted_and_not_again_wh
     found = re.search(r"--fresh (\S+)", (here / "given.sh").read_text())
     assert found is not None
     run = RunFolder("runs/a")
-    assert read_begun(run).fresh == found[1]
+    assert read_about(run).fresh == found[1]
     assert [one.job for one in read_submissions(run)] == ["4711"]
-    assert set_aside(Request(run.path, fresh=found[1]), {}) is None  # as the job asks it
+    assert set_run_aside(RunRequest(run.path, fresh=found[1]), {}) is None  # as the job asks it
 
 
 def test_a_new_run_is_begun_with_the_stamp_of_its_script(here: Path, program: Program) -> None:
     program("sbatch", SBATCH)
     assert submit("--name", "a", "--fresh", *TRAIN) == 0
-    assert f"--fresh {read_begun(RunFolder('runs/a')).fresh}" in (here / "given.sh").read_text()
+    assert f"--fresh {read_about(RunFolder('runs/a')).fresh}" in (here / "given.sh").read_text()
     assert os.listdir("runs") == ["a"]
 
 

@@ -13,8 +13,8 @@ from hpcddp.runs.compare import (
     LossDifference,
     RunRecord,
     compare_runs,
-    comparison_record,
     describe_attempt,
+    describe_comparison,
     find_causes,
     format_comparison,
 )
@@ -96,7 +96,7 @@ def test_both_zeros_are_different_bits() -> None:
 )
 def test_a_verdict_rests_on_losses_ends_and_weights(second: RunRecord, verdict: str) -> None:
     result = compare_runs(record({1: 1.0, 2: 2.0}, {2: "x"}), second)
-    assert result.verdict == comparison_record(result)["verdict"] == verdict
+    assert result.verdict == describe_comparison(result)["verdict"] == verdict
     assert result.is_same == (verdict != "different")
 
 

@@ -12,7 +12,7 @@ from hpcddp.runs.attempt import (
     choose_lines,
     describe_end,
     format_failure,
-    read_end,
+    read_log_end,
 )
 
 TRACEBACK = """\
@@ -62,10 +62,10 @@ def test_without_a_traceback_the_last_lines_are_shown_as_a_terminal_would() -> N
 def test_a_log_is_read_from_where_this_start_began_and_not_beyond_its_end(tmp_path: Path) -> None:
     log = tmp_path / "log"
     log.write_bytes(b"old\nnew \xff\n")
-    assert read_end(str(log), 4) == "new \ufffd\n"
+    assert read_log_end(str(log), 4) == "new \ufffd\n"
     log.write_bytes(b"x" * 100_000 + b"end")
-    assert len(read_end(str(log), 0)) == 16384
-    assert read_end(str(tmp_path / "none"), 0) == ""
+    assert len(read_log_end(str(log), 0)) == 16384
+    assert read_log_end(str(tmp_path / "none"), 0) == ""
 
 
 @pytest.mark.parametrize(

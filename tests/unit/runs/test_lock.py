@@ -13,14 +13,14 @@ import pytest
 
 from hpcddp.runs.folder import RunFolder, find_holder
 from hpcddp.runs.lock import (
-    Ended,
     HeldError,
     Holder,
+    HolderEnd,
     describe_process,
     find_machine,
     has_ended,
     is_held_by,
-    read_end,
+    read_holder_end,
     read_holders,
     release_run,
     start_time,
@@ -85,7 +85,7 @@ def test_how_a_holder_has_ended_is_written_where_no_room_is_left(run: RunFolder,
     release_run(run, "41", 1, "", "rank 0: OSError: [Errno 28] No space left on device — \N{SNOWMAN}" + 2000 * "x")
     ended = os.stat(path / "ended")
     assert (ended.st_ino, ended.st_size) == (room.st_ino, room.st_size)  # no byte more than it had
-    end = read_end(str(path))
+    end = read_holder_end(str(path))
     assert end is not None
     assert (end.status, end.signal) == (1, "")
     assert end.cause.startswith("rank 0: OSError: [Errno 28] No space left on device")
@@ -97,7 +97,7 @@ def test_how_a_holder_has_ended_is_written_where_no_room_is_left(run: RunFolder,
 )
 def test_what_a_holder_has_said_at_its_end_is_read(tmp_path: Path, said: str, status: int | None, by: str) -> None:
     (tmp_path / "ended").write_text(said)
-    assert read_end(str(tmp_path)) == Ended(status, by)
+    assert read_holder_end(str(tmp_path)) == HolderEnd(status, by)
 
 
 def test_a_process_of_this_machine_that_is_gone_holds_nothing(run: RunFolder, sleeper: int) -> None:

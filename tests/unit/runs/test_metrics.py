@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from hpcddp.errors import RequestError
 from hpcddp.runs.jsonfile import SchemaError
-from hpcddp.runs.metrics import LogLine, MetricsFile, MetricsReader, StepLine, check_numbers
+from hpcddp.runs.metrics import LogLine, MetricsFile, MetricsReader, StepLine, check_logged
 
 
 def step_text(step: int, **more: Any) -> bytes:
@@ -132,7 +132,7 @@ class Tensor:
 
 
 def test_logged_numbers_are_numbers_and_one_element_of_a_tensor() -> None:
-    assert check_numbers({"a": 1, "b": 2.5, "c": True, "d": Tensor(0.5)}) == {"a": 1, "b": 2.5, "c": True, "d": 0.5}
+    assert check_logged({"a": 1, "b": 2.5, "c": True, "d": Tensor(0.5)}) == {"a": 1, "b": 2.5, "c": True, "d": 0.5}
 
 
 @pytest.mark.parametrize(
@@ -147,7 +147,7 @@ def test_logged_numbers_are_numbers_and_one_element_of_a_tensor() -> None:
 )
 def test_what_is_no_number_is_refused_in_two_lines(numbers: dict[str, Any], message: str) -> None:
     with pytest.raises(RequestError) as caught:
-        check_numbers(numbers)
+        check_logged(numbers)
     lines = str(caught.value).splitlines()
     assert lines[0] == message
     assert len(lines) == 2

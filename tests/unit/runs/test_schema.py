@@ -30,7 +30,7 @@ def set_schema(path: str, number: int) -> None:
 def test_a_record_has_every_step_over_all_attempts(chain_run: RunFolder) -> None:
     record = read_run(chain_run.path)
     assert list(record.steps) == [1, 2, 3, 4]
-    assert (record.unrecorded, record.facts["ranks"]) == ([], (1,))
+    assert (record.unrecorded, record.conditions["ranks"]) == ([], (1,))
     assert read_planned_batch(chain_run) == 8
 
 

@@ -18,11 +18,11 @@ from hpcddp.runs.settings import (
     Recorded,
     check_names,
     check_unchanged,
-    compare,
+    compare_settings,
     decide,
     describe_start,
     read_list,
-    read_settings,
+    read_recorded,
     renew,
     settings_at,
     write_settings,
@@ -72,7 +72,7 @@ ROWS = [
 def test_a_difference_is_an_error_until_it_is_accepted_or_kept(
     now: dict[str, Any], said: str, accept: str, keep: str
 ) -> None:
-    found = compare(OLD, now)
+    found = compare_settings(OLD, now)
     assert [str(one) for one in found] == ([said] if said else [])
     if not said:
         assert decide(RUN, found, (), (), hints=OF_VERB) == Decision()
@@ -97,7 +97,7 @@ def test_a_difference_is_an_error_until_it_is_accepted_or_kept(
 def test_all_differences_are_in_one_error_and_its_hint_has_what_is_given_already() -> None:
     now = {**with_("optimizer", lr=0.4), "run": {**OLD["run"], "seed": 1, "owner": "bob"}}
     with pytest.raises(RequestError) as caught:
-        decide(RUN, compare(OLD, now), ["owner"], (), hints=OF_VERB)
+        decide(RUN, compare_settings(OLD, now), ["owner"], (), hints=OF_VERB)
     assert str(caught.value) == (
         "run runs/train was recorded with other settings: seed: 0 -> 1; optimizer.lr: 0.1 -> 0.4\n"
         "hint: --accept owner,seed,lr takes the new; --keep seed,lr the recorded; a run of its own: --fresh, or another"
@@ -107,7 +107,7 @@ def test_all_differences_are_in_one_error_and_its_hint_has_what_is_given_already
 
 def test_a_script_that_no_verb_has_started_is_told_what_can_be_written_in_it() -> None:
     with pytest.raises(RequestError) as caught:
-        decide(RUN, compare(OLD, with_("run", seed=1)), (), ("lr",), hints=OF_SCRIPT)
+        decide(RUN, compare_settings(OLD, with_("run", seed=1)), (), ("lr",), hints=OF_SCRIPT)
     assert caught.value.hint == (
         'hpcddp.runtime(…, accept="seed") takes the new; hpcddp.runtime(…, keep="lr,seed") the recorded; a run of its'
         " own: another run_dir"
@@ -115,7 +115,7 @@ def test_a_script_that_no_verb_has_started_is_told_what_can_be_written_in_it() -
 
 
 def test_a_changed_script_is_a_line_while_the_run_is_unfinished_and_an_error_when_it_is_finished() -> None:
-    found = compare(OLD, with_("script", **{"train.py": "zz"}))
+    found = compare_settings(OLD, with_("script", **{"train.py": "zz"}))
     assert [str(one) for one in found] == ["train.py has changed"]
     decision = decide(RUN, found, (), (), hints=OF_VERB)
     assert decision.accepted == tuple(found)
@@ -128,21 +128,23 @@ def test_a_changed_script_is_a_line_while_the_run_is_unfinished_and_an_error_whe
 
 def test_an_accepted_value_is_recorded_with_the_step_that_it_holds_from(tmp_path: Path) -> None:
     run = RunFolder(str(tmp_path))
-    assert read_settings(run) is None
+    assert read_recorded(run) is None
     recorded = renew(None, OLD, Decision(), 0)
     for step, lr in ((10, 0.2), (20, 0.3)):
         now = with_("optimizer", lr=lr)
-        recorded = renew(recorded, now, decide(run, compare(recorded.settings, now), ["lr"], (), hints=OF_VERB), step)
+        recorded = renew(
+            recorded, now, decide(run, compare_settings(recorded.settings, now), ["lr"], (), hints=OF_VERB), step
+        )
     now = with_("scheduler", gamma=0.9)
     kept = decide(
         run,
-        compare(recorded.settings, {**now, "optimizer": recorded.settings["optimizer"]}),
+        compare_settings(recorded.settings, {**now, "optimizer": recorded.settings["optimizer"]}),
         (),
         ["gamma"],
         hints=OF_VERB,
     )
     write_settings(run, renew(recorded, {**now, "optimizer": recorded.settings["optimizer"]}, kept, 30))
-    again = read_settings(run)
+    again = read_recorded(run)
     assert again is not None
     assert again.settings == with_("optimizer", lr=0.3)
     # the checkpoint of the step at which a value was accepted was written before that
@@ -155,12 +157,12 @@ def test_an_object_that_came_or_went_is_known_of_older_checkpoints() -> None:
     gone = renew(
         Recorded(OLD),
         without("scheduler"),
-        decide(RUN, compare(OLD, without("scheduler")), ["scheduler"], (), hints=OF_VERB),
+        decide(RUN, compare_settings(OLD, without("scheduler")), ["scheduler"], (), hints=OF_VERB),
         5,
     )
     assert "scheduler" not in gone.settings
     assert [("scheduler" in settings_at(gone, step)) for step in (5, 6)] == [True, False]
-    back = renew(gone, OLD, decide(RUN, compare(gone.settings, OLD), ["scheduler"], (), hints=OF_VERB), 9)
+    back = renew(gone, OLD, decide(RUN, compare_settings(gone.settings, OLD), ["scheduler"], (), hints=OF_VERB), 9)
     assert [("scheduler" in settings_at(back, step)) for step in (5, 6, 9, 10)] == [True, False, False, True]
 
 
@@ -168,7 +170,7 @@ def test_an_object_that_came_or_went_is_known_of_older_checkpoints() -> None:
 def test_a_file_that_holds_something_else_is_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / "settings.json").write_text(text)
     with pytest.raises(DamagedFileError, match=r"settings\.json"):
-        read_settings(RunFolder(str(tmp_path)))
+        read_recorded(RunFolder(str(tmp_path)))
 
 
 def test_a_name_that_no_setting_has_is_refused_with_the_nearest() -> None:

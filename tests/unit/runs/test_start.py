@@ -12,7 +12,7 @@ from hpcddp.errors import RequestError
 from hpcddp.runs.chain import note_opened
 from hpcddp.runs.folder import RunFolder
 from hpcddp.runs.lock import HeldError, read_holders, release_run
-from hpcddp.runs.start import Outlook, Request, foresee, make_stamp, read_begun, set_aside, start
+from hpcddp.runs.start import Outlook, RunRequest, foresee, make_stamp, read_about, set_run_aside, start_run
 from hpcddp.runs.state import write_state
 
 COMMAND = ("python", "train.py")
@@ -40,8 +40,8 @@ def another() -> Iterator[int]:
     os.waitpid(pid, 0)
 
 
-def begin(request: Request, attempt: str = "local-1", *, process: int = 0) -> Outlook:
-    return start(request, attempt, {}, process=process or os.getpid())
+def begin(request: RunRequest, attempt: str = "local-1", *, process: int = 0) -> Outlook:
+    return start_run(request, attempt, {}, process=process or os.getpid())
 
 
 def leave(folder: str, status: str, step: int, *, attempt: str = "local-1", saved: bool = True) -> RunFolder:
@@ -68,7 +68,7 @@ def leave(folder: str, status: str, step: int, *, attempt: str = "local-1", save
     ],
 )
 def test_a_start_does_what_is_left(folder: str, status: str, saved: bool, kind: str, line: str) -> None:
-    request = Request(folder, COMMAND)
+    request = RunRequest(folder, COMMAND)
     assert foresee(request, ask_nobody).kind == begin(request).kind == "new"
     leave(folder, status, 4, saved=saved)
     seen = foresee(request, ask_nobody)
@@ -79,14 +79,14 @@ def test_a_start_does_what_is_left(folder: str, status: str, saved: bool, kind: 
 
 
 def test_the_line_of_a_job_whose_script_opens_runs_says_how_many_are_finished(folder: str) -> None:
-    job = begin(Request(folder, COMMAND), "7.1").run
+    job = begin(RunRequest(folder, COMMAND), "7.1").run
     release_run(job, "7.1")
     os.makedirs(job.attempt("7.1").path)
     for nth, ends in enumerate(("finished", "unfinished")):
         for _ in range(2):  # each start of the script names it again
             note_opened(job.attempt("7.1"), RunFolder(f"{folder}-fold{nth}"))
         leave(f"{folder}-fold{nth}", ends, 4)
-    seen = foresee(Request(folder, COMMAND), ask_nobody)
+    seen = foresee(RunRequest(folder, COMMAND), ask_nobody)
     assert str(seen).endswith("train: its script begins again; 1 of its 2 runs are finished")
 
 
@@ -94,8 +94,8 @@ def test_fresh_sets_no_folder_aside_that_hpcddp_did_not_begin(folder: str) -> No
     for name in ("checkpoints/step-00000004", "attempts/1"):
         os.makedirs(os.path.join(folder, name))
     with pytest.raises(RequestError, match=r"--fresh would set .*train aside, and hpcddp has begun no run in it: "):
-        begin(Request(folder, COMMAND, fresh="1"))
-    assert set_aside(Request(folder, COMMAND, fresh="1"), {}) is None
+        begin(RunRequest(folder, COMMAND, fresh="1"))
+    assert set_run_aside(RunRequest(folder, COMMAND, fresh="1"), {}) is None
     assert os.listdir(os.path.dirname(folder)) == ["train"]
 
 
@@ -103,28 +103,28 @@ def test_fresh_sets_no_folder_aside_that_hpcddp_did_not_begin(folder: str) -> No
 def test_fresh_does_not_set_the_folder_aside_that_the_job_works_in(
     folder: str, monkeypatch: pytest.MonkeyPatch, run_dir: str
 ) -> None:
-    begin(Request(folder, COMMAND))
+    begin(RunRequest(folder, COMMAND))
     leave(folder, "unfinished", 4)
     os.makedirs(os.path.join(folder, "src"))
     monkeypatch.chdir(os.path.join(folder, "src") if run_dir == ".." else folder)
     with pytest.raises(RequestError, match=r"aside, and the job works in that folder\nhint: .*--name"):
-        begin(Request(os.path.join(os.getcwd(), run_dir), COMMAND, fresh="1"), "local-2")
+        begin(RunRequest(os.path.join(os.getcwd(), run_dir), COMMAND, fresh="1"), "local-2")
 
 
 def test_foreseeing_a_start_writes_nothing(folder: str) -> None:
-    foresee(Request(folder, COMMAND, make_stamp()), ask_nobody)
+    foresee(RunRequest(folder, COMMAND, make_stamp()), ask_nobody)
     assert not os.path.exists(os.path.dirname(folder))
 
 
 def test_fresh_acts_once(folder: str) -> None:
-    begin(Request(folder, COMMAND))
+    begin(RunRequest(folder, COMMAND))
     leave(folder, "unfinished", 4)
-    request = Request(folder, COMMAND, fresh="20261126T0255-1a2b")
+    request = RunRequest(folder, COMMAND, fresh="20261126T0255-1a2b")
     seen = foresee(request, ask_nobody)
     assert (seen.kind, seen.old) == ("set aside", RunFolder(f"{folder}.old1"))
     assert str(seen).endswith("train: new, as --fresh asks; the old one is " + f"{folder}.old1")
     assert begin(request, "local-2").old == RunFolder(f"{folder}.old1")
-    assert read_begun(RunFolder(folder)).fresh == request.fresh
+    assert read_about(RunFolder(folder)).fresh == request.fresh
     leave(folder, "unfinished", 2, attempt="local-2")
     assert begin(request, "local-3").kind == "resumes"  # a requeue, a chain's next job, a restart
     leave(folder, "unfinished", 3, attempt="local-3")
@@ -133,71 +133,73 @@ def test_fresh_acts_once(folder: str) -> None:
 
 
 def test_what_was_set_aside_is_as_it_was(folder: str) -> None:
-    begin(Request(folder, COMMAND))
+    begin(RunRequest(folder, COMMAND))
     leave(folder, "finished", 4)
-    old = begin(Request(folder, COMMAND, fresh="1"), "local-2").old
+    old = begin(RunRequest(folder, COMMAND, fresh="1"), "local-2").old
     assert old is not None
     assert [one.attempt for one in read_holders(old)] == ["local-1"]
     assert [one.attempt for one in read_holders(RunFolder(folder))] == ["local-2"]
 
 
 def test_a_folder_that_is_held_is_never_set_aside(folder: str, another: int) -> None:
-    begin(Request(folder, COMMAND), process=another)
-    for act in (lambda one: begin(one, "local-2"), lambda one: set_aside(one, {})):
+    begin(RunRequest(folder, COMMAND), process=another)
+    for act in (lambda one: begin(one, "local-2"), lambda one: set_run_aside(one, {})):
         with pytest.raises(HeldError, match=f"process {another}"):
-            act(Request(folder, COMMAND, fresh="1"))
+            act(RunRequest(folder, COMMAND, fresh="1"))
     assert os.listdir(os.path.dirname(folder)) == ["train"]
 
 
 def test_what_submit_sets_aside_its_job_does_not(folder: str) -> None:
-    request = Request(folder, COMMAND, fresh="1")
-    assert set_aside(request, {}) is None
-    begin(Request(folder, COMMAND))
+    request = RunRequest(folder, COMMAND, fresh="1")
+    assert set_run_aside(request, {}) is None
+    begin(RunRequest(folder, COMMAND))
     leave(folder, "unfinished", 4)
-    assert set_aside(request, {}) == RunFolder(f"{folder}.old1")
-    assert set_aside(request, {}) is None
+    assert set_run_aside(request, {}) == RunFolder(f"{folder}.old1")
+    assert set_run_aside(request, {}) is None
     seen = begin(request, "local-2")
     assert (seen.kind, seen.old) == ("new", None)
 
 
 def test_one_attempt_at_a_time_holds_a_run(folder: str, another: int) -> None:
-    begin(Request(folder, COMMAND), process=another)
-    holder = foresee(Request(folder, COMMAND), ask_nobody).holder
+    begin(RunRequest(folder, COMMAND), process=another)
+    holder = foresee(RunRequest(folder, COMMAND), ask_nobody).holder
     assert holder is not None
     assert holder.process == another
     with pytest.raises(HeldError, match="in use by attempt local-1"):
-        begin(Request(folder, COMMAND), "local-2")
+        begin(RunRequest(folder, COMMAND), "local-2")
 
 
 def test_each_index_of_an_array_is_a_run(folder: str) -> None:
     env = {"SLURM_JOB_ID": "12", "SLURM_ARRAY_JOB_ID": "11", "SLURM_ARRAY_TASK_ID": "7"}
-    assert start(Request(folder), "11_7", env, process=os.getpid(), numbered=True).run == RunFolder(f"{folder}.7")
+    assert start_run(RunRequest(folder), "11_7", env, process=os.getpid(), numbered=True).run == RunFolder(
+        f"{folder}.7"
+    )
 
 
 def test_resume_names_a_run_that_is_there(folder: str) -> None:
     with pytest.raises(RequestError, match="there is no such run"):
-        begin(Request(folder, COMMAND, takes_words=True))
-    begin(Request(folder, COMMAND))
+        begin(RunRequest(folder, COMMAND, takes_words=True))
+    begin(RunRequest(folder, COMMAND))
     leave(folder, "unfinished", 4)
-    assert begin(Request(folder, ("other",), takes_words=True), "local-2").kind == "resumes"
+    assert begin(RunRequest(folder, ("other",), takes_words=True), "local-2").kind == "resumes"
     with pytest.raises(RequestError, match="--fresh begins a new run"):
-        begin(Request(folder, COMMAND, fresh="1", takes_words=True))
+        begin(RunRequest(folder, COMMAND, fresh="1", takes_words=True))
 
 
 def test_a_new_run_names_an_unfinished_one_of_the_same_script_beside_it(folder: str) -> None:
-    begin(Request(f"{folder}-lr0.1", (*COMMAND, "--lr", "0.1")))
+    begin(RunRequest(f"{folder}-lr0.1", (*COMMAND, "--lr", "0.1")))
     leave(f"{folder}-lr0.1", "unfinished", 4)
-    begin(Request(f"{folder}-other", ("python", "other.py")))
+    begin(RunRequest(f"{folder}-other", ("python", "other.py")))
     leave(f"{folder}-other", "unfinished", 4)
-    for seen in (foresee(Request(folder, COMMAND), ask_nobody), begin(Request(folder, COMMAND))):
+    for seen in (foresee(RunRequest(folder, COMMAND), ask_nobody), begin(RunRequest(folder, COMMAND))):
         assert f"train-lr0.1 is unfinished; to resume it: --resume {folder}-lr0.1" in str(seen)
-    assert foresee(Request(folder, COMMAND), ask_nobody).beside is None
+    assert foresee(RunRequest(folder, COMMAND), ask_nobody).unfinished is None
 
 
 def test_a_run_of_another_command_is_no_reason_to_search(folder: str) -> None:
-    begin(Request(folder, COMMAND))
+    begin(RunRequest(folder, COMMAND))
     leave(folder, "unfinished", 4)
-    assert begin(Request(folder, (*COMMAND, "--lr", "1")), "local-2").kind == "resumes"
+    assert begin(RunRequest(folder, (*COMMAND, "--lr", "1")), "local-2").kind == "resumes"
 
 
 def start_at_once(folders: list[str], fresh: str = "") -> list[str]:
@@ -209,7 +211,7 @@ def start_at_once(folders: list[str], fresh: str = "") -> list[str]:
         if pid == 0:
             os.read(go[0], 1)
             try:
-                answer = begin(Request(folder, ("python", "train.py", str(number)), fresh), f"local-{number}").kind
+                answer = begin(RunRequest(folder, ("python", "train.py", str(number)), fresh), f"local-{number}").kind
             except HeldError:
                 answer = "held"
             except BaseException as error:
@@ -253,7 +255,7 @@ def test_of_one_command_that_is_started_six_times_at_once_one_holds_the_run(tmp_
 def test_of_six_that_set_one_folder_aside_at_once_one_does(tmp_path: Path, times: int) -> None:
     for nth in range(times):
         folder = str(tmp_path / f"{nth}/train")
-        begin(Request(folder, COMMAND))
+        begin(RunRequest(folder, COMMAND))
         leave(folder, "unfinished", 4)
         assert start_at_once([folder] * 6, fresh="1").count("held") == 5
         assert sorted(os.listdir(tmp_path / str(nth))) == ["train", "train.old1"]

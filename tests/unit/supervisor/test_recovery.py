@@ -16,7 +16,7 @@ import pytest
 
 from hpcddp.runs.chain import is_unfinished, note_opened
 from hpcddp.runs.folder import AttemptFolder, RunFolder, find_holder
-from hpcddp.runs.lock import Ended, read_end
+from hpcddp.runs.lock import HolderEnd, read_holder_end
 from hpcddp.runs.state import State, read_state, replace_state
 from hpcddp.schedulers.registry import CurrentJob
 from hpcddp.supervisor.events import ERROR, GONE, KILLED, SILENT, STUCK, UNHEARD, UNKNOWN, Event
@@ -357,7 +357,7 @@ def test_where_the_next_attempt_cannot_be_written_the_run_stays_unfinished_and_a
     assert is_unfinished(state, cluster.attempt.name)
     _, holder = find_holder(cluster.attempt.run)
     assert holder is not None
-    assert read_end(holder) == Ended()
+    assert read_holder_end(holder) == HolderEnd()
 
 
 def test_a_run_that_another_job_has_taken_is_not_started_again(cluster: Cluster):

@@ -93,7 +93,7 @@ class Listening:
         for content in self._loader:
             batch = self._ear.now
             parts = batch.contents() if batch.is_several else [(batch.parts[0], content)]
-            for (micro, weight), (x, y) in parts:
+            for (micro, weight, _), (x, y) in parts:
                 yield Heard(x, y, weight, micro.samples, micro.total, micro.last, micro)
 
 

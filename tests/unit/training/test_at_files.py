@@ -34,7 +34,7 @@ def noted(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
 
 
 def write(folder: Path) -> Path:
-    partial = files.begin(folder, 3)
+    partial = files.begin_checkpoint(folder, 3)
     assert partial is not None
     return files.commit(partial, {"state.pt": files.write_state_file(partial, {"step": 3})}, {})
 
@@ -63,7 +63,7 @@ def test_a_checkpoint_in_parts_is_written_and_read(tmp_path: Path, noted: list[b
 
 
 def test_a_model_and_the_probe_of_the_disk_are_written(tmp_path: Path, noted: list[bool]):
-    alone: Any = SimpleNamespace(is_first=True, world_size=1)
+    alone: Any = SimpleNamespace(is_first=True, world_size=1, device=torch.device("cpu"))
     whole_model.write_whole(torch.nn.Linear(2, 1), tmp_path / "model.pt", alone)
     checkpointer.time_probe(tmp_path / "probe")
     assert noted == [True, True]

@@ -19,16 +19,16 @@ from hpcddp.errors import LaunchError, RequestError
 from hpcddp.runs.folder import RunFolder
 from hpcddp.runs.lock import HeldError, check_not_taken, describe_process, take_run
 from hpcddp.training.checkpoint import files, resume
-from hpcddp.training.checkpoint.checkpointer import Writer
+from hpcddp.training.checkpoint.checkpointer import CheckpointWriter
 from hpcddp.training.checkpoint.files import (
     STATE,
-    begin,
+    begin_checkpoint,
     commit,
     describe_file,
     find_fault,
     list_checkpoint_folders,
     read_checkpoint,
-    set_aside,
+    set_checkpoint_aside,
     write_state_file,
 )
 from hpcddp.training.checkpoint.resume import choose_newest
@@ -57,7 +57,7 @@ class Numbers:
 def _write(folder: Path, step: int, *, numbers: int | None = None, keep: int = 10) -> Path:
     """A checkpoint as a run of one rank writes it."""
     tracked = Tracked({"numbers": Numbers(step if numbers is None else numbers)})
-    Writer(ALONE, folder, None, keep).save(tracked, {"step": step, "seed": 3}, {})
+    CheckpointWriter(ALONE, folder, None, keep).save(tracked, {"step": step, "seed": 3}, {})
     return folder / f"step-{step:08d}"
 
 
@@ -75,7 +75,7 @@ def test_an_attempt_that_loses_its_run_while_it_writes_publishes_nothing(tmp_pat
     mine, other = (describe_process(name, os.getpid(), {}, ()) for name in ("7.1", "7.2"))
     take_run(run, mine, lambda _scheduler, _job: None)
     folder = Path(run.checkpoints)
-    writer = Writer(ALONE, folder, None, 2, lambda: check_not_taken(run, "7.1"))
+    writer = CheckpointWriter(ALONE, folder, None, 2, lambda: check_not_taken(run, "7.1"))
     writer.save(Tracked({"numbers": Numbers(3)}), {"step": 3, "seed": 3}, {})
     take_run(run, other, lambda _scheduler, _job: None, "7.1")
     with pytest.raises(HeldError, match=r"from attempt 7\.1, which writes no more"):
@@ -228,7 +228,7 @@ def test_the_folder_of_a_step_is_never_written_twice(tmp_path: Path) -> None:
     before = (path / "state.pt").stat().st_ino
     _write(tmp_path, 1, numbers=2)
     assert (path / "state.pt").stat().st_ino == before
-    set_aside(path)
+    set_checkpoint_aside(path)
     assert choose_newest(ALONE, tmp_path, "") is None
 
 
@@ -239,7 +239,7 @@ def test_only_the_newest_are_kept(tmp_path: Path) -> None:
 
 
 def test_a_checkpoint_with_code_in_it_is_not_unpickled(tmp_path: Path) -> None:
-    partial = begin(tmp_path, 1)
+    partial = begin_checkpoint(tmp_path, 1)
     path = commit(partial, {STATE: write_state_file(partial, {"bad": print})}, {**ABOUT, "step": 1})
     with pytest.raises(RequestError, match="more than tensors"):
         read_checkpoint(path)

@@ -25,7 +25,7 @@ from hpcddp.training.data.loader import (
 from hpcddp.training.data.randomness import WorkerStart
 from hpcddp.training.data.reading import Reading, choose_workers, read_how
 from hpcddp.training.data.sampler import GlobalBatchSampler, MicroBatch
-from hpcddp.training.data.weighing import Part, Weighing, Weight
+from hpcddp.training.data.weighing import WeighedBatch, Weighing, Weight
 from hpcddp.training.parallel.layout import plan_layout
 from hpcddp.training.remarks import describe_starving
 from hpcddp.training.rendezvous.group import Group
@@ -115,7 +115,7 @@ AHEAD = ["copy 0", "copy 1", "use 0", "copy 2", "use 1", "copy 3", "use 2", "use
 def _batch(contents: list[Any], copies: Any) -> Batch:
     count = len(contents)
     micros = [MicroBatch(n, 1, count, n, n == count - 1) for n in range(count)]
-    parts = [Part(micro, Weight(micro.nth, 1.0, 1.0), one) for micro, one in zip(micros, contents, strict=True)]
+    parts = [WeighedBatch(micro, Weight(micro.nth, 1.0, 1.0), one) for micro, one in zip(micros, contents, strict=True)]
     return Batch(parts, copies, is_several=True)
 
 

@@ -22,12 +22,12 @@ import torch
 import hpcddp.integrations
 import hpcddp.integrations.saved as saved_by_frameworks
 from hpcddp.errors import LaunchError, RequestError
-from hpcddp.integrations.hf_trainer import Hooks
+from hpcddp.integrations.hf_trainer import TransformersHooks
 from hpcddp.integrations.lightning_trainer import find_loss, name_random_state, restore_random_state
 from hpcddp.integrations.plain_loop import open_loop
-from hpcddp.integrations.run import SeenOptimizers, check_all_ranks
-from hpcddp.integrations.saved import Saved, check_world, complete, find_newest
-from hpcddp.integrations.saved import begin as begin_checkpoint
+from hpcddp.integrations.run import SteppingOptimizers, check_all_ranks
+from hpcddp.integrations.saved import FrameworkCheckpoint, check_world, complete_checkpoint, find_newest
+from hpcddp.integrations.saved import make_partial as begin_checkpoint
 from hpcddp.runs.chain import Link, decide_start
 from hpcddp.runs.folder import RunFolder, list_checkpoints
 from hpcddp.runs.jsonfile import read_object, write_object
@@ -141,7 +141,7 @@ def test_the_deadline_stops_and_says_so(alone: Callable[..., Any], tmp_path: Pat
 
 
 def test_a_deadline_counts_with_a_save_of_the_bytes_that_were_stepped_on(tmp_path: Path) -> None:
-    seen = SeenOptimizers()
+    seen = SteppingOptimizers()
     parameter = torch.nn.Parameter(torch.ones(1000))
     optimizer = torch.optim.SGD([parameter], lr=0.1, momentum=0.9)
     parameter.grad = torch.ones(1000)
@@ -157,7 +157,7 @@ def test_a_trainer_that_stops_where_an_evaluation_is_due_leaves_it_out_and_says_
     run: Any = SimpleNamespace(count_step=lambda *_: True, save_began=bool, say=said.append)
     for due in (False, True):
         control = SimpleNamespace(should_save=False, should_training_stop=False, should_evaluate=due)
-        Hooks(run).on_step_end(None, SimpleNamespace(global_step=6, epoch=1.5, max_steps=12), control)
+        TransformersHooks(run).on_step_end(None, SimpleNamespace(global_step=6, epoch=1.5, max_steps=12), control)
         assert (control.should_save, control.should_training_stop, control.should_evaluate) == (True, True, False)
     assert said == ["the evaluation at step 6 is left out: no time is left for it"]
 
@@ -166,7 +166,7 @@ def test_step_speed_and_loss_are_recorded_as_a_trainer_logs_them(alone: Callable
     attempt = RunFolder(str(tmp_path / "run")).attempt("a")
     curve = LossCurve()
     with alone(global_batch=8) as opened:
-        hooks, control = Hooks(opened._run), SimpleNamespace(should_save=False)
+        hooks, control = TransformersHooks(opened._run), SimpleNamespace(should_save=False)
         hooks.on_train_begin(None, SimpleNamespace(max_steps=40), control)
         for step in range(1, 31):
             hooks.on_step_end(None, SimpleNamespace(global_step=step, max_steps=40, epoch=step / 20), control)
@@ -213,7 +213,7 @@ def test_a_rank_that_saves_is_at_work_whoever_writes(alone: Callable[..., Any], 
         for step in range(1, 8):
             loop.after_step(step, save_and_ask)
         run = loop._run
-        framework = Hooks(run)
+        framework = TransformersHooks(run)
         assert not is_at_files()
         framework.on_epoch_end(None, None, SimpleNamespace(should_save=True))
         assert is_at_files()
@@ -289,7 +289,7 @@ def test_a_frameworks_folder_that_another_run_has_written_over_is_not_used(
     for run in runs:
         (shared / "weights").write_text(run.path[-3:])
         begin_checkpoint(run.attempt("a"), 4)
-        complete(run.attempt("a"), 4, 2, facts)
+        complete_checkpoint(run.attempt("a"), 4, 2, facts)
     with pytest.raises(RequestError, match="the run has no other one to resume from"):
         find_newest(runs[0], "F")
     assert f"{shared} was written over by another run" in capsys.readouterr().err
@@ -364,7 +364,7 @@ def test_another_batch_is_refused_until_it_is_accepted_and_cannot_be_kept(
 
 
 def test_another_number_of_ranks_is_refused_unless_a_step_has_as_many_samples() -> None:
-    two = Saved(path="x", step=4, epoch=0, world_size=2, global_batch=8, seconds=1.0)
+    two = FrameworkCheckpoint(path="x", step=4, epoch=0, world_size=2, global_batch=8, seconds=1.0)
     assert check_world(two, 2, 8) is None
     assert check_world(two._replace(global_batch=None), 2, None) is None
     line = check_world(two, 1, 8)

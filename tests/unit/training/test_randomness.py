@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset, TensorDataset
 
 from hpcddp.training.data import randomness
-from hpcddp.training.data.randomness import SeededSamples, kept_generators, seed_generators
+from hpcddp.training.data.randomness import SeededSamples, fork_generators, seed_generators
 
 SEED = 3
 DRAWS: dict[str, Callable[[], Any]] = {
@@ -46,7 +46,7 @@ class Programs(Dataset):
 
 def _alone(data: Programs, epoch: int, index: int) -> list[Any]:
     """The sample by the definition: right after the generators were seeded from its key."""
-    with kept_generators():
+    with fork_generators():
         seed_generators("sample", SEED, epoch, index)
         return data[index]
 
@@ -162,7 +162,7 @@ def test_states_can_be_put_back(first: list[str], then: list[str]) -> None:
     for name in first:
         DRAWS[name]()
     expected = _states()
-    with kept_generators():
+    with fork_generators():
         for name in then:
             DRAWS[name]()
     assert _states() == expected
@@ -172,13 +172,13 @@ def test_a_state_that_keeps_a_normal_number_is_none_that_keeps_none() -> None:
     np.random.seed(5)
     DRAWS[NORMAL]()
     keeps_one = _states()
-    with kept_generators():
+    with fork_generators():
         DRAWS[NORMAL]()
-        with kept_generators():  # reads the state that keeps none
+        with fork_generators():  # reads the state that keeps none
             DRAWS[NORMAL]()
         np.random.seed(5)
         DRAWS[NORMAL]()
-        with kept_generators():
+        with fork_generators():
             DRAWS["numpy"]()
         assert _states() == keeps_one
     assert _states() == keeps_one
