@@ -22,7 +22,7 @@ from hpcddp.checks.node import MARK, Gpu, Node, Process, look_at_node, reach, ta
 from hpcddp.errors import HpcddpError, LaunchError
 from hpcddp.ranks.launch import Launch
 from hpcddp.ranks.network import look_around, settle_interface
-from hpcddp.ranks.reach import own_address
+from hpcddp.ranks.reach import find_local_address
 from hpcddp.ranks.rendezvous import LOWEST, ephemeral_range, port_candidates
 from hpcddp.record import TYPE_CHECKING
 
@@ -159,7 +159,7 @@ class CheckedProcess:
     def _find_interface_error(self, on_gpu: bool) -> str:
         """Why the network that the ranks are to use is none of this host's."""
         try:
-            own_address(self._env, self._host)
+            find_local_address(self._env, self._host)
             peer = self.process.master if self.process.master not in {"", self._host} else None
             settle_interface(self._env, "nccl" if on_gpu else "gloo", look_around(self._host, peer, self._env))
         except LaunchError as error:
@@ -201,7 +201,7 @@ class CheckedProcess:
                 why = f"rank 0's port {one} cannot be listened on: {(error.strerror or str(error)).lower()}"
                 continue
             with suppress(LaunchError):
-                return {"address": own_address(self._env, self._host), "port": one}
+                return {"address": find_local_address(self._env, self._host), "port": one}
             return {"address": self._host, "port": one}
         return {"error": why}
 

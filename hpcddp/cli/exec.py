@@ -251,7 +251,7 @@ def _ask_run_folder(launch: Launch, hostname: str) -> Rendezvous | None:
     PMI and MPI would wait for a `finalize` that nobody sends. None without a run folder or a key for the launch.
     """
     from hpcddp.ranks import sharedfile
-    from hpcddp.ranks.reach import own_address
+    from hpcddp.ranks.reach import find_local_address
     from hpcddp.ranks.rendezvous import Rendezvous, ephemeral_range, port_candidates
     from hpcddp.runs.state import check_run_folder
 
@@ -263,7 +263,7 @@ def _ask_run_folder(launch: Launch, hostname: str) -> Rendezvous | None:
     folder = RunFolder(run_dir).rendezvous
     if info.rank == 0:
         check_run_folder(RunFolder(run_dir))
-        address = "127.0.0.1" if info.local_world_size == info.world_size else own_address(launch.env, hostname)
+        address = "127.0.0.1" if info.local_world_size == info.world_size else find_local_address(launch.env, hostname)
         # In order: the next launch of the same attempt gets the same port, so that an old file misleads nobody.
         port = next((port for port in ports if _is_free(port)), ports[0])
         sharedfile.publish_address(folder, key, address, port)

@@ -160,8 +160,8 @@ def _end_here(one: _Live, *, now: bool, waits: bool) -> list[str]:
     kills = f"hpcddp cancel {call_run(one.run)} --now kills it"
     if found.state == "unknown":
         path = "" if now else _write_request(one)
-        asked = f"; it was asked to save and stop, through {path}" if path else ""
-        return [f"{job.id}: {found.reason}{asked}"]
+        more = f"; it was asked to save and stop, through {path}" if path else ""
+        return [f"{job.id}: {found.reason}{more}"]
     if job.submission is not None:
         was_there = end_job(job.submission, kill=now)
     else:

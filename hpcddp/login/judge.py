@@ -245,7 +245,7 @@ def _judge_ended(base: RunStatus, one: OnDisk, found: Sequence[JobFound]) -> Run
     if one.left:
         return base._replace(state="unfinished", why=one.left)
     if one.holder is None and one.state is None:
-        return _judge_unbegun(base, one, job)
+        return _judge_waiting(base, one, job)
     end = _describe_end(one, job)
     state = None if one.state is None else correct_killed(one.run, one.state, lambda: False)
     word, why = (end.state, end.why) if state is None else _judge_state(one, state, end)
@@ -303,7 +303,7 @@ def _judge_state(one: OnDisk, state: State, end: _End) -> tuple[str, str]:
     return "failed" if has_failed else "unfinished", "; ".join(filter(None, [why, saved])) if why else state.reason
 
 
-def _judge_unbegun(base: RunStatus, one: OnDisk, job: JobFound | None) -> RunStatus:
+def _judge_waiting(base: RunStatus, one: OnDisk, job: JobFound | None) -> RunStatus:
     """No job has ever held the run."""
     if not one.submissions and not one.jobs:
         return base._replace(state="unknown", why="no job of this run is known")
@@ -311,10 +311,10 @@ def _judge_unbegun(base: RunStatus, one: OnDisk, job: JobFound | None) -> RunSta
     base = base._replace(job=queued.job if queued is not None else str(one.jobs[0].id))
     supervised = queued is None or queued.supervised
     if job is not None:
-        has_begun = supervised and job.state != "cancelled"
-        early = "it ended before its ranks were started: its output says why" if has_begun else ""
-        log = queued.output if queued is not None and has_begun else ""
-        state = "ended" if has_begun and job.state == "finished" else job.state  # that is for the ranks to say
+        has_started = supervised and job.state != "cancelled"
+        early = "it ended before its ranks were started: its output says why" if has_started else ""
+        log = queued.output if queued is not None and has_started else ""
+        state = "ended" if has_started and job.state == "finished" else job.state  # that is for the ranks to say
         return base._replace(state=state, why=job.reason or early, exit_status=job.status, log=log)
     if not supervised:
         return base._replace(state="ended", why="supervise: false leaves no word of how")

@@ -24,7 +24,7 @@ _NOTHING: Mapping[str, HolderEnd | None] = {}
 
 class RunJob(Record):
     """A job that may write the run. `scheduler`: "" of a process without one. `holder`: its last hold of the run; None:
-    it has not begun. `holds`: that hold is not known to be over. `is_alive`: whether its process is seen on this
+    it has not holders. `holds`: that hold is not known to be over. `is_alive`: whether its process is seen on this
     machine; None: it cannot be seen. `before`: of a chain's job, the one that has queued it."""
 
     scheduler: str
@@ -140,14 +140,14 @@ def _list_jobs(
 ) -> list[RunJob]:
     """Every job that may write the run, each once, the one that held it last first. Those that have held it and are
     over for good are left out: of a run that is done, and where the job that was to follow has begun."""
-    begun: dict[str, RunJob] = {}  # by the job's part of its attempts' names
+    holders: dict[str, RunJob] = {}  # by the job's part of its attempts' names
     for path, holder in held:
         name = job_of(holder.attempt)
         is_last = path == held[-1][0]
         alive = _is_alive(holder) if is_last else False
         holds = is_last and alive is not False and read_holder_end(path) is None
-        begun.pop(name, None)
-        begun[name] = RunJob(holder.scheduler, holder.id, holder, holds, alive)
+        holders.pop(name, None)
+        holders[name] = RunJob(holder.scheduler, holder.id, holder, holds, alive)
     waiting = {
         one.job: RunJob(one.scheduler, parse_id(one.job), submission=one) for one in submissions if not one.array
     }
@@ -155,17 +155,17 @@ def _list_jobs(
     followed = set[str]()
     for attempt in attempts:
         if follows := read_first_line(attempt.next):
-            before = begun.get(job_of(attempt.name))
+            before = holders.get(job_of(attempt.name))
             job = RunJob(before.scheduler if before else "", parse_id(follows), before=str(before.id) if before else "")
             waiting.setdefault(follows, job)
-            if any(one.id.is_same(job.id) for one in begun.values()):
+            if any(one.id.is_same(job.id) for one in holders.values()):
                 followed.add(job_of(attempt.name))
     jobs = []
-    for name, one in reversed(begun.items()):
+    for name, one in reversed(holders.items()):
         submitted = next((job.submission for job in waiting.values() if one.id.is_same(job.id)), None)
         if one.holds or not (is_done or name in followed):
             jobs.append(one._replace(submission=submitted))
-    left = [one for one in waiting.values() if not any(other.id.is_same(one.id) for other in begun.values())]
+    left = [one for one in waiting.values() if not any(other.id.is_same(one.id) for other in holders.values())]
     # an array's own folder is held by none of its jobs
     left += [RunJob(one.scheduler, parse_id(one.job), submission=one) for one in submissions if one.array]
     return jobs + [one for one in left if one.scheduler]
@@ -182,8 +182,8 @@ def _read_links(attempts: Iterable[AttemptFolder]) -> tuple[int, int]:
     links = (0, 0)
     for attempt in attempts:
         with suppress(HpcddpError):
-            begun = read_record(attempt.chain, Turn)
-            links = links if begun is None else max(links, (begun.turn, begun.of))
+            turn = read_record(attempt.chain, Turn)
+            links = links if turn is None else max(links, (turn.turn, turn.of))
     return links
 
 

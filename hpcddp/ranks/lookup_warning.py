@@ -19,7 +19,7 @@ def drop_lookup_warning(text: bytes) -> bytes:
 
 
 def split_output(text: bytes) -> tuple[bytes, bytes]:
-    """What of a stream may be printed now, and the begun line that is kept until it is known not to be the warning."""
-    lines, end, begun = text.rpartition(b"\n")
+    """What of a stream may be printed now, and the line without an end that may still become the warning."""
+    lines, end, rest = text.rpartition(b"\n")
     ready = drop_lookup_warning(lines + end)
-    return (ready, begun) if begun.startswith(b"[") else (ready + begun, b"")
+    return (ready, rest) if rest.startswith(b"[") else (ready + rest, b"")

@@ -33,7 +33,7 @@ def reached_as(host: str, env: Mapping[str, str]) -> str:
     return host if named or dot + domain == suffix else first + suffix
 
 
-def own_address(env: Mapping[str, str], hostname: str) -> str:
+def find_local_address(env: Mapping[str, str], hostname: str) -> str:
     """What other hosts are to call this one: its address on the recipe's interface, else its name on that network.
 
     LaunchError if HPCDDP_INTERFACE is none of this host's interfaces, or has no address.
@@ -60,7 +60,7 @@ def list_addresses(env: Mapping[str, str], hostname: str) -> tuple[str, ...]:
     from hpcddp.ranks.interfaces import list_interfaces
 
     try:
-        found = [own_address(env, hostname)]
+        found = [find_local_address(env, hostname)]
     except LaunchError:
         found = []
     found += [one.address for one in list_interfaces() if one.is_up and one.is_global]

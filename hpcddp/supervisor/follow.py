@@ -99,7 +99,7 @@ def find_end(job: CurrentJob, env: Mapping[str, str], walltime_s: int | None, *,
     if at is not None:
         end = End(at, f"as {row.variables.end} says")
     elif job.id and (found := ask_about(job.scheduler, job.id, env)) is not None:
-        end = End(found.runs_until, _name_asked(row.commands))
+        end = End(found.runs_until, _name_source(row.commands))
     else:
         end = End(None, "")
     # `hpcddp launch` without a walltime asks for what is left of the allocation, which is no end of its own.
@@ -150,19 +150,19 @@ class MovingEnd:
         self._commands = find_scheduler(job.scheduler).commands
         begins = clock() + _ASK_AGAIN_S if job.id and end.at is not None else float("inf")
         question = partial(ask_about, job.scheduler, job.id, env)
-        self._asked = Repeated(question, _ASK_AGAIN_S, begins, clock)
+        self._repeated = Repeated(question, _ASK_AGAIN_S, begins, clock)
 
     def look(self) -> bool:
         """Whether it is another one than it was said to be. Does not wait for the scheduler."""
-        found = self._asked.look()
+        found = self._repeated.look()
         now_at = found.runs_until if found is not None else None
         if now_at is None or self.end.at is None or abs(now_at - self.end.at) <= _SAME_S:
             return False
-        self.end = End(now_at, _name_asked(self._commands))
+        self.end = End(now_at, _name_source(self._commands))
         return True
 
 
-def _name_asked(commands: Commands) -> str:
+def _name_source(commands: Commands) -> str:
     """The source of an end: the command that is asked for it."""
     return f"as {(commands.state or commands.jobs)[0]} says"
 
@@ -173,11 +173,11 @@ class StopRequest:
 
     def __init__(self, attempt: AttemptFolder, clock: Callable[[], float] = time.monotonic) -> None:
         self._path = attempt.run.stop_request(job_of(attempt.name))
-        self._asked = Repeated(self._take, LOOK_S, clock(), clock)
+        self._repeated = Repeated(self._take, LOOK_S, clock(), clock)
 
     def look(self) -> None:
         """Send this process a SIGTERM if somebody has asked; each request counts once."""
-        self._asked.look()
+        self._repeated.look()
 
     def _take(self) -> None:
         if os.path.exists(self._path):

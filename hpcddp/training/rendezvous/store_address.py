@@ -17,7 +17,7 @@ from hpcddp.ranks.interfaces import address_toward
 from hpcddp.ranks.launch import Launch
 from hpcddp.ranks.launcher import RankInfo
 from hpcddp.ranks.launchers import LAUNCHERS
-from hpcddp.ranks.reach import INTERFACE, own_address, reached_as, require_resolved
+from hpcddp.ranks.reach import INTERFACE, find_local_address, reached_as, require_resolved
 from hpcddp.ranks.rendezvous import is_enough, port_candidates
 from hpcddp.runs.folder import RunFolder
 from hpcddp.runs.state import check_run_folder
@@ -122,7 +122,7 @@ def _over_file(env: Mapping[str, str], run: RunFolder, key: str, info: RankInfo,
     listener = listen()
     # The hosts that will read the file are not known here, so that it gets the name by which they know this one.
     alone = info.local_world_size == info.world_size
-    address = "127.0.0.1" if alone else own_address(env, socket.gethostname())
+    address = "127.0.0.1" if alone else find_local_address(env, socket.gethostname())
     sharedfile.publish_address(folder, key, address, _port(listener))
     return StoreAddress(address, (_port(listener),), listener, "file", (folder, key))
 
@@ -141,7 +141,7 @@ def _my_address(client: pmi.PmiClient, env: Mapping[str, str], info: RankInfo, o
     peer = next((host for host in hosts if host != here), None)
     if peer is None:
         return "127.0.0.1"
-    return own_address(env, here) if env.get(INTERFACE) else address_toward(reached_as(peer, env)) or here
+    return find_local_address(env, here) if env.get(INTERFACE) else address_toward(reached_as(peer, env)) or here
 
 
 def _port(listener: socket.socket) -> int:

@@ -9,7 +9,7 @@ from hpcddp.ranks import reach
 from hpcddp.ranks.interfaces import address_toward, interface_of, list_interfaces, usable_addresses
 from hpcddp.ranks.launch import Launch, resolve
 from hpcddp.ranks.predict import predict_environment
-from hpcddp.ranks.reach import own_address, reached_as
+from hpcddp.ranks.reach import find_local_address, reached_as
 from hpcddp.ranks.rendezvous import Rendezvous, is_enough
 from hpcddp.schedulers.allocation import is_alias
 from hpcddp.script import site
@@ -77,17 +77,19 @@ def test_a_name_is_not_enough_where_the_site_names_an_interface() -> None:
 
 
 def test_rank_0_is_called_by_its_address_on_the_sites_interface() -> None:
-    assert own_address({}, "node1") == "node1"
-    assert own_address({"HPCDDP_HOST_SUFFIX": "i"}, "node1") == "node1i"
+    assert find_local_address({}, "node1") == "node1"
+    assert find_local_address({"HPCDDP_HOST_SUFFIX": "i"}, "node1") == "node1i"
     named = [i for i in list_interfaces() if i.is_global]
     for interface in named:
-        assert own_address({"HPCDDP_INTERFACE": interface.name}, "node1") in usable_addresses(named, interface.name)
+        assert find_local_address({"HPCDDP_INTERFACE": interface.name}, "node1") in usable_addresses(
+            named, interface.name
+        )
 
 
 @pytest.mark.parametrize(("name", "fault"), [("hsn9", "is none of its interfaces"), ("lo", "has no address")])
 def test_an_interface_that_leads_nowhere_is_refused(name: str, fault: str) -> None:
     with pytest.raises(LaunchError, match=f"interface {name} .*on node1 {fault}"):
-        own_address({"HPCDDP_INTERFACE": name}, "node1")
+        find_local_address({"HPCDDP_INTERFACE": name}, "node1")
 
 
 def test_the_interfaces_of_this_machine() -> None:

@@ -27,7 +27,7 @@ from hpcddp.supervisor.recovery import Recovery
 from hpcddp.supervisor.start_end import note_lost
 from hpcddp.supervisor.supervise import _is_over
 
-# Starts a command on a host of a pretended cluster: one that is in `silent` hangs, one in `blind` sees no run folder.
+# Starts a command on a host of a pretended cluster: one that is in `silent` hangs.
 # As pbs_tmrsh it has no shell; `ssh` gives one all the words.
 _STARTER = """#!/bin/sh
 # a stand-in, no scheduler
@@ -36,13 +36,11 @@ echo "$*" >> "$CLUSTER/asked"
 host=$1
 shift
 [ ! -e "$CLUSTER/silent-$host" ] || exit 255
-[ ! -e "$CLUSTER/blind-$host" ] || [ "$1" != test ] || exit 1
 export PATH="$CLUSTER/bin-$host:$PATH"
 case $0 in *ssh) exec sh -c "$*" ;; esac
 exec "$@"
 """
-_GPUS = """#!/bin/sh
-# a stand-in, no GPU
+_GPUS = """\
 case $1 in
 -L) for gpu in {gpus}; do echo "GPU $gpu: NVIDIA H200 (UUID: GPU-$gpu)"; done ;;
 -q) echo "        Pending                           : {pending}" ;;
@@ -86,12 +84,15 @@ class Cluster:
             self.told.append,
         )
 
+    def give(self, host: str, program: str, text: str) -> None:
+        """A stand-in for a program of one host."""
+        folder = self.folder / f"bin-{host}.site"
+        folder.mkdir(exist_ok=True)
+        (folder / program).write_text(f"#!/bin/sh\n# a stand-in\n{text}\n")
+        (folder / program).chmod(0o755)
+
     def give_gpus(self, host: str, gpus: int, pending: str = "No") -> None:
-        folder = self.folder / f"bin-{host}"
-        folder.mkdir()
-        program = _GPUS.format(gpus=" ".join(map(str, range(gpus))), pending=pending)
-        (folder / "nvidia-smi").write_text(program)
-        (folder / "nvidia-smi").chmod(0o755)
+        self.give(host, "nvidia-smi", _GPUS.format(gpus=" ".join(map(str, range(gpus))), pending=pending))
 
     def reach(self, step: int) -> None:
         (self.folder / f"runs/t/checkpoints/step-{step:08d}").mkdir(parents=True)
@@ -173,12 +174,25 @@ def test_without_any_starter_what_the_ranks_said_decides(cluster: Cluster):
     assert recovery.chosen == ("n1.site", "n2.site", "n4.site")
 
 
-def test_a_host_that_fails_its_preflight_is_left_out_but_stays_in_the_job(cluster: Cluster):
-    recovery = cluster.recovery(preflight="case $PATH in *bin-n2*) exit 1 ;; esac")
+@pytest.mark.parametrize(
+    ("program", "why"),
+    [
+        ("id", "the job file's own check failed"),
+        ("test", "it does not see the run folder"),
+        ("touch", "it cannot write to the run folder"),
+        ("head", "it cannot read the newest checkpoint"),
+    ],
+)
+def test_a_host_on_which_a_check_fails_is_left_out_but_stays_in_the_job(cluster: Cluster, program: str, why: str):
+    cluster.reach(9)
+    (cluster.folder / "runs/t/checkpoints/step-00000009/manifest.json").write_text("{}")
+    cluster.give("n2", program, "exit 1")
+    recovery = cluster.recovery(preflight="id")
     assert recovery.goes_on(cluster.attempt, KILL, LATER, set())
     assert recovery.chosen == ("n1.site", "n3.site", "n4.site")
-    assert "n2.site is left out: the job file's own check failed" in cluster.told
+    assert f"n2.site is left out: {why}" in cluster.told
     assert cluster.lines("released") == []
+    assert not [*Path(cluster.attempt.run.path).glob(".written*")]
 
 
 def test_the_only_machine_is_checked_as_well(cluster: Cluster):
@@ -201,30 +215,10 @@ def test_a_preflight_is_one_line_of_shell_for_ssh_too(cluster: Cluster):
     assert len(recovery.chosen) == 4, cluster.told
 
 
-def test_a_host_that_does_not_see_the_run_folder_is_left_out(cluster: Cluster):
-    (cluster.folder / "blind-n2.site").touch()
-    recovery = cluster.recovery()
-    assert recovery.goes_on(cluster.attempt, KILL, LATER, set())
-    assert recovery.chosen == ("n1.site", "n3.site", "n4.site")
-    assert "n2.site is left out: it does not see the run folder" in cluster.told
-
-
-def test_a_host_that_cannot_write_to_the_run_folder_is_left_out(cluster: Cluster):
-    folder = cluster.folder / "bin-n2.site"
-    folder.mkdir()
-    (folder / "touch").write_text("#!/bin/sh\n# a stand-in for one whose file system can be read alone\nexit 1\n")
-    (folder / "touch").chmod(0o755)
-    recovery = cluster.recovery()
-    assert recovery.goes_on(cluster.attempt, KILL, LATER, set())
-    assert recovery.chosen == ("n1.site", "n3.site", "n4.site")
-    assert "n2.site is left out: it cannot write to the run folder" in cluster.told
-    assert not [*Path(cluster.attempt.run.path).glob(".written*")]
-
-
 def test_the_run_folder_that_a_host_has_to_see_is_the_one_of_the_run(cluster: Cluster):
     """After `--resume`, of an index of an array, or the second run of a name, the base's folder need not be there."""
     cluster.env["HPCDDP_RUN_DIR"] = str(cluster.folder / "runs/base")
-    (cluster.folder / "blind-n2.site").touch()
+    cluster.give("n2", "test", "exit 1")
     recovery = cluster.recovery()
     assert recovery.goes_on(cluster.attempt, KILL, LATER, set())
     assert recovery.chosen == ("n1.site", "n3.site", "n4.site")
@@ -232,22 +226,9 @@ def test_the_run_folder_that_a_host_has_to_see_is_the_one_of_the_run(cluster: Cl
     assert not any("a check fails" in line for line in cluster.told)
 
 
-def test_a_host_that_cannot_read_the_newest_checkpoint_is_left_out(cluster: Cluster):
-    cluster.reach(9)
-    (cluster.folder / "runs/t/checkpoints/step-00000009/manifest.json").write_text("{}")
-    folder = cluster.folder / "bin-n2.site"
-    folder.mkdir()
-    (folder / "head").write_text("#!/bin/sh\n# a stand-in for one whose file system is sick\nexit 1\n")
-    (folder / "head").chmod(0o755)
-    recovery = cluster.recovery()
-    assert recovery.goes_on(cluster.attempt, KILL, LATER, set())
-    assert recovery.chosen == ("n1.site", "n3.site", "n4.site")
-    assert "n2.site is left out: it cannot read the newest checkpoint" in cluster.told
-
-
 def test_a_host_with_too_few_gpus_or_one_that_needs_a_reset_is_left_out(cluster: Cluster):
     for host, gpus, pending in (("n1", 8, "No"), ("n2", 7, "No"), ("n3", 8, "Yes"), ("n4", 8, "No")):
-        cluster.give_gpus(f"{host}.site", gpus, pending)
+        cluster.give_gpus(host, gpus, pending)
     recovery = cluster.recovery(gpus=8)
     assert recovery.goes_on(cluster.attempt, KILL, LATER, set())
     assert recovery.chosen == ("n1.site", "n4.site"), cluster.told
@@ -273,7 +254,7 @@ def test_a_rank_that_is_left_on_a_host_is_ended_before_the_next_start(cluster: C
 
 def test_a_check_of_ours_that_fails_on_every_host_is_not_believed(cluster: Cluster):
     for host in ("n1", "n2", "n3", "n4"):
-        cluster.give_gpus(f"{host}.site", 4)  # each is cut in two, say
+        cluster.give_gpus(host, 4)  # each is cut in two, say
     recovery = cluster.recovery(gpus=8)
     assert recovery.goes_on(cluster.attempt, KILL, LATER, set())
     assert len(recovery.chosen) == 4
