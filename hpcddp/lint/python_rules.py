@@ -290,7 +290,8 @@ def no_set_epoch(script: TrainingScript) -> Iterator[Said]:
         return
     for call in script.find_calls(_SAMPLER):
         again = script.blocks[call].loop or _is_called_in_loop(script, call)  # a new sampler each time, of other data
-        if not again and not _is_for_test(script, call) and not is_constant(_shuffle(call), False):
+        shuffle = call.args[3] if len(call.args) > 3 else keyword(call, "shuffle")
+        if not again and not _is_for_test(script, call) and not is_constant(shuffle, False):
             what = "set_epoch is never called: DistributedSampler gives the same order in every epoch"
             yield Said(call.lineno, what, "sampler.set_epoch(epoch) at the start of each epoch; rt.epochs() does it")
             return
@@ -308,10 +309,6 @@ def whole_data_on_each_rank(script: TrainingScript) -> Iterator[Said]:
         if shuffled and not _is_for_test(script, call) and not _is_made_up(script, call) and script.on_every_rank(call):
             what = f"no DistributedSampler under {wrapper}: every rank goes through all of the data in each epoch"
             yield Said(call.lineno, what, "sampler=DistributedSampler(dataset), or rt.prepare(…, loader)")
-
-
-def _shuffle(call: ast.Call) -> ast.expr | None:
-    return call.args[3] if len(call.args) > 3 else keyword(call, "shuffle")
 
 
 def _is_for_test(script: TrainingScript, call: ast.Call) -> bool:
@@ -492,13 +489,10 @@ def _reads(call: ast.Call, losses: set[str]) -> str:
     if name == "item" and isinstance(call.func, ast.Attribute):
         of = dotted(call.func.value)
         return f"{of}.item()" if of in losses or of.split(".")[-1] == "loss" else ""
-    inside = [a.value if isinstance(a, ast.FormattedValue) else a for a in _printed(call)]
+    printed = [v for a in call.args for v in (a.values if isinstance(a, ast.JoinedStr) else [a])]
+    inside = [a.value if isinstance(a, ast.FormattedValue) else a for a in printed]
     of = next((dotted(a) for a in inside if dotted(a) in losses), "")
     return f"{name}({of})" if of else ""
-
-
-def _printed(call: ast.Call) -> list[ast.expr]:
-    return [v for a in call.args for v in (a.values if isinstance(a, ast.JoinedStr) else [a])]
 
 
 def _is_each_step(script: TrainingScript, call: ast.Call, loop: ast.AST) -> bool:

@@ -102,26 +102,29 @@ def lint_python(file: str, text: str) -> list[Finding]:
     """Every mistake of a training script, by line. Raises RequestError if it is no Python."""
     refuse_no_text(file, text)
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # Python's remarks about "\\d"
-            # bytes: the file may name its encoding in the first line
-            script = read_training_script(ast.parse(text.encode("utf-8", "surrogateescape")))
-    except (SyntaxError, ValueError) as e:
-        raise RequestError(f"{file} is not Python: {e}", f"python -m py_compile {file}") from e
-    except (RecursionError, MemoryError) as e:
-        raise RequestError(f"{file} is nested too deeply to be read", f"python -m py_compile {file}") from e
+        # bytes: the file may name its encoding in the first line
+        script = _parse(text.encode("utf-8", "surrogateescape"))
+    except _NO_PYTHON as e:
+        what = f"{file} is not Python: {str(e) or 'it is nested too deeply'}"
+        raise RequestError(what, f"python -m py_compile {file}") from e
     return _sorted(_finding(file, id_, certain, said) for id_, certain, check in PYTHON_RULES for said in check(script))
 
 
 def find_spawning_line(text: bytes) -> int:
     """Where a training script starts a node's ranks itself, whatever its options (A20); 0 for nowhere, or no Python."""
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            calls = list(find_spawning(read_training_script(ast.parse(text))))
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return min((call.lineno for call in find_spawning(_parse(text))), default=0)
+    except _NO_PYTHON:
         return 0
-    return min((call.lineno for call in calls), default=0)
+
+
+_NO_PYTHON = (SyntaxError, ValueError, RecursionError, MemoryError)  # the last two: nested too deeply
+
+
+def _parse(text: bytes) -> TrainingScript:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Python's remarks about "\\d"
+        return read_training_script(ast.parse(text))
 
 
 def refuse_no_text(file: str, text: str) -> None:

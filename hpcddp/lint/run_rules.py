@@ -140,7 +140,8 @@ def gpu_aware_mpi(script: Script) -> Iterator[Said]:
 
 def master_addr_stays_here(script: Script) -> Iterator[Said]:
     """A1: MASTER_ADDR that the ranks on other nodes never see."""
-    launches = [x for x in script.launches if x.started and not torchrun_words(x.started) and _runs_python(x.started)]
+    python = re.compile(r"(.*/)?python[\d.]*|.*\.py").fullmatch
+    launches = [x for x in script.launches if any(map(python, x.started)) and not torchrun_words(x.started)]
     if not script.several_nodes() or not launches or any("hpcddp" in w for x in launches for w in x.started):
         return
     assigned = [c for c, _ in script.assigned("MASTER_ADDR") if not c.launched]
@@ -519,10 +520,6 @@ def _trains_or_launches(script: Script, command: Command) -> bool:
     starts = any(launch.command == command and launch.started for launch in script.launches)
     words = expand(command.words, script.values)
     return starts or trains(words) or bool(torchrun_words(words))
-
-
-def _runs_python(words: tuple[str, ...]) -> bool:
-    return any(re.fullmatch(r"(.*/)?python[\d.]*|.*\.py", w) for w in words)
 
 
 # Mistakes in the text of a script, which make bash read other commands than it shows.

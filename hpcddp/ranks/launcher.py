@@ -187,8 +187,6 @@ class Launcher(Record):
     #: The container runtimes that it starts itself: from the image, and what is mounted beside the job's folder and its
     #: run folder, to its options in groups as the script's lines are.
     containers: Mapping[str, Callable[[str, str], tuple[Words, ...]]] = _NO_CONTAINERS
-    #: Whether it gives its ranks all words of their command in one variable, which the kernel limits as one argument.
-    joins_words: bool = False
     #: What a person should know who calls it in this environment; "" for nothing.
     call_remark: Callable[[Mapping[str, str]], str] = _nothing
 

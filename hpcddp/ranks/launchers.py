@@ -110,7 +110,6 @@ MPI_LAUNCHERS: dict[str, Launcher] = {
         order=10,
         program="mpirun",
         line=_openmpi_line,
-        joins_words=True,  # OMPI_ARGV of releases 4 and 5: 131072 bytes are not started
         counts={**dict.fromkeys(("-n", "-np", "--np"), "processes"), **dict.fromkeys(("--map-by", "-N"), "per_node")},
         hosts=("{host} slots={each}", "-hostfile", "--hostfile", "-machinefile", "-host", "--host"),
         remote_shell=(  # release 4's, and 5's; a tree would start it on hosts that may not have these variables

@@ -73,13 +73,10 @@ def check_gpu_chunks(spec: JobSpec, site: Site, queue: str, ranks: int, gpus: in
         return
     what = f"queue {queue} of site {site.name} deals out GPUs, each with its share of the node"
     if not gpus:
-        others = [name for name, other in site.queues.items() if not other.gpu_chunks]
-        another = f", or --queue {others[0]}" if others else ""
-        raise RequestError(f"{what}, and 0 GPUs were asked for", f"--gpus-per-node 1{another}")
+        raise RequestError(f"{what}, and 0 GPUs were asked for", "--gpus-per-node 1, or another --queue")
     if ranks > gpus:
-        raise RequestError(
-            f"{what}: {ranks} ranks do not go on {format_count(gpus, 'GPU')}", "leave out ranks_per_node"
-        )
+        what += f": {ranks} ranks do not go on {format_count(gpus, 'GPU')}"
+        raise RequestError(what, "leave out ranks_per_node")
     if spec.mem_gb:
         raise RequestError(f"{what}: mem_gb {spec.mem_gb} cannot be asked for", "leave out mem_gb")
 
@@ -296,25 +293,15 @@ def _even_share(site: Site, queue: Queue, gpus: int) -> int | None:
 
 def _check_shares(spec: JobSpec, gpus: int, each: int) -> None:
     """RequestError unless ranks with so many GPUs each take all of a node's."""
-    node = f"a node has {format_count(gpus, 'GPU')}"
-    if gpus < each:
-        by_user = "gpus" in spec.sources.get("gpus_per_node", "")  # and not by the machine that is there
-        more = f"--gpus-per-node {each}, or " if by_user else ""
-        raise RequestError(f"gpus_per_rank {each}: {node} here", f"{more}leave out gpus_per_rank")
-    if spec.ranks_per_node is not None and spec.ranks_per_node * each != gpus:
-        raise RequestError(
-            f"gpus_per_rank {each} for {format_count(spec.ranks_per_node, 'rank')} per node is"
-            f" {format_count(spec.ranks_per_node * each, 'GPU')}, and {node} here",
-            f"--gpus-per-node {spec.ranks_per_node * each}"
-            if spec.ranks_per_node * each < gpus
-            else f"--ranks-per-node {gpus // each}",
-        )
-    if gpus % each:
-        fits = [number for number in range(2, gpus + 1) if gpus % number == 0]
-        raise RequestError(
-            f"gpus_per_rank {each}: {node} here, which do not divide into groups of {each}",
-            f"--set gpus_per_rank={' or '.join(map(str, fits))}, or --gpus-per-node {gpus - gpus % each}",
-        )
+    ranks = spec.ranks_per_node or max(gpus // each, 1)
+    if ranks * each == gpus:
+        return
+    hints = [f"--ranks-per-node {gpus // each}"] if spec.ranks_per_node and gpus and gpus % each == 0 else []
+    by_user = "gpus" in spec.sources.get("gpus_per_node", "")  # and not by the machine that is there
+    hints += [f"--gpus-per-node {ranks * each}"] if by_user or ranks * each < gpus else []
+    take = f"{format_count(ranks, 'rank')} per node {'takes' if ranks == 1 else 'take'}"
+    what = f"gpus_per_rank {each}: {take} {ranks * each} GPUs, and a node has {format_count(gpus, 'GPU')} here"
+    raise RequestError(what, ", or ".join([*hints, "leave out gpus_per_rank"]))
 
 
 def _plan_memory(spec: JobSpec, site: Site, queue: Queue, gpus: int) -> int:

@@ -21,7 +21,7 @@ from hpcddp.script.jobplan import WARNING
 from hpcddp.script.plan import JobPlan
 from hpcddp.script.scheduler_options import check_script
 from hpcddp.script.site_file import find_folder
-from hpcddp.script.spec import LONGEST_ARGUMENT, quote_line, quote_path, quote_word, quote_words
+from hpcddp.script.spec import quote_line, quote_path, quote_word, quote_words
 
 
 class CompiledTemplates(jinja2.FileSystemBytecodeCache):
@@ -45,23 +45,9 @@ class CompiledTemplates(jinja2.FileSystemBytecodeCache):
                 super().dump_bytecode(bucket)
 
 
-#: Bytes for what stands before the command: Python's path, `hpcddp exec` and its options.
-_BEFORE = 4096
-
-
 def format_command(plan: JobPlan) -> str:
     """The ranks' command as bash words, as the launcher next to them takes it."""
-    words = plan.command if plan.rank_maker else LAUNCHERS[plan.launcher].as_arguments(plan.command)
-    sizes = [len(word.encode(errors="surrogateescape")) for word in words]
-    what, size = "a word of the command is", max(sizes)
-    if plan.outer is not None and plan.outer.joins_words:
-        what, size = f"the command, which {plan.outer.name} makes one word, is", sum(sizes) + len(sizes) + _BEFORE
-    if size > LONGEST_ARGUMENT:
-        raise RequestError(
-            f"{what} {size} bytes long, and Linux takes {LONGEST_ARGUMENT} of one argument",
-            "let the program read it from a file",
-        )
-    return quote_words(words)
+    return quote_words(plan.command if plan.rank_maker else LAUNCHERS[plan.launcher].as_arguments(plan.command))
 
 
 FILTERS: dict[str, Callable[..., str]] = {

@@ -182,8 +182,6 @@ def read_spec(given: Mapping[str, tuple[object, str]], site_keys: Iterable[str] 
 # Bash words: any argument, path or value of a variable, quoted so that bash hands it on byte for byte.
 
 
-#: Bytes of a program's longest argument: Linux' MAX_ARG_STRLEN without its NUL. Measured: 131071 run, 131072 do not.
-LONGEST_ARGUMENT = 131071
 _PLAIN = re.compile(r"[A-Za-z0-9_@%+=:,./-]+").fullmatch
 _OPTION = re.compile(r"(--[\w-]+=)(.+)", re.DOTALL | re.ASCII).fullmatch
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")

@@ -80,7 +80,7 @@ def typed(tmp_path, monkeypatch, capsys):
             " allocation's",
             "--ranks-per-node 8",
         ),
-        ("env --from train.py", "train.py is not an environment: a line of 16 characters has no NAME=",
+        ("env --from train.py", "train.py holds no variable",
          "record it in another file: env -0 > train.py.new"),
         ("env --jsno", "hpcddp env has no option --jsno (did you mean '--json'?)", "hpcddp env --help"),
         ("sites page", "hpcddp sites page needs a site's name", "hpcddp sites page NAME"),

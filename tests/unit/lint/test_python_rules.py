@@ -87,7 +87,7 @@ def test_the_projects_own_scripts_have_no_mistake(repo):
         ("x = '\udc80'\n", "is not Python"),
         ("\ud800", "is not Python"),
         ("(" * 5000, "is not Python"),
-        ("-" * 200_000 + "1", "is nested too deeply"),
+        ("-" * 200_000 + "1", "is not Python: it is nested too deeply"),
     ],
 )
 def test_what_is_no_training_script_is_refused_in_two_lines(text, what):

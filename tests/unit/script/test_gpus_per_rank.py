@@ -54,9 +54,19 @@ def test_it_is_kept_and_explained() -> None:
 @pytest.mark.parametrize(
     ("site", "asked", "words", "hint"),
     [
-        ("abci3", {"gpus_per_rank": "3"}, "8 GPUs here, which do not divide into groups of 3", "gpus_per_rank=2 or 4"),
-        ("abci3", {"gpus_per_rank": "2", "ranks_per_node": "8"}, "is 16 GPUs, and a node has 8", "--ranks-per-node 4"),
-        ("abci3", {"gpus_per_rank": "2", "ranks_per_node": "2"}, "is 4 GPUs, and a node has 8", "--gpus-per-node 4"),
+        ("abci3", {"gpus_per_rank": "3"}, "2 ranks per node take 6 GPUs, and a node has 8", "--gpus-per-node 6"),
+        (
+            "abci3",
+            {"gpus_per_rank": "2", "ranks_per_node": "8"},
+            "8 ranks per node take 16 GPUs, and a node has 8",
+            "--ranks-per-node 4",
+        ),
+        (
+            "abci3",
+            {"gpus_per_rank": "2", "ranks_per_node": "2"},
+            "2 ranks per node take 4 GPUs, and a node has 8",
+            "--gpus-per-node 4",
+        ),
         ("abci3", {"gpus_per_rank": "2", "queue": "rt_HG"}, "a node has 1 GPU here", "leave out gpus_per_rank"),
         ("generic-slurm", {"gpus_per_rank": "4"}, "a node has 2 GPUs here", "--gpus-per-node 4, or leave out"),
     ],

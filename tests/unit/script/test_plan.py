@@ -247,27 +247,3 @@ def test_a_script_for_four_nodes_reads_in_a_minute():
     lines = [line for line in script("abci3", nodes="4").splitlines() if line]
     assert len(lines) <= 30
     assert len([line for line in lines if not line.startswith("#")]) <= 18
-
-
-@pytest.mark.parametrize(
-    ("asked", "words", "hint"),
-    [
-        (
-            {"command": ["python", "t.py", *map(str, range(30000))], "launcher": "openmpi"},
-            "the command, which openmpi makes one word, is 172998 bytes",
-            "a file",
-        ),
-        ({"command": ["t.py", "é" * 65536], "supervise": "false"}, "a word of the command is 131072 bytes", "a file"),
-    ],
-)
-def test_what_no_program_can_be_given_as_an_argument_is_refused(
-    asked: dict[str, object], words: str, hint: str
-) -> None:
-    """Measured on Linux: an argument of 131071 bytes runs, one of 131072 does not."""
-    with pytest.raises(RequestError) as caught:
-        script("generic-slurm", **asked)
-    assert words in caught.value.message
-    assert hint in caught.value.hint
-    script("generic-slurm", command=["t.py", "é" * 65535], supervise="false")
-    script("generic-slurm", command=["t.py", *map(str, range(90000))])
-    script("generic-slurm", sweep={"lr": [*map(str, range(10**9, 10**9 + 9000))]}, command=["t.py", "{lr}"])
