@@ -385,7 +385,7 @@ def further_variables(
             watched = _guard(env) | {guard.RANK_MARKS: " ".join(LAUNCHERS[agent].marks), guard.AGENT_RANKS: ranks}
         return agent_variables(reads, env, info, options.nodes, options.ranks_per_node) | watched
     if info.world_size == 1:
-        return _guard(env) if GPUS_PER_NODE in env else {}
+        return _guard(env) if GPUS_PER_NODE in env or env.get("HPCDDP_LOG_RANKS") == "1" else {}
     from hpcddp.ranks.device import count_gpus, why_no_accelerator
 
     gpus = count_gpus(env)

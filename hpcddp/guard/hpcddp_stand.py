@@ -1,23 +1,30 @@
-"""Where a thread stands; and what tells a rank's agent where the main thread of a plain script does.
+"""Where a thread stands; and what tells a rank's agent where the main thread of a plain script does, and how to ask a
+rank for its stacks.
 
 Standard library only, and nothing of hpcddp: the rank's Python may be another one. `runs/heartbeat.py` reads the page.
 """
 
 from __future__ import annotations
 
+import faulthandler
 import os
 import sys
 import time
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    import signal
     from types import CodeType, FrameType
+else:
+    import _signal as signal  # the same without enumerations, which cost an agent a tenth of its start
 
 #: What a rank's main thread does where it stands: something of its own; it may wait for other ranks or for its device,
 #: or compute; it waits for other ranks.
 OWN, MAY_WAIT, WAITS = range(3)
-#: Where in the page a plain script's stand is, and its most bytes.
-STAND_AT, STAND = 512, 400
+#: Where in the page the first rank's entry is, and the bytes of each: an agent's ranks (torchrun) have one each.
+STAND_AT, STAND = 512, 512
+#: The signal at which a rank writes its stacks. A process that does not catch it ignores it.
+ASK_FOR_STACKS = int(signal.SIGURG)
 _EVERY_S = 0.25
 _LEAST_CPU = 0.02  # of the time
 _LEAST_USE_S = 0.01  # of the processor, by a thread that gets on
@@ -97,17 +104,50 @@ def has_watchdog() -> bool:
     return "hpcddp.training.opening" in sys.modules or bool(watching)
 
 
+class Entry:
+    """A rank's entry in the page of its agent: which rank and process it is, where the process writes its stacks at
+    ASK_FOR_STACKS, and what `PlainPulse` says."""
+
+    def __init__(self, page: int, at: int) -> None:
+        self._page, self._at = page, STAND_AT + at * STAND
+        self._stacks = os.memfd_create("hpcddp-stacks")
+        faulthandler.register(ASK_FOR_STACKS, file=self._stacks, all_threads=True)  # needs no lock of Python's
+        self.write()
+
+    def write(self, looks: int = 0, stood_s: float = 0.0, waits: int = OWN, line: str = "", inside: str = "") -> None:
+        """The page is as old as before: a program may touch it to say that it gets on."""
+        touched = os.fstat(self._page)
+        env = os.environ
+        who = env.get("RANK", "0"), env.get("WORLD_SIZE", "1"), os.getpid(), self._stacks
+        numbers = (*who, looks, f"{stood_s:g}", waits, count_collectives() if stood_s else 0)
+        text = "\0".join([" ".join(map(str, numbers)), inside, line])
+        os.pwrite(self._page, text.encode(errors="replace")[: STAND - 1].ljust(STAND, b"\0"), self._at)
+        os.utime(self._page, ns=(touched.st_atime_ns, touched.st_mtime_ns))
+
+
+def count_collectives() -> int:
+    """How many collectives this rank has called in the group of all ranks, by torch's Flight Recorder; 0: not known."""
+    import json
+
+    dump = getattr(sys.modules.get("torch._C._distributed_c10d"), "_dump_fr_trace_json", None)
+    try:  # without the collectives themselves: that takes seconds
+        status = json.loads(dump(False, False))["pg_status"]["0"] if dump is not None else {}
+        return max(int(status.get("last_enqueued_collective", 0)), 0)
+    except (KeyError, RuntimeError, TypeError, ValueError):  # none was called; an older torch
+        return 0
+
+
 class PlainPulse:
-    """Writes where the main thread of this process stands to the page of its agent, as long as it has a process group:
-    how often it has looked, since how many seconds the thread stands, whether it waits, its line, and what that is in.
+    """Writes where the main thread of this process stands to its entry, as long as it has a process group: how often it
+    has looked, since how many seconds the thread stands, whether it waits, its line, and what that is in.
 
     A thread in the user's own code that uses the processor or waits for a disk is at work, and does not stand.
     """
 
-    def __init__(self, page: int) -> None:
+    def __init__(self, entry: Entry) -> None:
         import threading
 
-        self._page = page
+        self._entry = entry
         self._main = threading.main_thread()
         self._clock = time.pthread_getcpuclockid(self._main.ident or 0)
         self._before: list[int] = []
@@ -127,7 +167,7 @@ class PlainPulse:
                     break  # it has left its group, and what it does then is its own
             except (AttributeError, OSError, ValueError):  # torch is not yet imported as a whole; Python ends
                 continue
-        self._write(b"")
+        self._entry.write()
 
     def _look(self) -> None:
         thread = self._main.ident or 0
@@ -138,24 +178,22 @@ class PlainPulse:
         works = waits == OWN and (used_s - self._used_s > _EVERY_S * _LEAST_CPU or self._is_at_disk())
         self._stood = self._stood + 1 if places == self._before and not works else 0
         self._before, self._used_s, self._looks = places, used_s, self._looks + 1
-        text = "\0".join([f"{self._looks} {self._stood * _EVERY_S:g} {waits}", inside, line])
-        self._write(text.encode(errors="replace")[: STAND - 1])
+        self._entry.write(self._looks, self._stood * _EVERY_S, waits, line, inside)
 
     def _is_at_disk(self) -> bool:
         with open(f"/proc/self/task/{self._main.native_id}/stat", "rb") as file:
             return file.read().rpartition(b")")[2].split()[:1] == [b"D"]
 
-    def _write(self, stand: bytes) -> None:
-        """The page is as old as before: a program may touch it to say that it gets on."""
-        touched = os.fstat(self._page)
-        os.pwrite(self._page, stand.ljust(STAND, b"\0"), STAND_AT)
-        os.utime(self._page, ns=(touched.st_atime_ns, touched.st_mtime_ns))
 
-
-def start(page: str) -> None:
-    """Begin to write to this page, where there is one."""
+def start(page: str, at: int, *, watches: bool) -> None:
+    """Begin to write to the entry `at` of this page, where there is one. `watches`: whether this rank is to meet
+    others."""
     try:
-        file = os.open(page, os.O_RDWR | os.O_CLOEXEC)
-    except OSError:
+        entry = Entry(os.open(page, os.O_RDWR | os.O_CLOEXEC), at)
+    except (OSError, ValueError):
         return
-    PlainPulse(file)
+    import hpcddp_guard
+
+    hpcddp_guard.AtImport("torch.optim.optimizer", lambda _: entry.write()).begin()  # not what it started before
+    if watches:
+        hpcddp_guard.AtImport("torch.distributed.distributed_c10d", lambda _: PlainPulse(entry)).begin()
