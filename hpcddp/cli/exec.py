@@ -228,6 +228,8 @@ def _run_with_agent(
     if stderr:
         stderr.start()
     agent.start(program.process, lambda number: program.give(number, BY_WORD))
+    if info.local_rank == 0:
+        agent.measure()
     ended = program.wait(agent.note_signal)
     status = program.read_end(ended)
     if stderr:

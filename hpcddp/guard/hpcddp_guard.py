@@ -84,6 +84,10 @@ class Watch:
             _write(f"{self._who} has made {self._steps} optimizer steps, and {unused}", self._hint)
 
     @property
+    def has_stepped(self) -> bool:
+        return self._steps > 0
+
+    @property
     def is_over(self) -> bool:
         """Whether no further step is looked at."""
         return self._steps >= _UNUSED_AT
@@ -298,7 +302,7 @@ def start() -> None:
         if page and nth.isdigit():  # an agent's ranks share the page
             import hpcddp_stand  # type: ignore[import-not-found]  # this folder is on the path, at Python's start
 
-            hpcddp_stand.start(page, int(nth), watches=int(size) > 1)
+            hpcddp_stand.start(page, int(nth), lambda: watch.has_stepped)
 
 
 def _hint(size: int) -> str:

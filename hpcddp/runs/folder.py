@@ -134,6 +134,10 @@ class AttemptFolder(Record):
     def versions(self) -> str:
         return os.path.join(self.path, "versions.json")
 
+    def usage(self, host: str) -> str:
+        """What its ranks use of this host."""
+        return os.path.join(self.path, f"usage-{host}.jsonl")
+
     def first_failure(self, start: str) -> str:
         """Exists once a rank has reported that it failed. `start` distinguishes the starts of a job in one attempt."""
         return os.path.join(self.path, f"first-failure-{start}" if start.isalnum() else "first-failure")

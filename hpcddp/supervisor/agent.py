@@ -78,6 +78,18 @@ class Agent:
         if self._listener is not None:
             _thread.start_new_thread(self._beat, (self._listener,))
 
+    def measure(self) -> None:
+        """Write what the job uses of this node, if this is the agent of its first rank."""
+        if self._listener is not None:
+            from hpcddp.supervisor.usage import Sampler  # of one agent on each node
+
+            Sampler(self._attempt, self._host, self._env, self._read_phases).start()
+
+    def _read_phases(self) -> list[float]:
+        """Of the first rank that says them."""
+        entries = self._page.read_entries() if self._page is not None else ()
+        return next((list(one.phases) for one in entries if one.phases), [])
+
     def note_signal(self, number: int) -> None:
         """Tell the supervisor of a signal that came to the rank, or to its agent."""
         with self._lock:

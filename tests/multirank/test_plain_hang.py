@@ -11,6 +11,9 @@ from typing import Any
 
 import pytest
 
+from hpcddp.runs.folder import RunFolder
+from hpcddp.runs.usage import read_efficiency
+
 pytestmark = pytest.mark.multirank
 
 Launch = Callable[..., subprocess.CompletedProcess[str]]
@@ -59,9 +62,15 @@ def test_where_torch_ends_the_one_that_waits_the_other_is_the_cause(launch: Laun
     assert re.search(f"hpcddp: {CAUSE}", done.stderr), done.stderr
 
 
-def test_a_rank_that_computes_in_one_long_call_is_not_ended(launch: Launch, openmpi5: Any):
+def test_a_rank_that_computes_in_one_long_call_is_not_ended_and_its_use_is_recorded(
+    launch: Launch, openmpi5: Any, tmp_path: Path
+):
     done = launch(openmpi5, "computes", 600, HPCDDP_WATCHDOG="1", HPCDDP_WATCHDOG_END="3")
     assert done.returncode == 0, done.stderr
+    used = read_efficiency(RunFolder(str(tmp_path / "runs/t")))
+    assert used.cpu_use
+    assert used.memory
+    assert list(used.phases) == ["start-up"]
 
 
 @pytest.mark.slow
