@@ -227,6 +227,8 @@ def _run_with_agent(
     if stderr:
         stderr.start()
     agent.start(program.process, lambda number: program.give(number, BY_WORD))
+    if info.local_rank == 0:
+        agent.measure()
     ended = program.wait(agent.note_signal)
     status = program.read_end(ended)
     if stderr:
@@ -377,7 +379,7 @@ def further_variables(
             watched = _guard(env) | {guard.RANK_MARKS: " ".join(LAUNCHERS[agent].marks), guard.AGENT_RANKS: ranks}
         return agent_variables(reads, env, info, options.nodes, options.ranks_per_node) | watched
     if info.world_size == 1:
-        return _guard(env) if GPUS_PER_NODE in env else {}
+        return _guard(env) if GPUS_PER_NODE in env or env.get("HPCDDP_LOG_RANKS") == "1" else {}
     from hpcddp.ranks.device import count_gpus, why_no_accelerator
 
     gpus = count_gpus(env)

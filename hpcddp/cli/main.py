@@ -37,6 +37,8 @@ VERBS = {
     "cancel": "end a run with all its jobs: it saves and stops",
     "status": "say what became of runs: queued, running, ended, and why",
     "diagnose": "say why a job ended: the first cause, its rank and line, what to type",
+    "stacks": "say where each rank of a running job stands, by its Python stack",
+    "efficiency": "say what a run has used of what it had, and what to ask for next time",
     "watch": "show one run on a live screen: loss curve, speed, checkpoint, deadline, log",
     "train": "train on handwritten digits: the reference trainer",
     "verify": "say whether a training script trains the same on any number of ranks",

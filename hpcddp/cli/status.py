@@ -8,15 +8,17 @@ import os
 import sys
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 
 from hpcddp.cli.parser import VerbParser
 from hpcddp.cli.streams import tell, tell_each
-from hpcddp.errors import RequestError
+from hpcddp.errors import HpcddpError, RequestError
 from hpcddp.login.find_cause import add_cause, send_notices
 from hpcddp.login.find_run import find_runs
 from hpcddp.login.judge import find_status
 from hpcddp.login.status_text import format_statuses, status_record
 from hpcddp.runs.folder import RUNS, RunFolder
+from hpcddp.runs.usage import format_short, read_efficiency
 
 _DESCRIPTION = """\
 Say what became of runs: queued with its estimated start and the reason, running with step, loss, samples/s, time left
@@ -48,8 +50,11 @@ def run(args: argparse.Namespace, env: Mapping[str, str]) -> int:
     if args.watch:
         return _watch(args, env)
     found = find_status(runs, env)
-    if len(found.runs) == 1 and found.runs[0].state == "failed":
-        found = found._replace(runs=(add_cause(runs[0], found.runs[0]),))
+    if len(found.runs) == 1:
+        one = add_cause(runs[0], found.runs[0]) if found.runs[0].state == "failed" else found.runs[0]
+        with suppress(HpcddpError, OSError):
+            one = one._replace(used=format_short(read_efficiency(runs[0], reads_steps=False)))
+        found = found._replace(runs=(one,))
     tell_each(found.problems)
     if found.is_damaged and len(found.runs) == 1:
         return RequestError.exit_code

@@ -38,6 +38,8 @@ _MEANT = {
     **dict.fromkeys(("tail", "log", "output"), "hpcddp logs RUN -f"),
     **dict.fromkeys(("rank", "whoami"), "hpcddp env"),
     **dict.fromkeys(("why", "explain", "debug", "cause"), "hpcddp diagnose RUN"),
+    **dict.fromkeys(("stack", "hang", "where", "py-spy", "dump"), "hpcddp stacks RUN"),
+    **dict.fromkeys(("usage", "use", "eff", "seff", "jobstats", "report"), "hpcddp efficiency RUN"),
     "diff": "hpcddp compare runs/ONE runs/TWO",
     "new": "hpcddp sites new NAME",
     "schema": "hpcddp sites schema",

@@ -84,6 +84,10 @@ class Watch:
             _write(f"{self._who} has made {self._steps} optimizer steps, and {unused}", self._hint)
 
     @property
+    def has_stepped(self) -> bool:
+        return self._steps > 0
+
+    @property
     def is_over(self) -> bool:
         """Whether no further step is looked at."""
         return self._steps >= _UNUSED_AT
@@ -272,7 +276,7 @@ def start() -> None:
     is_independent = os.environ.get("HPCDDP_INDEPENDENT", "").lower() not in ("", "0", "false", "no")
     agent, *variables = os.environ.get(_AGENT_NAMES, "").split() or [""]
     run, agents = [os.environ.get(variable, "") for variable in variables] or ["", ""]
-    gpus = os.environ.get(_GPUS_PER_NODE, "")
+    gpus, page = os.environ.get(_GPUS_PER_NODE, ""), os.environ.get(_HEARTBEAT, "")
     size = "1" if is_independent else os.environ.get("WORLD_SIZE", "")
     marks = os.environ.get(_RANK_MARKS, "").split()
     is_agent = bool(marks) and not any(mark in os.environ for mark in marks)
@@ -288,17 +292,17 @@ def start() -> None:
             who = f"the command was to start {planned} ranks, and this one"
             hint = "write the script's own command behind --, as python train.py, which is started once per rank"
             _watch_steps(Watch(int(planned), who, "it trains alone", hint))
-    elif size.isdigit() and (int(size) > 1 or gpus):
+    elif size.isdigit() and (int(size) > 1 or gpus or page):
         rank = os.environ.get("RANK", "?")
         result = "each rank trains a whole copy of its own"
         warns = rank in ("0", "?")
         watch = Watch(int(size), f"rank {rank} of {size}", result, _hint(int(size)), gpus=gpus, warns=warns)
         _watch_steps(watch, marks=f"{size} {run} {os.getpid()}")
-        page = os.environ.get(_HEARTBEAT, "")
-        if page and int(size) > 1 and not marks:  # else an agent's ranks share the page
+        nth = os.environ.get("LOCAL_RANK", "") if marks else "0"
+        if page and nth.isdigit():  # an agent's ranks share the page
             import hpcddp_stand  # type: ignore[import-not-found]  # this folder is on the path, at Python's start
 
-            AtImport("torch.distributed.distributed_c10d", lambda _: hpcddp_stand.start(page)).begin()
+            hpcddp_stand.start(page, int(nth), lambda: watch.has_stepped)
 
 
 def _hint(size: int) -> str:

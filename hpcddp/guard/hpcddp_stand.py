@@ -1,23 +1,38 @@
-"""Where a thread stands; and what tells a rank's agent where the main thread of a plain script does.
+"""Where a thread stands; and what tells a rank's agent where the main thread of a plain script does, and how to ask a
+rank for its stacks.
 
 Standard library only, and nothing of hpcddp: the rank's Python may be another one. `runs/heartbeat.py` reads the page.
 """
 
 from __future__ import annotations
 
+import faulthandler
 import os
 import sys
 import time
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    import signal
+    from collections.abc import Callable
     from types import CodeType, FrameType
+else:
+    import _signal as signal  # the same without enumerations, which cost an agent a tenth of its start
 
 #: What a rank's main thread does where it stands: something of its own; it may wait for other ranks or for its device,
 #: or compute; it waits for other ranks.
 OWN, MAY_WAIT, WAITS = range(3)
-#: Where in the page a plain script's stand is, and its most bytes.
-STAND_AT, STAND = 512, 400
+#: Where in the page the first rank's entry is, and the bytes of each: an agent's ranks (torchrun) have one each.
+STAND_AT, STAND = 512, 512
+#: The signal at which a rank writes its stacks. A process that does not catch it ignores it.
+ASK_FOR_STACKS = int(signal.SIGURG)
+#: What a main thread does, by the functions that it is in, in the order of the numbers in the page.
+PHASES = ("start", "input", "compute", "communication", "checkpoint", "unknown")
+_START, _INPUT, _COMPUTE, _COMMUNICATION, _CHECKPOINT, _UNKNOWN = range(6)
+_INPUT_IN = "torch.utils.data"
+_CHECKPOINT_IN = ("torch.serialization", "torch.distributed.checkpoint", "hpcddp.training.checkpoint", "safetensors")
+_BACKWARD_IN = "torch.autograd"
+_BEGAN = time.monotonic()
 _EVERY_S = 0.25
 _LEAST_CPU = 0.02  # of the time
 _LEAST_USE_S = 0.01  # of the processor, by a thread that gets on
@@ -97,65 +112,137 @@ def has_watchdog() -> bool:
     return "hpcddp.training.opening" in sys.modules or bool(watching)
 
 
-class PlainPulse:
-    """Writes where the main thread of this process stands to the page of its agent, as long as it has a process group:
-    how often it has looked, since how many seconds the thread stands, whether it waits, its line, and what that is in.
+class Entry:
+    """A rank's entry in the page of its agent: which rank and process it is, where the process writes its stacks at
+    ASK_FOR_STACKS, and what `Pulse` says."""
+
+    def __init__(self, page: int, at: int) -> None:
+        self._page, self._at = page, STAND_AT + at * STAND
+        self.phases: list[float] = []  # seconds, as PHASES
+        self._stacks = os.memfd_create("hpcddp-stacks")
+        faulthandler.register(ASK_FOR_STACKS, file=self._stacks, all_threads=True)  # needs no lock of Python's
+        self.write()
+
+    def write(self, looks: int = 0, stood_s: float = 0.0, waits: int = OWN, line: str = "", inside: str = "") -> None:
+        """The page is as old as before: a program may touch it to say that it gets on."""
+        touched = os.fstat(self._page)
+        env = os.environ
+        who = env.get("RANK", "0"), env.get("WORLD_SIZE", "1"), os.getpid(), self._stacks
+        numbers = (*who, looks, f"{stood_s:g}", waits, count_collectives() if stood_s else 0)
+        phases = "/".join(f"{seconds:.2f}" for seconds in self.phases)
+        text = "\0".join([" ".join(map(str, (*numbers, phases or "-"))), inside, line])
+        os.pwrite(self._page, text.encode(errors="replace")[: STAND - 1].ljust(STAND, b"\0"), self._at)
+        os.utime(self._page, ns=(touched.st_atime_ns, touched.st_mtime_ns))
+
+
+def count_collectives() -> int:
+    """How many collectives this rank has called in the group of all ranks, by torch's Flight Recorder; 0: not known."""
+    import json
+
+    dump = getattr(sys.modules.get("torch._C._distributed_c10d"), "_dump_fr_trace_json", None)
+    try:  # without the collectives themselves: that takes seconds
+        status = json.loads(dump(False, False))["pg_status"]["0"] if dump is not None else {}
+        return max(int(status.get("last_enqueued_collective", 0)), 0)
+    except (KeyError, RuntimeError, TypeError, ValueError):  # none was called; an older torch
+        return 0
+
+
+def judge_phase(frame: FrameType | None, *, sleeps: bool) -> int:
+    """What a thread does, by the innermost of its functions that tells it. `sleeps`: it uses no processor. In a
+    backward pass on a CPU it then waits for other ranks' gradients."""
+    innermost = "" if frame is None else frame.f_globals.get("__name__", "")
+    while frame is not None:
+        is_import = frame.f_code.co_name == "<module>"
+        module = "" if is_import else frame.f_globals.get("__name__") or ""
+        if module.startswith(_CHECKPOINT_IN):
+            return _CHECKPOINT
+        if module.startswith(_INPUT_IN):
+            return _INPUT
+        if judge_wait(module, "") == WAITS and module.startswith(_COLLECTIVES):
+            return _COMMUNICATION
+        frame = frame.f_back
+    return _COMMUNICATION if sleeps and innermost.startswith(_BACKWARD_IN) else _COMPUTE
+
+
+class Pulse:
+    """Looks at the main thread of this process four times a second, and writes to its entry what that does, and of a
+    plain script where it stands, as long as it has a process group: how often it has looked, since how many seconds the
+    thread stands, whether it waits, its line, and what that is in.
 
     A thread in the user's own code that uses the processor or waits for a disk is at work, and does not stand.
     """
 
-    def __init__(self, page: int) -> None:
+    def __init__(self, entry: Entry, has_stepped: Callable[[], bool]) -> None:
+        """`has_stepped`: whether an optimizer has: until then, or until a batch is read, it starts."""
         import threading
 
-        self._page = page
+        self._entry, self._has_stepped = entry, has_stepped
         self._main = threading.main_thread()
         self._clock = time.pthread_getcpuclockid(self._main.ident or 0)
         self._before: list[int] = []
         self._used_s = 0.0
         self._looks = self._stood = 0
+        self._says = True  # where it stands
+        self._looked = _BEGAN
+        entry.phases = [0.0] * len(PHASES)
         threading.Thread(target=self._watch, name="hpcddp-pulse", daemon=True).start()
 
     def _watch(self) -> None:
-        import hpcddp_guard  # type: ignore[import-not-found]  # this folder is on the path
-
-        while self._main.is_alive() and not has_watchdog():
+        while self._main.is_alive():
             time.sleep(_EVERY_S)
             try:
-                if hpcddp_guard.find_distributed() is not None:
-                    self._look()
-                elif self._looks:
-                    break  # it has left its group, and what it does then is its own
-            except (AttributeError, OSError, ValueError):  # torch is not yet imported as a whole; Python ends
+                self._look()
+            except (AttributeError, KeyError, OSError, ValueError):  # torch is not imported as a whole; Python ends
                 continue
-        self._write(b"")
 
     def _look(self) -> None:
+        import hpcddp_guard  # type: ignore[import-not-found]  # this folder is on the path
+
+        frame = None if has_compiled() else sys._current_frames()[self._main.ident or 0]
+        self._note_phase(frame)
+        if self._says and not has_watchdog() and hpcddp_guard.find_distributed() is not None:
+            self._note_stand(frame)
+        elif self._says and (self._looks or has_watchdog()):
+            self._says = False  # it has left its group, and what it does then is its own; or it looks itself
+        if not self._looks or not self._says:
+            self._entry.write()
+
+    def _note_phase(self, frame: FrameType | None) -> None:
+        state = _read_state(self._main.native_id)
+        phase = _UNKNOWN if frame is None else judge_phase(frame, sleeps=state == b"S")
+        phases, now = self._entry.phases, time.monotonic()
+        if phase not in {_INPUT, _UNKNOWN} and not phases[_INPUT] and not self._has_stepped():
+            phase = _START
+        phases[phase] += now - self._looked
+        self._looked = now
+
+    def _note_stand(self, frame: FrameType | None) -> None:
         thread = self._main.ident or 0
         places, used_s = list_places(thread), time.clock_gettime(self._clock)
         line, inside, waits = "", "", OWN
-        if places == self._before or not has_compiled():
-            line, inside, waits = find_place(sys._current_frames()[thread])
-        works = waits == OWN and (used_s - self._used_s > _EVERY_S * _LEAST_CPU or self._is_at_disk())
+        if places == self._before or frame is not None:
+            line, inside, waits = find_place(frame or sys._current_frames()[thread])
+        works = waits == OWN and (
+            used_s - self._used_s > _EVERY_S * _LEAST_CPU or _read_state(self._main.native_id) == b"D"
+        )
         self._stood = self._stood + 1 if places == self._before and not works else 0
         self._before, self._used_s, self._looks = places, used_s, self._looks + 1
-        text = "\0".join([f"{self._looks} {self._stood * _EVERY_S:g} {waits}", inside, line])
-        self._write(text.encode(errors="replace")[: STAND - 1])
-
-    def _is_at_disk(self) -> bool:
-        with open(f"/proc/self/task/{self._main.native_id}/stat", "rb") as file:
-            return file.read().rpartition(b")")[2].split()[:1] == [b"D"]
-
-    def _write(self, stand: bytes) -> None:
-        """The page is as old as before: a program may touch it to say that it gets on."""
-        touched = os.fstat(self._page)
-        os.pwrite(self._page, stand.ljust(STAND, b"\0"), STAND_AT)
-        os.utime(self._page, ns=(touched.st_atime_ns, touched.st_mtime_ns))
+        self._entry.write(self._looks, self._stood * _EVERY_S, waits, line, inside)
 
 
-def start(page: str) -> None:
-    """Begin to write to this page, where there is one."""
+def _read_state(thread: int | None) -> bytes:
+    """R, S, D, … as the kernel has it, of a thread of this process."""
+    with open(f"/proc/self/task/{thread}/stat", "rb") as file:
+        return file.read().rpartition(b")")[2].split()[0]
+
+
+def start(page: str, at: int, has_stepped: Callable[[], bool]) -> None:
+    """Begin to write to the entry `at` of this page, where there is one."""
     try:
-        file = os.open(page, os.O_RDWR | os.O_CLOEXEC)
-    except OSError:
+        entry = Entry(os.open(page, os.O_RDWR | os.O_CLOEXEC), at)
+    except (OSError, ValueError):
         return
-    PlainPulse(file)
+    import hpcddp_guard
+
+    hpcddp_guard.AtImport("torch.optim.optimizer", lambda _: entry.write()).begin()  # not what it started before
+    hpcddp_guard.AtImport("torch.distributed.distributed_c10d", lambda _: Pulse(entry, has_stepped)).begin()

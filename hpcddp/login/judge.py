@@ -55,7 +55,7 @@ class RunStatus(Record):
     a sweep. `best`: what it named its best, by `best_mode`; `best_run` and `jobs`, how many are in which
     state, and `size`, how many it was made of, of a sweep. `sweep`: the folder of the one that it belongs to. `why`:
     why it waits, or ended; of a run that failed the first cause. `log`: where more of it stands. `cause`: the first
-    cause in its logs, where they were read."""
+    cause in its logs, where they were read. `used`: of what it had, where that was read."""
 
     name: str
     path: str
@@ -84,6 +84,7 @@ class RunStatus(Record):
     weights_sha256: str | None = None
     exact: Mapping[str, object] | None = None
     cause: str = ""
+    used: str = ""
 
     @property
     def lives(self) -> bool:

@@ -101,6 +101,7 @@ def _format_one(run: RunStatus, now: float, width: int) -> str:
         ("speed", "" if run.samples_per_s is None else f"{run.samples_per_s:,.0f} samples/s"),
         ("left", _say_left(run.left_s)),
         ("walltime", f"{_say_left(run.ends - now)} left" if run.ends is not None and run.state == "running" else ""),
+        ("used", run.used),
         ("why", _say_why(run, now)),
         ("cause", run.cause),
         ("log", run.log),

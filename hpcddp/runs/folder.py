@@ -134,6 +134,10 @@ class AttemptFolder(Record):
     def versions(self) -> str:
         return os.path.join(self.path, "versions.json")
 
+    def usage(self, host: str) -> str:
+        """What its ranks use of this host."""
+        return os.path.join(self.path, f"usage-{host}.jsonl")
+
     def rank_environment(self, rank: int) -> str:
         return os.path.join(self.path, "env", f"rank-{rank:04d}.env")
 

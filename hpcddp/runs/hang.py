@@ -8,6 +8,7 @@ import math
 from hpcddp.errors import RequestError
 from hpcddp.record import TYPE_CHECKING, Record
 from hpcddp.runs.heartbeat import OWN
+from hpcddp.units import format_count
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -23,6 +24,7 @@ class Stand(Record):
     inside: str  # what that line is in, the innermost function: `barrier`; empty: nothing
     seconds: float  # how long it has stood there; 0: it gets on
     waits: int = OWN  # whether it waits for other ranks, as `runs.heartbeat` has it
+    collectives: int = 0  # that it has called in the group of all ranks; 0: not known
 
     def __str__(self) -> str:
         return f"{self.line} (in {self.inside})" if self.inside else self.line
@@ -66,21 +68,45 @@ def read_hang_limits(env: Mapping[str, str]) -> tuple[float | None, float | None
 
 
 def find_hang(stands: dict[int, Stand], world_size: int, end_s: float) -> Hang | None:
-    """None if a rank gets on or has given no answer, or all stand at one line."""
+    """None if a rank gets on or has given no answer, or all stand at one line after equally many collectives.
+
+    The others wait for those that do not wait themselves; else for those that have called fewest collectives; else, if
+    there are fewest of them, for those that wait in another call than most. If none of it tells, it is all of them.
+    """
     at: dict[str, list[int]] = {}
     for rank, stand in stands.items():
         at.setdefault(str(stand), []).append(rank)
-    if len(stands) < world_size or len(at) < 2 or min(stand.seconds for stand in stands.values()) < end_s:
+    counts = {rank: _count_calls(stands, rank) for rank in stands}
+    is_one = len(at) < 2 and len(set(counts.values())) < 2
+    if len(stands) < world_size or is_one or min(stand.seconds for stand in stands.values()) < end_s:
         return None
+    groups = sorted(at.values(), key=len)
+    fewest = groups[0] if len(groups) < 2 or len(groups[0]) < len(groups[1]) else list(stands)
     own = [rank for rank, stand in stands.items() if stand.waits == OWN]
-    ranks = sorted(own) if 0 < len(own) < world_size else min(at.values(), key=len)
-    missing = "; ".join(f"{name_ranks(some)} at {line}" for line, some in at.items() if some[0] in ranks)
-    others = "; ".join(f"{name_ranks(some)} at {line}" for line, some in at.items() if some[0] not in ranks)
+    behind = [rank for rank in stands if counts[rank] == min(counts.values())]
+    ranks = next((sorted(some) for some in (own, behind) if 0 < len(some) < world_size), sorted(fewest))
+
+    differ = len(set(counts.values())) > 1
+    missing, others = dict[tuple[str, int], list[int]](), dict[tuple[str, int], list[int]]()
+    for rank, stand in stands.items():
+        (missing if rank in ranks else others).setdefault((str(stand), counts[rank]), []).append(rank)
+
+    def name(where: dict[tuple[str, int], list[int]]) -> str:
+        called = {n: f", after {format_count(n, 'collective')}," if differ else "" for _, n in where}
+        return "; ".join(f"{name_ranks(some)}{called[count]} at {line}" for (line, count), some in where.items())
+
+    told = f"{name(missing)}. The others: {name(others)}" if others else name(missing)
+    where = "at different lines" if len(at) > 1 else "at one line"
     return Hang(
         ranks,
-        f"the ranks have waited for each other for {end_s:g} s, at different lines: {missing}. The others: {others}",
+        f"the ranks have waited for each other for {end_s:g} s, {where}: {told}",
         "let every rank come to the same calls in the same order; HPCDDP_WATCHDOG_END=3600 waits longer, off for ever",
     )
+
+
+def _count_calls(stands: dict[int, Stand], rank: int) -> int:
+    """Of collectives in the group of all ranks; 0 for each where some rank does not say it."""
+    return stands[rank].collectives if all(one.collectives for one in stands.values()) else 0
 
 
 def format_stands(stands: dict[int, Stand], world_size: int, stall_s: float, end_s: float | None = None) -> str:

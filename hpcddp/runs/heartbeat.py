@@ -48,6 +48,36 @@ class Place(Record):
     waits: int = OWN
 
 
+class Entry(Record):
+    """A rank by its own entry: its numbers, its process, the descriptor to which that writes its stacks; how often it
+    has looked where its main thread stands (0: it does not say), for how many seconds that has stood, whether it waits,
+    how many collectives it has called; seconds of its main thread by what it did, as PHASES; what its line is in, and
+    its line."""
+
+    rank: int
+    world_size: int
+    process: int
+    stacks: int
+    looks: int
+    seconds: float
+    waits: int
+    collectives: int
+    phases: tuple[float, ...]
+    inside: str
+    line: str
+
+
+def _read_entry(written: bytes) -> Entry | None:
+    numbers, *texts = written.rstrip(b"\0").decode(errors="replace").split("\0")
+    with suppress(ValueError):
+        rank, world_size, process, stacks, looks, seconds, waits, collectives, times = numbers.split()
+        inside, line = [*texts, "", ""][:2]
+        counts = (int(rank), int(world_size), int(process), int(stacks), int(looks))
+        phases = tuple(map(float, times.split("/"))) if times != "-" else ()
+        return Entry(*counts, float(seconds), int(waits), int(collectives), phases, inside, line)
+    return None
+
+
 class Page:
     """The page, by its open file."""
 
@@ -83,15 +113,11 @@ class Page:
         waits = written[:1]  # a program may write there, too
         return Place(written[1:], int(waits)) if waits in {str(OWN), str(MAY_WAIT), str(WAITS)} else Place()
 
-    def read_stand(self) -> tuple[int, float, int, str, str]:
-        """Of a plain script: how often it has looked where its main thread stands, for how many seconds that has stood,
-        whether it waits, what its line is in, and its line, as `guard/hpcddp_stand.py` writes them; 0 looks: none."""
-        numbers, *texts = os.pread(self.file, STAND, STAND_AT).rstrip(b"\0").decode(errors="replace").split("\0")
-        with suppress(ValueError):
-            looks, seconds, waits = numbers.split()
-            inside, line = texts
-            return int(looks), float(seconds), int(waits), inside, line
-        return 0, 0.0, OWN, "", ""
+    def read_entries(self) -> list[Entry]:
+        """Of each rank that writes to this page, as `guard/hpcddp_stand.py` does; an agent has several."""
+        size = os.fstat(self.file).st_size
+        written = [os.pread(self.file, STAND, at) for at in range(STAND_AT, size, STAND)]
+        return [entry for entry in map(_read_entry, written) if entry is not None]
 
     def write_end(self, at: float) -> None:
         """When the job ends, in seconds since 1970: it may have been given more time, or less."""

@@ -14,9 +14,9 @@ import sys
 import time
 from contextlib import suppress
 
+from hpcddp.guard.hpcddp_stand import ASK_FOR_STACKS
 from hpcddp.ranks.lookup_warning import split_output
-from hpcddp.runs.hang import Stand
-from hpcddp.runs.heartbeat import Beat, Place, make_page
+from hpcddp.runs.heartbeat import OWN, Beat, Entry, Place, make_page
 from hpcddp.signals import ENDING
 from hpcddp.supervisor import wire
 from hpcddp.supervisor.leftover import end_left, find_left, kill_left
@@ -56,7 +56,8 @@ class Agent:
         self._lock = _thread.allocate_lock()
         self._heard: float | None = None  # when the supervisor last said something
         self._place = Place()  # the last that was sent
-        self._looks = 0  # of a plain script's pulse, at what was sent last
+        self._looks: dict[int, int] = {}  # of plain scripts' pulses by rank, at what was sent last
+        self._over: dict[int, float] = {}  # since when such a rank's process has ended
         self._is_over = False
         self._give: Callable[[int], None] = lambda _: None
         self._given = 0  # signals, by the supervisor's word
@@ -76,6 +77,18 @@ class Agent:
         self._program, self._give = program, give
         if self._listener is not None:
             _thread.start_new_thread(self._beat, (self._listener,))
+
+    def measure(self) -> None:
+        """Write what the job uses of this node, if this is the agent of its first rank."""
+        if self._listener is not None:
+            from hpcddp.supervisor.usage import Sampler  # of one agent on each node
+
+            Sampler(self._attempt, self._host, self._env, self._read_phases).start()
+
+    def _read_phases(self) -> list[float]:
+        """Of the first rank that says them."""
+        entries = self._page.read_entries() if self._page is not None else ()
+        return next((list(one.phases) for one in entries if one.phases), [])
 
     def note_signal(self, number: int) -> None:
         """Tell the supervisor of a signal that came to the rank, or to its agent."""
@@ -224,7 +237,7 @@ class Agent:
                         self._send_signals()
                         self._send(self._read_beat())
                         self._send_place()
-                        self._send_stand()
+                        self._send_stands()
                 except OSError:
                     return
             self._check_lease(listener)
@@ -239,12 +252,27 @@ class Agent:
             self._place = place
             self._send(place)
 
-    def _send_stand(self) -> None:
-        """Of a plain script, if it has looked since."""
-        looks, seconds, waits, inside, line = self._page.read_stand() if self._page is not None else (0, 0.0, 0, "", "")
-        if looks != self._looks:
-            self._looks = looks
-            self._send(Stand(line, inside, seconds, waits))
+    def _send_stands(self) -> None:
+        """Of a plain script, where each of its ranks stands, if it has looked since. One that has ended stands there:
+        what has started it (torchrun) tells of its status."""
+        for one in self._page.read_entries() if self._page is not None else ():
+            if one.looks != self._looks.get(one.rank, 0):
+                self._send(wire.PlainStand(one.rank, one.world_size, one.line, one.inside, *one[5:8]))
+            elif one.looks and _read_state(one.process) in {"", "Z"}:
+                over_s = time.monotonic() - self._over.setdefault(one.rank, time.monotonic())
+                self._send(wire.PlainStand(one.rank, one.world_size, "its end", "", over_s, OWN, one.collectives))
+            self._looks[one.rank] = one.looks
+
+    def _send_stacks(self, request: str) -> None:
+        """In a thread: a rank that is stopped never answers."""
+        entries = self._page.read_entries() if self._page is not None else []
+        found = [(one.rank, *read_stacks(one)) for one in entries]
+        if not found:
+            found = [(self._rank, "", "no Python of it has begun yet, or what started it has changed its environment")]
+        with self._lock, suppress(OSError):
+            for nth, (rank, text, why) in enumerate(found, 1):
+                if self._socket is not None and not self._is_over:
+                    self._send(wire.Stacks(request, len(found) - nth, rank, text, why))
 
     def _send_signals(self) -> None:
         while self._socket is not None and self._signals:
@@ -253,9 +281,7 @@ class Agent:
 
     def _is_stopped(self) -> bool:
         """Whether a signal has stopped the rank, as SIGSTOP does."""
-        with suppress(OSError), open(f"/proc/{self._program}/stat", "rb") as file:
-            return file.read().rpartition(b")")[2].split()[:1] == [b"T"]
-        return False
+        return _read_state(self._program) == "T"
 
     def _obey(self, message: wire.Message) -> None:
         if isinstance(message, wire.End):
@@ -263,6 +289,8 @@ class Agent:
         elif isinstance(message, wire.Give) and message.nth > self._given:
             self._given = message.nth
             self._give(message.number)
+        elif isinstance(message, wire.Ask):
+            _thread.start_new_thread(self._send_stacks, (message.request,))
         elif isinstance(message, wire.Until) and self._page is not None:
             with suppress(OSError):
                 self._page.write_end(message.at)
@@ -299,6 +327,47 @@ class Agent:
     def _send(self, message: wire.Message) -> None:
         assert self._socket is not None
         self._socket.sendall(wire.write(message))
+
+
+def _read_state(process: int) -> str:
+    """R, S, D, T, Z, … as the kernel has it; "": there is no such process."""
+    with suppress(OSError), open(f"/proc/{process}/stat", "rb") as file:
+        return file.read().rpartition(b")")[2].split()[0].decode()
+    return ""
+
+
+_ANSWER_S = 2.0  # in which a rank writes its stacks
+_LOOK_S = 0.05
+_NO_ANSWER = {
+    "": "its process has ended",
+    "Z": "its process has ended",
+    "T": "it was stopped by a signal (SIGSTOP)",
+    "D": "it waits for a disk or a file system (state D), and hears no signal",
+}
+
+
+def read_stacks(one: Entry) -> tuple[str, str]:
+    """What this rank writes now at ASK_FOR_STACKS; or "" and why it writes nothing."""
+    path = f"/proc/{one.process}/fd/{one.stacks}"
+    state = _read_state(one.process)
+    if state in _NO_ANSWER and state != "D":
+        return "", _NO_ANSWER[state]
+    try:
+        if not _handles(one.process, ASK_FOR_STACKS, b"SigCgt"):
+            return "", "its program has taken the signal SIGURG for itself"
+        before = size = os.stat(path).st_size
+        os.kill(one.process, ASK_FOR_STACKS)
+        until = time.monotonic() + _ANSWER_S
+        while time.monotonic() < until:
+            time.sleep(_LOOK_S)
+            last, size = size, os.stat(path).st_size
+            if size == last > before:  # it has come to its end
+                with open(path, "rb") as file:
+                    file.seek(before)
+                    return file.read().decode(errors="replace"), ""
+    except OSError:
+        pass  # it ends now
+    return "", _NO_ANSWER.get(_read_state(one.process), "it does not answer")
 
 
 # The rank's program, which gets each signal once, and how it ended.

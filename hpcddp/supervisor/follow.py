@@ -17,6 +17,7 @@ from hpcddp.record import TYPE_CHECKING, Record
 from hpcddp.runs.chain import find_follow_up, write_follow_up
 from hpcddp.runs.folder import job_of
 from hpcddp.runs.lock import start_time
+from hpcddp.runs.stacks import take_request, write_answer
 from hpcddp.schedulers.registry import CurrentJob, find_current_job, find_scheduler
 from hpcddp.schedulers.run import ask_about, ask_job_state, cancel_job, queue_job
 from hpcddp.units import parse_walltime, read_number
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 
     from hpcddp.runs.folder import AttemptFolder
     from hpcddp.schedulers.row import Commands
+    from hpcddp.supervisor.reports import Reports
 
     T = TypeVar("T")
 else:
@@ -64,6 +66,7 @@ _ASK_AGAIN_S = 300.0
 _SAME_S = 10  # schedulers round, and count from different moments
 #: Seconds between two looks into the run folder: a shared file system shows a new file late anyway.
 LOOK_S = 3.0
+_ANSWER_S = 5.0  # for the ranks' stacks
 
 
 class End(Record):
@@ -184,6 +187,25 @@ class StopRequest:
             with suppress(OSError):
                 os.unlink(self._path)
             os.kill(os.getpid(), signal.SIGTERM)
+
+
+class StackRequests:
+    """Asks the ranks for their stacks where a person does (`hpcddp stacks`), and writes their answers."""
+
+    def __init__(self, attempt: AttemptFolder, reports: Reports, clock: Callable[[], float] = time.monotonic) -> None:
+        self._attempt, self._reports, self._clock = attempt, reports, clock
+        self._requests = Repeated(lambda: take_request(attempt), LOOK_S, clock(), clock)
+        self._until = 0.0
+
+    def look(self) -> None:
+        """Answer one request at a time."""
+        now, answer = self._clock(), self._reports.stacks
+        if answer is not None and (not answer.awaited or now >= self._until):
+            self._reports.stacks = None
+            ask_in_thread(lambda: write_answer(self._attempt, answer))
+        elif answer is None and (name := self._requests.look()):
+            self._reports.ask_for_stacks(name)
+            self._until = now + _ANSWER_S
 
 
 def is_wish(job: CurrentJob, end: End, env: Mapping[str, str], came: float) -> bool:

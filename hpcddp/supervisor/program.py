@@ -13,7 +13,7 @@ from contextlib import suppress
 from hpcddp.record import TYPE_CHECKING, Record
 from hpcddp.signals import ENDING, name_signal
 from hpcddp.supervisor.agent import write_all
-from hpcddp.supervisor.events import SILENT, STUCK, UNKNOWN, Event, find_first_cause
+from hpcddp.supervisor.events import LEFT, SILENT, STUCK, UNKNOWN, Event, find_first_cause
 from hpcddp.supervisor.follow import ask_in_thread
 from hpcddp.supervisor.rank import SAVES_S
 from hpcddp.supervisor.reports import allow_files
@@ -342,8 +342,8 @@ class Teardown:
         self._print_remarks()
         cause = find_first_cause(self._reports.events)
         self._reports.end_all()
-        if cause is not None and cause.kind == STUCK and self._ended_at is None and self._judges:
-            self._tell(str(cause))  # the launcher was faster
+        if cause is not None and cause.kind in {STUCK, LEFT} and self._ended_at is None and self._judges:
+            self._tell(str(cause))  # the launcher was faster; no rank has reported it as its failure
         if not self._judges:
             return None
         if cause is None and self._reports.all_well:

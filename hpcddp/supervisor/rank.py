@@ -57,6 +57,19 @@ STATES = {
 }
 
 
+class PlainRank:
+    """A rank of a plain script, by where it stands."""
+
+    def __init__(self) -> None:
+        self.stand: Stand | None = None  # None: it says no more
+        self.told = 0.0  # when it said so
+        self.waited: Stand | None = None  # the last of these in which it waited for others
+
+    def note(self, stand: Stand, now: float) -> None:
+        self.stand, self.told = stand if stand.line else None, now
+        self.waited = stand if stand.waits != OWN else self.waited
+
+
 class Rank:
     """A rank of one attempt. Times are of the monotonic clock."""
 
@@ -69,9 +82,7 @@ class Rank:
         self.heard = self.moved = self.used = self.looked = now
         self.beat = Beat()
         self.place = Place()
-        self.stand: Stand | None = None  # of a plain script that has a process group
-        self.stood = now  # when it was told
-        self.waited: Stand | None = None  # the last of these in which it waited for others
+        self.plain: dict[int, PlainRank] = {}  # those of a plain script that have a process group; an agent has several
         self.has_opened = False  # the runtime, at some time, or touched its page
         self.status: int | None = None  # its wait status, once it has ended
         self.ended: Ended | None = None  # as its agent has said it
@@ -93,7 +104,9 @@ class Rank:
 
     def forgive(self, now: float) -> None:
         """Count its times from now: nobody could be heard until now."""
-        self.heard = self.moved = self.used = self.looked = self.since = self.stood = now
+        self.heard = self.moved = self.used = self.looked = self.since = now
+        for one in self.plain.values():
+            one.told = now
 
     @property
     def is_there(self) -> bool:
@@ -228,16 +241,21 @@ _STOPPED = "a stop by a signal (SIGSTOP)"
 _OVER = "its end (status 0)"
 
 
-def find_stand(one: Rank, now: float, fresh_s: float = _FRESH_S) -> Stand | None:
-    """Where this rank of a plain script stands; None: it does not say, or has not for `fresh_s`. One that has ended
-    well stands there since then: it comes to no collective any more."""
-    if one.status is not None:
-        return Stand(_OVER, "", now - one.since, OWN) if one.is_well else None
-    if not one.is_there:
-        return None
-    if one.beat.is_stopped:
-        return Stand(_STOPPED, "", now - one.stood, OWN)
-    return one.stand if now - one.stood < fresh_s else None
+def find_stands(ranks: Iterable[Rank], now: float, fresh_s: float = _FRESH_S) -> dict[int, Stand]:
+    """Where each rank of a plain script stands that says it, or has within `fresh_s`. One that has ended well stands
+    there since then: it comes to no collective any more."""
+    found: dict[int, Stand] = {}
+    for one in ranks:
+        for rank, plain in one.plain.items():
+            if one.status is not None:
+                stand = Stand(_OVER, "", now - one.since, OWN) if one.is_well else None
+            elif one.beat.is_stopped:
+                stand = Stand(_STOPPED, "", now - plain.told, OWN)
+            else:
+                stand = plain.stand if now - plain.told < fresh_s else None
+            if stand is not None and (one.is_there or one.status is not None):
+                found[rank] = stand
+    return found
 
 
 class PlainHang:
@@ -248,10 +266,10 @@ class PlainHang:
         self._stall_s, self._end_s = stall_s, end_s
         self._is_told = False
 
-    def look(self, ranks: Iterable[Rank], world_size: int, now: float) -> tuple[str, list[int]]:
+    def look(self, ranks: Collection[Rank], world_size: int, now: float) -> tuple[str, list[int]]:
         """What is to be printed now, and the ranks that the others wait for, if they have for too long."""
         fresh_s = min(_FRESH_S, (self._end_s or _FRESH_S) / 2)  # who leaves a collective has half of the time to say so
-        stands = {one.rank: stand for one in ranks if (stand := find_stand(one, now, fresh_s)) is not None}
+        stands = find_stands(ranks, now, fresh_s)
         waited_s = max((stand.seconds for stand in stands.values() if stand.waits != OWN), default=0.0)
         if self._stall_s is None or waited_s < self._stall_s:
             self._is_told = False
@@ -263,17 +281,20 @@ class PlainHang:
         return "" if was_told else format_stands(stands, world_size, self._stall_s, self._end_s), []
 
 
-def find_late(ranks: Iterable[Rank], now: float) -> list[Rank]:
+def find_late(ranks: Iterable[Rank], now: float) -> list[int]:
     """Find those that do something of their own while others wait for them in a collective."""
-    return [one for one in ranks if (stand := find_stand(one, now)) is not None and stand.waits == OWN]
+    return [rank for rank, stand in find_stands(ranks, now).items() if stand.waits == OWN]
 
 
-def describe_late(one: Rank, ranks: Iterable[Rank], now: float) -> str:
+def describe_late(rank: int, ranks: Collection[Rank], now: float) -> str:
     """Where it is, and where the others wait for it."""
-    stand = find_stand(one, now)
-    others = [other for other in ranks if other is not one and other.waited is not None]
-    waiting = [other for other in others if other.stand == other.waited or (other.status and not other.is_well)]
-    where = next((f"; others wait for it at {other.waited}" for other in waiting), "")
-    if one.status is not None:
+    stand = find_stands(ranks, now).get(rank)
+    owner = next(one for one in ranks if rank in one.plain)
+    others = [(one, plain) for one in ranks for other, plain in one.plain.items() if other != rank and plain.waited]
+    waiting = [plain.waited for one, plain in others if plain.stand == plain.waited or (one.status and not one.is_well)]
+    is_late = owner.status is not None or stand is None or stand.waits == OWN
+    where = next((f"; others wait {'for it ' if is_late else ''}at {waited}" for waited in waiting), "")
+    if owner.status is not None:
         return where.removeprefix("; ") or "others wait for it"
-    return f"{'stands' if stand and stand.seconds else 'is'} at {stand}{where}"
+    verb = "waits" if not is_late else "stands" if stand is not None and stand.seconds else "is"
+    return f"{verb} at {stand}{where}"

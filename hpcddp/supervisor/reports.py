@@ -16,8 +16,9 @@ from contextlib import suppress
 from hpcddp.ranks.reach import list_addresses
 from hpcddp.record import TYPE_CHECKING
 from hpcddp.runs.attempt import choose_error, describe_end, format_failure
-from hpcddp.runs.hang import Stand, read_hang_limits
-from hpcddp.runs.heartbeat import NO_RANK, OWN, Beat, Place
+from hpcddp.runs.hang import read_hang_limits
+from hpcddp.runs.heartbeat import NO_RANK, Beat, Place
+from hpcddp.runs.stacks import Answer, RankStacks
 from hpcddp.supervisor import wire
 from hpcddp.supervisor.events import (
     ABSENT,
@@ -47,6 +48,7 @@ from hpcddp.supervisor.rank import (
     STAYS_AWAY,
     WAITS_FOR_OTHERS,
     PlainHang,
+    PlainRank,
     Rank,
     StuckDetector,
     describe_late,
@@ -261,7 +263,8 @@ class Reports:
         self._opened = 0.0
         self._awake = 0.0  # when this process looked last
         self._records = ""  # the folder in which each rank that is started leaves a file
-        self._world_size = 0  # as the ranks say it; 0: none has
+        self._world_size = self._plain_size = 0  # as the agents say it, and the ranks of a plain script; 0: none has
+        self.stacks: Answer | None = None  # the ranks have been asked for theirs
         self._signals: list[tuple[int, float]] = []  # for the ranks of the attempt, and since when
         self.ranks: dict[int, Rank] = {}
         self.events: list[Event] = []
@@ -286,7 +289,8 @@ class Reports:
         self.ranks, self.events = {}, []
         self._is_reported = False
         self._signals = []
-        self._world_size, self._opened = 0, self._clock()
+        self._world_size = self._plain_size = 0
+        self.stacks, self._opened = None, self._clock()
         self._awake = self._opened
         self._records = os.path.dirname(attempt.rank_environment(0))
         with suppress(OSError):
@@ -384,6 +388,13 @@ class Reports:
         for one in self._connected.values():
             self._give(one, len(self._signals))
 
+    def ask_for_stacks(self, request: str) -> None:
+        """Ask every rank that is there; the answers come to `stacks` while this is read."""
+        self.stacks = Answer(request, {one.rank: one.host for one in self.ranks.values() if one.is_there})
+        for one in self.ranks.values():
+            if one.is_there:
+                self._say(one, wire.Ask(request))
+
     @property
     def is_holding(self) -> bool:
         """Whether the agent of a rank that has ended waits for ranks that still save."""
@@ -423,17 +434,19 @@ class Reports:
 
     def _look_for_hang(self, now: float) -> None:
         """Of a plain script, whose ranks do not look themselves."""
-        if self.events or not any(one.stand for one in self.ranks.values()):
+        if self.events or not any(one.plain for one in self.ranks.values()):
             return
-        text, late = self._hang.look(self.ranks.values(), self._world_size, now)
+        text, late = self._hang.look(self.ranks.values(), max(self._plain_size, self._world_size), now)
         self.remarks += [text] if text else []
         self.hang = text or self.hang
-        self._add_late([self.ranks[rank] for rank in late], now)
+        self._add_late(late, now)
 
-    def _add_late(self, late: list[Rank], at: float) -> None:
-        for one in late:
+    def _add_late(self, late: list[int], at: float) -> None:
+        for rank in late:
+            one = next(one for one in self.ranks.values() if rank in one.plain)
             kind = STUCK if one.status is None else LEFT
-            self._add(one, kind, at, describe_late(one, self.ranks.values(), self._clock()), is_sure=len(late) == 1)
+            text = describe_late(rank, self.ranks.values(), self._clock())
+            self._add(one, kind, at, text, is_sure=len(late) == 1, rank=rank)
 
     def _greet(self, number: int) -> None:
         """The caller's first line: only who can read the attempt's folder knows the key."""
@@ -486,15 +499,27 @@ class Reports:
             elif isinstance(message, Place):
                 one.place = message
                 one.change(STANDS if message.text else MOVES, now)
-            elif isinstance(message, Stand):
-                one.stand, one.stood = message if message.line else None, now
-                one.waited = message if message.waits != OWN else one.waited
+            elif isinstance(message, wire.PlainStand):
+                one.plain.setdefault(message.rank, PlainRank()).note(message.stand, now)
+                self._plain_size = message.world_size
+            elif (
+                isinstance(message, wire.Stacks) and self.stacks is not None and message.request == self.stacks.request
+            ):
+                self.stacks.ranks.append(RankStacks(message.rank, one.host, message.text, message.why))
+                if not message.left:
+                    self.stacks.awaited.pop(one.rank, None)
             elif isinstance(message, wire.Signalled) and not self._launcher_ends:
                 one.signals[message.number] = now
             elif isinstance(message, wire.Unheard):
                 one.unheard_s = message.seconds
             elif isinstance(message, wire.Ended):
                 self._note_end(one, message, now)
+
+    def _note_stacks(self, one: Rank, message: wire.Stacks) -> None:
+        if self.stacks is not None and message.request == self.stacks.request:
+            self.stacks.ranks.append(RankStacks(message.rank, one.host, message.text, message.why))
+            if not message.left:
+                self.stacks.awaited.pop(one.rank, None)
 
     def _note_end(self, one: Rank, ended: wire.Ended, now: float) -> None:
         one.status = status = read_shell_status(ended.status)
@@ -505,7 +530,8 @@ class Reports:
             kind = KILLED if os.WIFSIGNALED(status) else ERROR
             text = choose_error(ended.output.split("\n"))[:_MOST_TEXT]
             kind, text = (UNHEARD, str(one.unheard_s)) if one.unheard_s else (kind, text)
-            if one.waited is not None and is_timeout(text):  # of a collective: it had waited for others
+            waited = any(plain.waited is not None for plain in one.plain.values())
+            if waited and is_timeout(text):  # of a collective: it had waited for others
                 self._add_late(find_late(self.ranks.values(), now), now)
             self._add(one, kind, now, text)
         one.change(WAITS_FOR_OTHERS if may_hold else ENDS, now)
@@ -555,11 +581,14 @@ class Reports:
         one.connection = None
         one.change(BREAKS, self._clock())
 
-    def _add(self, one: Rank, kind: str, at: float, text: str = "", *, is_sure: bool = True) -> None:
+    def _add(
+        self, one: Rank, kind: str, at: float, text: str = "", *, is_sure: bool = True, rank: int | None = None
+    ) -> None:
+        """`rank`: of an agent's own ranks, the one that it is about."""
         if not one.is_noted:
             one.is_noted = True
-            status = one.status or 0
-            self.events.append(Event(kind, one.rank, one.host, at, one.beat.step, status, text, is_sure, one.signal))
+            number, status = one.rank if rank is None else rank, one.status or 0
+            self.events.append(Event(kind, number, one.host, at, one.beat.step, status, text, is_sure, one.signal))
 
     def _say(self, one: Rank, message: wire.Message) -> None:
         if one.connection is not None:

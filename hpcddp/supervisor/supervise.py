@@ -29,6 +29,7 @@ from hpcddp.supervisor.follow import (
     BY_SCRIPT,
     FollowUp,
     MovingEnd,
+    StackRequests,
     StopRequest,
     ask_in_thread,
     find_end,
@@ -201,7 +202,7 @@ class Attempts:
         """Copy the data, if there are any to copy, and start the ranks; nothing is started once a signal has come."""
         order, end, tell, recovery = self._order, self._end.end, self._tell, self._recovery
         self._attempt = attempt
-        self._stop_request = StopRequest(attempt)
+        self._stop_request, self._stack_requests = StopRequest(attempt), StackRequests(attempt, self._reports)
         self._note_end()
         env = {**self._env, **_variables(attempt, self._staged, end, self._env), FRESH: order.fresh}
         env.pop(HEARTBEAT, None)  # of a rank of another job, in which this one was started
@@ -328,6 +329,7 @@ class Attempts:
         """Tell the ranks if the job ends at another time than they know, and end them if a person asks for it."""
         self._stop_request.look()
         self._notices.stall(self._attempt, self._reports.hang)
+        self._stack_requests.look()
         if self._end.look() and self._end.end.at is not None:
             self._tell(f"the job ends at {self._end.end} now")
             self._reports.tell_end(self._end.end.at)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from hpcddp.runs.folder import AttemptFolder
 
-# From the agent to the supervisor; and `Beat`, `Place` and `Stand`, which the rank writes and the agent passes on.
+# From the agent to the supervisor; and `Beat` and `Place`, which the rank writes and the agent passes on.
 
 
 class Hello(Record):
@@ -33,6 +33,34 @@ class Hello(Record):
     rank: int
     world_size: int
     host: str
+
+
+class PlainStand(Record):
+    """Where a rank of a plain script stands, of `world_size`; the fields of `Stand`. An agent may have several ranks,
+    and another number itself. No line: it says no more."""
+
+    rank: int
+    world_size: int
+    line: str
+    inside: str
+    seconds: float
+    waits: int
+    collectives: int
+
+    @property
+    def stand(self) -> Stand:
+        return Stand(self.line, self.inside, self.seconds, self.waits, self.collectives)
+
+
+class Stacks(Record):
+    """The answer to `ask`, of one rank: its stacks as `faulthandler` writes them, or why it has none. `left`: how many
+    further ranks of this agent follow."""
+
+    request: str
+    left: int
+    rank: int
+    text: str
+    why: str
 
 
 class Signalled(Record):
@@ -82,6 +110,12 @@ class Give(Record):
     number: int
 
 
+class Ask(Record):
+    """Where do the rank's threads stand? `request`: its name. Each rank of the agent answers by `stacks`."""
+
+    request: str
+
+
 class Wait(Record):
     """Other ranks still save, or have still to say how they failed, and the launcher would kill them at the agent's
     end: stay until the connection is closed, at most for so long."""
@@ -89,8 +123,8 @@ class Wait(Record):
     seconds: float
 
 
-_FROM_AGENT: tuple[Any, ...] = (Hello, Beat, Place, Stand, Signalled, Unheard, Ended)
-_FROM_SUPERVISOR: tuple[Any, ...] = (Ok, End, Until, Give, Wait)
+_FROM_AGENT: tuple[Any, ...] = (Hello, Beat, Place, PlainStand, Stacks, Signalled, Unheard, Ended)
+_FROM_SUPERVISOR: tuple[Any, ...] = (Ok, End, Until, Give, Ask, Wait)
 #: Name -> the message.
 MESSAGES = {message.__name__.lower(): message for message in (*_FROM_AGENT, *_FROM_SUPERVISOR)}
 _TYPES: dict[str, Callable[[str], Any]] = {
@@ -102,7 +136,9 @@ _TYPES: dict[str, Callable[[str], Any]] = {
 _ESCAPES = (("%", "%25"), (" ", "%20"), ("\n", "%0A"))  # in a text
 
 if TYPE_CHECKING:
-    Message = Hello | Beat | Place | Stand | Signalled | Unheard | Ended | Ok | End | Until | Give | Wait
+    Message = (
+        Hello | Beat | Place | PlainStand | Stacks | Signalled | Unheard | Ended | Ok | End | Until | Give | Ask | Wait
+    )
 
 
 def write(message: Message) -> bytes:

@@ -230,6 +230,7 @@ class Preparation:
                 prepared[n] = self.evaluation_loader(thing)
         for n, thing in enumerate(objects):
             if is_trained(thing) and id(thing) not in self._models.wrapped:
+                self._record.note_model(thing)
                 prepared[n] = self._models.wrap(thing, Wanted(None, None, {}))
             elif isinstance(thing, nn.Module):
                 prepared[n] = place(thing, self._group.device)

@@ -183,6 +183,7 @@ class Runtime:
         `options` are those of torch's DDP or fully_shard. Buffers are not broadcast at each forward pass: they are
         averaged before an evaluation and a checkpoint.
         """
+        self._record.note_model(model)
         return self._models.wrap(model, Wanted(blocks, tensor_plan, options))
 
     def unwrap(self, model: nn.Module) -> nn.Module:

@@ -260,6 +260,12 @@ class StepRecord:
         had in them."""
         return self._write(self.sums.exchange(flags), weighing)
 
+    def note_model(self, model: object) -> None:
+        """What a model says that a sample costs, forward and backward: its `flops_per_sample`."""
+        flops = getattr(model, "flops_per_sample", None)
+        if isinstance(flops, int | float):
+            self._metrics.write("model", flops_per_sample=float(flops))
+
     def note_input(self, numbers: dict[str, Any]) -> None:
         """How long this rank waited for its input in a loop over the loader."""
         self._metrics.write("input", **numbers)

@@ -24,7 +24,7 @@ from typing import Any
 from torch.distributed import DistNetworkError, DistStoreError
 
 from hpcddp.errors import PEER_FAILED
-from hpcddp.guard.hpcddp_stand import find_place, list_places
+from hpcddp.guard.hpcddp_stand import count_collectives, find_place, list_places
 from hpcddp.runs.hang import Hang, Stand, find_hang, format_stands, read_hang_limits
 from hpcddp.runs.heartbeat import VARIABLE, WAITS, Page, Place, open_page
 from hpcddp.training.activity import is_at_files, is_waiting
@@ -41,7 +41,7 @@ _watching: list[Watchdog] = []  # of this process, the innermost last
 def find_stand(frame: FrameType, seconds: float) -> Stand:
     """From the innermost frame of a thread, which has stood there for so long."""
     line, inside, waits = find_place(frame)
-    return Stand(line, inside, seconds, waits)
+    return Stand(line, inside, seconds, waits, count_collectives())
 
 
 def _frame_of(thread: int) -> FrameType | None:

@@ -53,6 +53,8 @@ SAID = {
     "submit": [(["--site", "local", "--dry-run", "--no-check", "--", "true", "データ/ç.py"], PROGRAMS)],
     "status": [(["läufe"], PEOPLE), (["nîcht"], PEOPLE)],
     "diagnose": [(["läufe"], PEOPLE), (["nîcht"], PEOPLE)],
+    "stacks": [(["läufe"], PEOPLE), (["nîcht"], PEOPLE)],
+    "efficiency": [(["läufe"], PEOPLE), (["nîcht"], PEOPLE)],
     "watch": [(["läufe"], PEOPLE), (["nîcht"], PEOPLE)],
     "logs": [(["läufe"], PEOPLE), (["nîcht"], PEOPLE)],
     "cancel": [(["läufe"], PEOPLE), (["nîcht"], PEOPLE)],

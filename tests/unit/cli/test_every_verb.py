@@ -134,7 +134,7 @@ def test_an_unknown_option_is_refused_in_two_lines(verb, capsys):
 
 @pytest.mark.parametrize("verb", [verb for verb in VERBS if not parser_of(verb).takes_command])
 def test_a_command_behind_dashes_is_refused_where_none_belongs(verb, capsys):
-    one = {key: ["x"] for key in ("lint", "logs", "watch", "cancel", "diagnose")}
+    one = {key: ["x"] for key in ("lint", "logs", "watch", "cancel", "diagnose", "stacks", "efficiency")}
     words = {**one, "compare": ["x", "y"], "completion": ["bash"]}.get(verb, [])
     assert main([verb, *words, "--", "python"]) == 2
     assert f"hpcddp {verb} takes no command after --, got 'python'" in capsys.readouterr().err

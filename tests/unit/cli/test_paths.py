@@ -24,6 +24,8 @@ TYPED = {
     "status": ["PATH"],
     "logs": ["PATH"],
     "diagnose": ["PATH", "PATH x.out"],
+    "stacks": ["PATH"],
+    "efficiency": ["PATH"],
     "verify": [],  # its paths are those of a command
     "watch": ["PATH"],
     "cancel": ["PATH"],

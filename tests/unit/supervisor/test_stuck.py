@@ -8,7 +8,16 @@ import pytest
 
 from hpcddp.runs.hang import Stand
 from hpcddp.runs.heartbeat import MAY_WAIT, OWN, WAITS, Beat, Place
-from hpcddp.supervisor.rank import ENDS, PlainHang, Rank, StuckDetector, describe_late, describe_stand, find_late
+from hpcddp.supervisor.rank import (
+    ENDS,
+    PlainHang,
+    PlainRank,
+    Rank,
+    StuckDetector,
+    describe_late,
+    describe_stand,
+    find_late,
+)
 
 LIMIT_S = 60.0
 FIRST_S = 10 * LIMIT_S  # the first step has so long
@@ -209,8 +218,9 @@ ENDED = Stand("", "", 0.0, -1)  # no stand: it has ended with status 0
 def make_plain(*stands: Stand | None, now: float = 1000.0) -> list[Rank]:
     ranks = [Rank(rank, f"n{rank}", now) for rank in range(len(stands))]
     for one, stand in zip(ranks, stands, strict=True):
-        one.stand = None if stand is ENDED else stand
-        one.waited = stand if stand is SUM else None
+        if stand is not None:
+            one.plain[one.rank] = PlainRank()
+            one.plain[one.rank].note(stand, now)
         one.status = 0 if stand is ENDED else None
         one.since = now - 61.0
     return ranks
@@ -247,9 +257,28 @@ def test_where_the_ranks_stand_is_printed_once_until_one_gets_on() -> None:
 
 def test_a_rank_that_does_not_say_for_long_where_it_stands_is_no_culprit_and_a_stopped_one_is() -> None:
     ranks = make_plain(SUM, OWN_WORK)
-    assert find_late(ranks, 1010.0) == [ranks[1]]
-    assert describe_late(ranks[1], ranks, 1010.0) == f"stands at {OWN_WORK}; others wait for it at {SUM}"
+    assert find_late(ranks, 1010.0) == [1]
+    assert describe_late(1, ranks, 1010.0) == f"stands at {OWN_WORK}; others wait for it at {SUM}"
     assert find_late(ranks, 1020.0) == []
     ranks[1].beat = Beat(is_stopped=True)
-    assert find_late(ranks, 1020.0) == [ranks[1]]
-    assert describe_late(ranks[1], ranks, 1020.0).startswith("stands at a stop by a signal (SIGSTOP)")
+    assert find_late(ranks, 1020.0) == [1]
+    assert describe_late(1, ranks, 1020.0).startswith("stands at a stop by a signal (SIGSTOP)")
+
+
+def test_the_ranks_of_an_agent_are_named_by_their_own_numbers() -> None:
+    """An agent of rank 1 has started ranks 2 and 3 of a plain script (torchrun)."""
+    agents = [Rank(0, "n0", 1000.0), Rank(1, "n1", 1000.0)]
+    for rank, stand in enumerate([SUM, SUM, SUM, OWN_WORK]):
+        agents[rank // 2].plain[rank] = PlainRank()
+        agents[rank // 2].plain[rank].note(stand, 1000.0)
+    text, late = PlainHang(60.0, 60.0).look(agents, 4, 1000.0)
+    assert late == [3]
+    assert f"rank 3 at {OWN_WORK}. The others: ranks 0-2 at {SUM}" in text
+
+
+def test_of_ranks_that_all_wait_none_is_said_to_be_waited_for() -> None:
+    ranks = make_plain(SUM, SUM._replace(line="train.py:12, in main: dist.barrier()"))
+    assert PlainHang(60.0, 60.0).look(ranks, 2, 1000.0)[1] == [0, 1]
+    assert describe_late(0, ranks, 1000.0) == (
+        f"waits at {SUM}; others wait at train.py:12, in main: dist.barrier() (in all_reduce)"
+    )

@@ -1,0 +1,150 @@
+"""Where the ranks of a running job stand: a person asks through the attempt's folder, and its supervisor answers there.
+
+A request is an empty file, `attempts/<job>.<n>/stacks/<name>`; the supervisor removes it, and writes `<name>.json`.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from contextlib import suppress
+
+from hpcddp.record import TYPE_CHECKING, Record
+from hpcddp.runs.hang import name_ranks
+from hpcddp.runs.jsonfile import read_object, write_object
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from typing import Any
+
+    from hpcddp.runs.folder import AttemptFolder
+
+_ANSWERED = ".json"
+_FRAME = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+) in (?P<function>.*)$')
+
+
+class RankStacks(Record):
+    """Of one rank: its stacks, as `faulthandler` writes them, or why it has none."""
+
+    rank: int
+    host: str
+    text: str
+    why: str
+
+
+class Answer:
+    """What has come to a request. `awaited`: agent -> host, of those that have not answered."""
+
+    def __init__(self, request: str, awaited: dict[int, str]) -> None:
+        self.request, self.awaited = request, awaited
+        self.ranks: list[RankStacks] = []
+
+
+def ask(attempt: AttemptFolder) -> str:
+    """Ask the supervisor of this attempt; the request's name. OSError if its folder cannot be written."""
+    name = f"{time.time_ns()}-{os.getpid()}"
+    folder = _folder(attempt)
+    os.makedirs(folder, exist_ok=True)
+    with open(os.path.join(folder, name), "x"):
+        return name
+
+
+def take_request(attempt: AttemptFolder) -> str:
+    """The name of the first request that nobody has taken; "": there is none."""
+    with suppress(OSError):
+        for name in sorted(os.listdir(_folder(attempt))):
+            if not name.startswith(".") and not name.endswith(_ANSWERED):
+                os.unlink(os.path.join(_folder(attempt), name))
+                return name
+    return ""
+
+
+def write_answer(attempt: AttemptFolder, answer: Answer) -> None:
+    """Of ranks that have not answered their agent is named. OSError."""
+    silent = [RankStacks(rank, host, "", "its agent does not answer") for rank, host in answer.awaited.items()]
+    ranks = [one._asdict() for one in sorted([*answer.ranks, *silent])]
+    write_object(_path(attempt, answer.request), {"time": time.time(), "ranks": ranks})
+
+
+def read_answer(attempt: AttemptFolder, request: str) -> list[RankStacks] | None:
+    """None: there is none yet. It is removed. DamagedFileError."""
+    content = read_object(_path(attempt, request))
+    if content is None:
+        return None
+    with suppress(OSError):
+        os.unlink(_path(attempt, request))
+    return [RankStacks(**one) for one in content["ranks"]]
+
+
+def withdraw(attempt: AttemptFolder, request: str) -> None:
+    """Nobody waits for the answer any more."""
+    with suppress(OSError):
+        os.unlink(os.path.join(_folder(attempt), request))
+
+
+def _folder(attempt: AttemptFolder) -> str:
+    return os.path.join(attempt.path, "stacks")
+
+
+def _path(attempt: AttemptFolder, request: str) -> str:
+    return os.path.join(_folder(attempt), request + _ANSWERED)
+
+
+# The stacks as text.
+
+
+class Frame(Record):
+    """One function of a stack, and the line where it stands."""
+
+    file: str
+    line: int
+    function: str
+
+
+def parse_threads(text: str) -> list[tuple[Frame, ...]]:
+    """The stack of each thread, the main thread's first, each from its outermost function to its innermost."""
+    threads: list[list[Frame]] = []
+    for line in text.splitlines():
+        if line.endswith("(most recent call first):"):
+            threads.append([])
+        elif threads and (found := _FRAME.match(line)):
+            threads[-1].append(Frame(found["file"], int(found["line"]), found["function"]))
+    return [tuple(reversed(frames)) for frames in reversed(threads)]  # Python writes the first thread last
+
+
+def group_ranks(ranks: Sequence[RankStacks], *, threads: bool) -> list[dict[str, Any]]:
+    """Ranks whose stacks are the same together, the largest group first. `threads`: of all threads, not of the main
+    thread alone. Those without stacks are last, by their reason."""
+    groups: dict[Any, dict[str, Any]] = {}
+    for one in ranks:
+        stacks = parse_threads(one.text)
+        key = tuple(stacks if threads else stacks[:1]), "" if stacks else one.why or "it has written no stack"
+        group = groups.setdefault(key, {"ranks": [], "hosts": [], "why": key[1], "threads": key[0]})
+        group["ranks"].append(one.rank)
+        group["hosts"] += [] if one.host in group["hosts"] else [one.host]
+    return sorted(groups.values(), key=lambda group: (group["why"] != "", -len(group["ranks"])))
+
+
+def stacks_record(group: dict[str, Any]) -> dict[str, Any]:
+    """A group as JSON values."""
+    threads = [[frame._asdict() for frame in frames] for frames in group["threads"]]
+    return {**group, "threads": threads}
+
+
+def format_group(group: dict[str, Any], libraries: Sequence[str]) -> str:
+    """Without the functions of Python's own import. `libraries`: folders of which paths are shown from below them."""
+    import linecache
+
+    hosts = ", ".join(group["hosts"][:4]) + (", …" if len(group["hosts"]) > 4 else "")
+    lines = [f"{name_ranks(group['ranks'])} on {hosts}{': ' + group['why'] if group['why'] else ''}"]
+    for nth, frames in enumerate(group["threads"]):
+        lines += [f"  thread {nth}"] if nth else []
+        for frame in (one for one in frames if not one.file.startswith("<frozen importlib")):
+            source = linecache.getline(frame.file, frame.line).strip()
+            source = f": {source}" if source else ""
+            folder = next((one for one in libraries if frame.file.startswith(one)), "")
+            lines.append(
+                f"  {frame.file[len(folder) :]}:{frame.line}, in {frame.function}{': ' + source if source else ''}"
+            )
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,346 @@
+"""What a run has used of what it had, and what to ask for next time: from the lines that its agents wrote on each node
+(`supervisor/usage.py`), and from what rank 0 recorded."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from datetime import datetime
+from typing import Any, TypeAlias
+
+from hpcddp.errors import HpcddpError
+from hpcddp.guard.hpcddp_stand import PHASES
+from hpcddp.record import Record
+from hpcddp.runs.folder import AttemptFolder, RunFolder, list_holders
+from hpcddp.runs.jsonfile import read_object
+from hpcddp.runs.lock import Holder, read_holder_end, read_holder
+from hpcddp.runs.metrics import AtLine, MetricsReader, StepLine
+from hpcddp.runs.state import read_state
+from hpcddp.runs.submitted import read_submissions
+from hpcddp.units import format_count, format_walltime
+
+#: Each step that an attempt made, and when.
+StepsOf: TypeAlias = Callable[[AttemptFolder], list[tuple[int, float]]]
+_GB = 1e9
+_MIB = 1 << 20
+_HEAD = 8192  # bytes
+#: Dense TFLOP/s in 16 bits (NVIDIA's data sheets), by what nvidia-smi calls the GPU; the first that fits counts.
+PEAKS = (
+    ("H100 PCIe", 756), ("H100 NVL", 835), ("H100", 989), ("H200", 989), ("GH200", 989), ("B200", 2250),
+    ("A100", 312), ("A30", 165), ("A40", 150), ("A10", 125), ("L40S", 362), ("L40", 181), ("L4", 121), ("V100", 125),
+)  # fmt: skip
+_WORDS = ("start-up", "input", "compute", "communication", "checkpoint", "not seen")
+_MARGIN = 1.2  # of what was used, for what to ask next time
+_FEW = 0.7  # of what was asked: it is worth asking for less
+
+
+class Node(Record):
+    """What the ranks of one attempt used of one host. `cpus`: those that they may use. Bytes; shares from 0 to 1.
+    `counts_shared`: there was no cgroup, and memory that processes share counts for each. `phases`: seconds."""
+
+    host: str
+    seconds: float
+    cpus: int
+    cpu_s: float
+    memory: int
+    limit: int | None
+    counts_shared: bool
+    gpus: tuple[tuple[str, float, float, float], ...]  # name, use, memory used and there
+    phases: tuple[float, ...]
+
+
+class AttemptUse(Record):
+    """One attempt. `lost_s`: of its end, what a later one had to do again, or nobody has yet."""
+
+    name: str
+    begins: float
+    seconds: float
+    nodes: int
+    lost_s: float
+    used: tuple[Node, ...]
+
+
+class Efficiency(Record):
+    """A run over all its attempts. None: not known. `phases`: name -> share of the time of all of them."""
+
+    run: str
+    attempts: tuple[AttemptUse, ...]
+    node_hours: float
+    lost_node_hours: float
+    cpu_use: float | None
+    cpus: int | None  # of a node
+    gpu_use: float | None
+    gpu_memory: tuple[float, float] | None  # MiB: the most on one, and what that has
+    memory: int | None  # the most on one node, in bytes
+    memory_limit: int | None
+    counts_shared: bool
+    samples_per_s: float | None
+    mfu: float | None
+    phases: Mapping[str, float]
+    advice: tuple[str, ...]
+
+
+def read_efficiency(run: RunFolder, *, reads_steps: bool = True) -> Efficiency:
+    """SchemaError if another hpcddp wrote the folder; what else cannot be read is not known. `reads_steps`: without
+    them nothing is known of speed and lost time."""
+    plan, now = _read(run.plan), time.time()
+    made = _read_steps if reads_steps else lambda _: []
+    attempts = _read_attempts(run, int(plan.get("nodes") or 1), now, made)
+    nodes = [node for one in attempts for node in one.used]
+    cpu_there = sum(node.cpus * node.seconds for node in nodes)
+    gpus = [(gpu, node.seconds) for node in nodes for gpu in node.gpus]
+    busiest = max(nodes, key=lambda node: node.memory, default=None)
+    speed, flops = _read_speed(attempts, run, made)
+    gpu_s = sum(seconds for _, seconds in gpus)
+    limits = [node.limit for node in nodes if node.limit]
+    found = Efficiency(
+        run.path,
+        tuple(attempts),
+        sum(one.seconds * one.nodes for one in attempts) / 3600,
+        sum(one.lost_s * one.nodes for one in attempts) / 3600,
+        sum(node.cpu_s for node in nodes) / cpu_there if cpu_there else None,
+        max((node.cpus for node in nodes), default=None),
+        sum(gpu[1] / 100 * seconds for gpu, seconds in gpus) / gpu_s if gpu_s else None,
+        max(((gpu[2], gpu[3]) for gpu, _ in gpus), default=None),
+        busiest.memory if busiest is not None else None,
+        max(limits, default=None),
+        busiest is not None and busiest.counts_shared,
+        speed,
+        _find_mfu(speed, flops, [gpu[0] for node in attempts[-1].used for gpu in node.gpus] if attempts else []),
+        _share_phases(attempts),
+        (),
+    )
+    return found._replace(advice=tuple(_advise(found, plan, run)))
+
+
+def _read(path: str) -> dict[str, Any]:
+    with suppress(HpcddpError):
+        return read_object(path) or {}
+    return {}
+
+
+def _read_attempts(run: RunFolder, nodes: int, now: float, made: StepsOf) -> list[AttemptUse]:
+    held: list[tuple[str, Holder]] = []
+    for path in list_holders(run):
+        holder = read_holder(path)
+        held += [(path, holder)] if holder is not None else []
+    times = [_read_times(run.attempt(holder.attempt), path, holder, now) for path, holder in held]
+    steps = [made(run.attempt(holder.attempt)) for _, holder in held]
+    saved: int | None = None  # the last step that nobody has to do again
+    with suppress(HpcddpError):
+        state = read_state(run)
+        saved = None if state is None or not state.ended else state.step
+    found = []
+    for nth, (_, holder) in enumerate(held):
+        begins, ends = times[nth]
+        following = next((later for later in steps[nth + 1 :] if later), None)
+        good = following[0][0] - 1 if following is not None else saved
+        lost_s = 0.0
+        if steps[nth] and good is not None and steps[nth][-1][0] > good:
+            lost_s = ends - max((at for step, at in steps[nth] if step <= good), default=begins)
+        used = _read_nodes(run.attempt(holder.attempt))
+        found.append(AttemptUse(holder.attempt, begins, ends - begins, max(nodes, len(used)), lost_s, tuple(used)))
+    return found
+
+
+def _read_times(attempt: AttemptFolder, path: str, holder: Holder, now: float) -> tuple[float, float]:
+    """When it held the run; the end of one that was killed is that of its last sign."""
+    begins = os.stat(os.path.join(path, "holder.json")).st_mtime
+    with suppress(ValueError):
+        begins = datetime.strptime(holder.since, "%Y-%m-%dT%H:%M:%S%z").timestamp()
+    ended = os.path.join(path, "ended")
+    signs = [ended] if read_holder_end(path) is not None else [attempt.metrics, attempt.log, *_list_usage(attempt)]
+    last = [os.stat(sign).st_mtime for sign in signs if os.path.exists(sign)]
+    return begins, max(min(max(last, default=begins), now), begins)
+
+
+def _read_steps(attempt: AttemptFolder) -> list[tuple[int, float]]:
+    """Each step that it made, and when."""
+    reader, made = MetricsReader(attempt.metrics), list[tuple[int, float]]()
+    with suppress(HpcddpError):  # a damaged line: what stands before it counts
+        made += [(line.step, line.time) for line in reader.read() if isinstance(line, StepLine | AtLine)]
+    return made
+
+
+def _list_usage(attempt: AttemptFolder) -> list[str]:
+    begin, end = os.path.basename(attempt.usage("")).split(".")
+    with suppress(OSError):
+        names = sorted(os.listdir(attempt.path))
+        return [os.path.join(attempt.path, one) for one in names if one.startswith(begin) and one.endswith(f".{end}")]
+    return []
+
+
+def _read_nodes(attempt: AttemptFolder) -> list[Node]:
+    found = []
+    for path in _list_usage(attempt):
+        lines = []
+        with suppress(OSError), open(path, encoding="utf-8", errors="replace") as file:
+            for text in file:
+                with suppress(ValueError):  # half a line of a node that was lost
+                    lines.append(json.loads(text))
+        with suppress(KeyError, TypeError, ValueError):
+            found += [_sum_up(lines)] if lines else []
+    return found
+
+
+def _sum_up(lines: Sequence[dict[str, Any]]) -> Node:
+    last = lines[-1]
+    gpus = []
+    for nth, (name, *_, there) in enumerate(last["gpus"]):
+        rows = [(line["gpus"][nth], line["looks"]) for line in lines if len(line["gpus"]) > nth]
+        use = sum(row[1] * count for row, count in rows) / sum(count for _, count in rows)
+        gpus.append((name, use, max(row[2] for row, _ in rows), there))
+    return Node(
+        last["host"],
+        last["elapsed_s"],
+        max(line["cpus"] for line in lines),
+        max(line["cpu_s"] for line in lines),
+        max(line["memory"] for line in lines),
+        next((line["limit"] for line in reversed(lines) if "limit" in line), None),
+        last["by"] != "cgroup",
+        tuple(gpus),
+        tuple(next((line["phases"] for line in reversed(lines) if line["phases"]), ())),
+    )
+
+
+def _share_phases(attempts: Sequence[AttemptUse]) -> dict[str, float]:
+    """`lost` first: what was made again is no part of the others."""
+    seconds = [0.0] * len(PHASES)
+    paid = lost = 0.0
+    for one in attempts:
+        there = [node for node in one.used if node.phases]
+        for node in there:
+            kept = 1 - one.lost_s / one.seconds if one.seconds else 1.0
+            before_s = max(one.seconds - sum(node.phases), 0.0)  # the launcher and Python start
+            parts = [node.phases[0] + before_s, *node.phases[1:]]
+            seconds = [a + kept * b / len(there) * one.nodes for a, b in zip(seconds, parts, strict=True)]
+        paid += one.seconds * one.nodes * bool(there)
+        lost += one.lost_s * one.nodes * bool(there)
+    if not paid:
+        return {}
+    shares = {"lost": lost, **dict(zip(_WORDS, seconds, strict=True))}
+    return {name: part / sum(shares.values()) for name, part in shares.items() if part}
+
+
+def _read_speed(attempts: Sequence[AttemptUse], run: RunFolder, steps_of: StepsOf) -> tuple[float | None, float | None]:
+    """Samples per second over the last attempt that has made steps, and what the model says that a sample costs."""
+    for one in reversed(attempts):
+        attempt = run.attempt(one.name)
+        made, about = steps_of(attempt), _read(attempt.versions)
+        batch = (about.get("plan") or {}).get("global_batch")
+        if len(made) > 2 and batch and made[-1][1] > made[1][1]:
+            speed = (made[-1][0] - made[1][0]) * batch / (made[-1][1] - made[1][1])
+            return speed, _read_flops(attempt)
+    return None, None
+
+
+def _read_flops(attempt: AttemptFolder) -> float | None:
+    """What the models say of it together, before the first step."""
+    found = []
+    with suppress(OSError), open(attempt.metrics, encoding="utf-8", errors="replace") as file:
+        for text in file.read(_HEAD).splitlines():
+            with suppress(ValueError, KeyError, TypeError):
+                found += [float(json.loads(text)["flops_per_sample"])] if '"kind": "model"' in text else []
+    return sum(found) or None
+
+
+def _find_mfu(speed: float | None, flops: float | None, gpus: Sequence[str]) -> float | None:
+    """Of the GPUs' dense peak in 16 bits."""
+    peaks = [next((peak * 1e12 for part, peak in PEAKS if part in gpu), 0.0) for gpu in gpus]
+    return speed * flops / sum(peaks) if speed and flops and peaks and all(peaks) else None
+
+
+def _advise(found: Efficiency, plan: Mapping[str, Any], run: RunFolder) -> list[str]:
+    """What to type for the next run; only what is worth it."""
+    told, ranks = [], int(plan.get("ranks_per_node") or 1)
+    if found.cpus and found.cpu_use is not None and found.cpu_use < _FEW:
+        used = max(
+            (node.cpu_s / node.seconds for one in found.attempts for node in one.used if node.seconds), default=0
+        )
+        fewer = max(math.ceil(used * _MARGIN / ranks), 1)
+        told += [f"--set cpus_per_rank={fewer}"] if fewer * ranks < found.cpus else []
+    if found.memory and found.memory_limit and found.memory < _FEW * found.memory_limit:
+        told.append(f"--set mem_gb={math.ceil(found.memory * _MARGIN / _GB)}")
+    asked = [one.walltime_s for one in read_submissions(run) if one.walltime_s]
+    longest = max((one.seconds for one in found.attempts), default=0.0)
+    minutes = math.ceil(longest * _MARGIN / 300) * 5
+    if asked and longest and minutes * 60 < _FEW * asked[-1]:
+        told.append(f"--walltime {format_walltime(minutes * 60)}")
+    return told
+
+
+# As text and as JSON.
+
+
+def format_efficiency(found: Efficiency) -> str:
+    """One fact a line."""
+    rows = [
+        ("paid", _say_hours(found)),
+        ("time", ", ".join(f"{_percent(share)} {name}" for name, share in found.phases.items() if share >= 0.005)),
+        ("GPUs", _say_gpus(found)),
+        ("CPUs", _say_cpus(found)),
+        ("memory", _say_memory(found)),
+        ("speed", _say_speed(found)),
+        ("next time", " ".join(found.advice)),
+    ]
+    return "\n".join([f"{found.run}: {format_count(len(found.attempts), 'attempt')}"] + [
+        f"  {name:<9}  {text}" for name, text in rows if text
+    ]) + "\n"  # fmt: skip
+
+
+def format_short(found: Efficiency) -> str:
+    """For `hpcddp status`: GPUs 84 %, CPUs 32 %, memory 12 of 64 GB, 1.2 node-hours (0.1 lost)."""
+    uses = (("GPUs", found.gpu_use), ("CPUs", found.cpu_use))
+    told = [f"{name} {_percent(use)}" for name, use in uses if use is not None]
+    if found.memory is not None:
+        told.append(f"memory {_say_bytes(found.memory, found.memory_limit)}")
+    return ", ".join([*told, _say_hours(found)]) if told else ""
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.0f} %"
+
+
+def _say_hours(found: Efficiency) -> str:
+    lost = found.lost_node_hours
+    told = f"{lost:.2f} of them lost (done again, or to be done again)" if lost >= 0.005 else ""
+    return ", ".join(filter(None, [f"{found.node_hours:.2f} node-hours", told]))
+
+
+def _say_gpus(found: Efficiency) -> str:
+    if found.gpu_use is None or found.gpu_memory is None:
+        return ""
+    most, there = (round(mib * _MIB / _GB) for mib in found.gpu_memory)
+    return f"{_percent(found.gpu_use)} of the time in use, memory at most {most} of {there} GB"
+
+
+def _say_cpus(found: Efficiency) -> str:
+    if found.cpu_use is None or not found.cpus:
+        return ""
+    return f"{_percent(found.cpu_use)} of {format_count(found.cpus, 'CPU')} on each node"
+
+
+def _say_memory(found: Efficiency) -> str:
+    if found.memory is None:
+        return ""
+    shared = " (no cgroup: what processes share counts for each)" if found.counts_shared else ""
+    return f"at most {_say_bytes(found.memory, found.memory_limit)} on a node{shared}"
+
+
+def _say_bytes(used: int, limit: int | None) -> str:
+    return f"{used / _GB:.1f}{f' of {limit / _GB:.0f}' if limit else ''} GB"
+
+
+def _say_speed(found: Efficiency) -> str:
+    speed = f"{found.samples_per_s:,.0f} samples/s" if found.samples_per_s else ""
+    return ", ".join(filter(None, [speed, f"MFU {_percent(found.mfu)}" if found.mfu is not None else ""]))
+
+
+def efficiency_record(found: Efficiency) -> dict[str, Any]:
+    """As JSON values."""
+    attempts = [one._asdict() | {"used": [node._asdict() for node in one.used]} for one in found.attempts]
+    return found._asdict() | {"attempts": attempts, "phases": dict(found.phases)}

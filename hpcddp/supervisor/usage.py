@@ -1,0 +1,207 @@
+"""What a job uses of a node: the agent of the node's first rank looks every ten seconds, in a thread, and appends a
+line to the attempt's folder. `runs/usage.py` reads the lines.
+
+It reads `/proc` and the job's cgroup, and one nvidia-smi that stays. What cannot be read is left out: no rank ever
+waits for it, or fails by it.
+"""
+
+from __future__ import annotations
+
+import _thread
+import os
+import time
+from contextlib import suppress
+
+from hpcddp.record import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from typing import Any
+
+    from hpcddp.runs.folder import AttemptFolder
+
+_EVERY_S = 10.0
+_FIRST_S = (1.0, 3.0)  # after the start: a short attempt has lines, too
+_ALL = 60  # lines that are written at once; later ones are for a minute each
+_TOGETHER = 6
+_PAGE = os.sysconf("SC_PAGE_SIZE")
+_TICK = os.sysconf("SC_CLK_TCK")
+_CGROUPS = "/sys/fs/cgroup"
+_SMI = ("nvidia-smi", "--query-gpu=name,utilization.gpu,memory.used,memory.total", "--format=csv,noheader,nounits")
+
+
+class Processes:
+    """The processes of an attempt on this host, by the mark in their environment. Each is asked for that once."""
+
+    def __init__(self, attempt: str) -> None:
+        self._mark = f"HPCDDP_ATTEMPT={attempt}".encode()
+        self._known: dict[str, bool] = {}  # by its number: whether it belongs to the attempt
+
+    def read(self) -> tuple[float, int, int]:
+        """Seconds of the processor that they and those of their children that have ended have used, and their memory,
+        in bytes: what is shared counts once for each. And how many CPUs they may use."""
+        names = set(filter(str.isdecimal, os.listdir("/proc")))
+        self._known = {name: self._known[name] if name in self._known else self._is_of_it(name) for name in names}
+        ticks = pages = 0
+        cpus = set[int]()
+        for name in (name for name, is_of_it in self._known.items() if is_of_it):
+            with suppress(OSError, ValueError), open(f"/proc/{name}/stat", "rb") as file:
+                fields = file.read().rpartition(b")")[2].split()
+                ticks += sum(map(int, fields[11:15]))
+                pages += int(fields[21])
+                cpus |= os.sched_getaffinity(int(name))
+        return ticks / _TICK, pages * _PAGE, len(cpus)
+
+    def _is_of_it(self, name: str) -> bool:
+        with suppress(OSError), open(f"/proc/{name}/environ", "rb") as file:
+            return self._mark in file.read().split(b"\0")
+        return False
+
+
+class Cgroup:
+    """The memory of the job by its cgroup: the outermost one whose name has the job's number. Without one: nothing."""
+
+    def __init__(self, job: str, root: str = _CGROUPS, table: str = "/proc/self/cgroup") -> None:
+        self._folder = self._limit_file = self._peak_file = ""
+        self._keys: tuple[str, ...] = ()
+        with suppress(OSError), open(table, encoding="utf-8", errors="replace") as file:
+            for line in file.read().splitlines():
+                _, controllers, path = line.split(":", 2)
+                if controllers in {"", "memory"}:
+                    self._choose(job, os.path.join(root, controllers) if controllers else root, path, controllers)
+
+    def _choose(self, job: str, base: str, path: str, controllers: str) -> None:
+        limit, peak, keys = ("memory.limit_in_bytes", "memory.max_usage_in_bytes", ("total_rss", "total_shmem"))
+        if not controllers:
+            limit, peak, keys = "memory.max", "memory.peak", ("anon", "shmem")
+        folder = base
+        for part in filter(None, path.split("/")):
+            folder = os.path.join(folder, part)
+            words = part.replace("-", "_").replace(".", "_").split("_")
+            if job in words and os.path.exists(f"{folder}/{limit}"):
+                self._folder, self._limit_file, self._peak_file, self._keys = folder, limit, peak, keys
+                return
+
+    @property
+    def is_there(self) -> bool:
+        """Whether it is known, so that shared memory counts once."""
+        return bool(self._folder)
+
+    def read(self) -> dict[str, int]:
+        """`memory`: what its processes hold now, without files that the kernel keeps; `peak`: the most ever, with those
+        files; `limit`."""
+        found: dict[str, int] = {}
+        if self._folder:
+            stat = dict(line.split(None, 1) for line in _read(f"{self._folder}/memory.stat").splitlines())
+            amounts = [int(stat[key]) for key in self._keys if key in stat]
+            found |= {"memory": sum(amounts)} if amounts else {}
+            for name, file in (("peak", self._peak_file), ("limit", self._limit_file)):
+                text = _read(f"{self._folder}/{file}").strip()
+                found |= {name: int(text)} if text.isdecimal() and int(text) < 1 << 60 else {}
+        return found
+
+
+def _read(path: str) -> str:
+    with suppress(OSError), open(path, encoding="utf-8", errors="replace") as file:
+        return file.read()
+    return ""
+
+
+class Gpus:
+    """The GPUs that nvidia-smi shows here, every ten seconds by one process, which ends when nobody reads it."""
+
+    def __init__(self, env: Mapping[str, str]) -> None:
+        self.each: dict[int, list[Any]] = {}  # name, use in percent, memory used and there, in MiB
+        self._rows: list[list[Any]] = []
+        self.process = 0
+        with suppress(OSError):
+            reads, writes = os.pipe()
+            nothing = os.open(os.devnull, os.O_RDWR)
+            moves = [(os.POSIX_SPAWN_DUP2, one, number) for number, one in enumerate((nothing, writes, nothing))]
+            words = (*_SMI, "-l", str(round(_EVERY_S)))
+            path = {name: env[name] for name in ("PATH", "LD_LIBRARY_PATH") if name in env}
+            try:
+                self.process = os.posix_spawnp(
+                    words[0], words, path, file_actions=moves, setsid=True
+                )  # no process of the job's
+                _thread.start_new_thread(self._listen, (reads,))
+            finally:
+                os.close(writes)
+                os.close(nothing)
+
+    def _listen(self, reads: int) -> None:
+        with open(reads, encoding="utf-8", errors="replace") as file:
+            latest = 0.0
+            for line in file:
+                now = time.monotonic()
+                self._rows = self._rows if now - latest < _EVERY_S / 4 else []  # the lines of a look come together
+                latest = now
+                with suppress(ValueError):
+                    name, use, used, there = (word.strip() for word in line.split(","))
+                    self._rows.append([name, float(use), float(used), float(there)])
+                    self.each[len(self._rows) - 1] = self._rows[-1]
+
+
+class Sampler:
+    """Looks, and writes. `phases`: seconds of the node's first rank by what it did, as its page has them."""
+
+    def __init__(
+        self, attempt: AttemptFolder, host: str, env: Mapping[str, str], phases: Callable[[], list[float]]
+    ) -> None:
+        self._path, self._phases = attempt.usage(host), phases
+        self._host, self._env, self._job = host, env, attempt.name.partition(".")[0]
+        self._attempt = attempt.name
+        self._line: dict[str, Any] = {}
+
+    def start(self) -> None:
+        """Look from now on, in a thread."""
+        _thread.start_new_thread(self._run, ())
+
+    def _run(self) -> None:
+        began = time.monotonic()
+        with suppress(Exception):  # a node without /proc, a full disk: nobody needs to know
+            for wait_s in _FIRST_S:
+                time.sleep(max(began + wait_s - time.monotonic(), 0.0))
+                if wait_s == _FIRST_S[0]:
+                    self._open()
+                self._look(time.monotonic() - began, 1)
+            nth = 0
+            while True:
+                nth += 1
+                time.sleep(max(began + nth * _EVERY_S - time.monotonic(), _EVERY_S / 2))
+                self._look(time.monotonic() - began, 1 if nth < _ALL else _TOGETHER)
+
+    def _open(self) -> None:
+        import json  # not before the rank has started
+
+        self._dump = json.dumps
+        self._processes, self._cgroup, self._gpus = Processes(self._attempt), Cgroup(self._job), Gpus(self._env)
+        self._file = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+
+    def _look(self, elapsed_s: float, together: int) -> None:
+        """Take the most of what is used, and write after so many looks."""
+        cpu_s, resident, cpus = self._processes.read()
+        memory = {"memory": resident} | self._cgroup.read()
+        gpus = [[name, use, used, there] for name, use, used, there in self._gpus.each.values()]
+        line = self._line
+        looks = line.get("looks", 0) + 1
+        if looks > 1:
+            memory["memory"] = max(memory["memory"], line["memory"])
+            for row, before in zip(gpus, line["gpus"], strict=False):
+                row[1] += (before[1] - row[1]) * (looks - 1) / looks
+                row[2] = max(row[2], before[2])
+        self._line = {
+            "host": self._host,
+            "elapsed_s": round(elapsed_s, 1),
+            "cpus": cpus,
+            "cpu_s": round(cpu_s, 2),
+            **memory,
+            "gpus": gpus,
+            "phases": self._phases(),
+            "looks": looks,
+            "by": "cgroup" if self._cgroup.is_there else "processes",
+            "time": round(time.time(), 1),
+        }
+        if looks >= together:
+            os.write(self._file, f"{self._dump(self._line)}\n".encode())
+            self._line = {}
