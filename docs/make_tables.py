@@ -9,6 +9,7 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
+from hpcddp.checks.node import ROWS as NODE_ROWS
 from hpcddp.cli.main import VERBS
 from hpcddp.cli.verbs import EXITS
 from hpcddp.diagnose.rows import CLASSES, LOST, NOBODY, ROWS
@@ -102,6 +103,31 @@ def _mistake(mistake: Mistake) -> str:
     return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |\n"
 
 
+# What a check of a node finds.
+
+# of the launch and of links, which are no rows
+_OTHERS = {
+    "answer": "A host of the job that has not said what it is in 30 s.",
+    "launcher": "A launcher that starts nothing.",
+    "checker's port": "A process that does not reach the job's first host.",
+    "ranks": "A rank that is missing or there twice, half a launch, another world size.",
+    "slow host": "A host all of whose links are slow.",
+    "slow link": "A link between two hosts that are not slow themselves.",
+    "all-reduce": "A sum over all hosts that does not come about.",
+}
+
+
+def list_checks() -> str:
+    """A line for each check: its name, and what it finds, by the first sentence of its docstring."""
+    found = {row.name: str(row.find.__doc__) for row in NODE_ROWS} | _OTHERS
+    width = max(map(len, found))
+    lines = [
+        f"{name:{width}}  {' '.join(text.split()).replace(': ', '. ').partition('. ')[0].rstrip('.')}"
+        for name, text in found.items()
+    ]
+    return "```text\n" + "\n".join(lines) + "\n```\n"
+
+
 # Why a job ended.
 
 
@@ -154,6 +180,7 @@ TABLES: dict[str, tuple[str, Callable[[], str]]] = {
     "verbs": ("command-line.md", list_verbs),
     "exit statuses": ("command-line.md", list_statuses),
     "mistakes": ("mistakes.md", list_mistakes),
+    "checks": ("checks.md", list_checks),
     "causes": ("troubleshooting.md", list_causes),
 }
 

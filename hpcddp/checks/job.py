@@ -44,7 +44,7 @@ _END_S = 5.0
 
 class Asked(Record):
     """What a job is asked for. `hosts`: those that should answer, where they are known. `folders`: where it writes.
-    `line`: the job file's own check. `fast`: without torch and links."""
+    `line`: the job file's own check. `fast`: without torch and links. `patience`: by how much all limits are longer."""
 
     words: tuple[str, ...]
     python: str = sys.executable
@@ -53,6 +53,7 @@ class Asked(Record):
     folders: tuple[str, ...] = ()
     line: str = ""
     fast: bool = False
+    patience: float = 1.0
 
 
 class Verdict(Record):
@@ -96,6 +97,7 @@ class Checker:
         self._callers: list[_Caller] = []
         self._number = 0
         self._began = time.monotonic()
+        self._pair_s, self._all_s = PAIR_S * asked.patience, ALL_S * asked.patience
         self._unreached: list[tuple[Process, str]] = []
         self._launcher: subprocess.Popen[bytes] | None = None
         self.nodes: dict[str, Node] = {}
@@ -107,7 +109,7 @@ class Checker:
         """Start, hear, judge, and end what was started."""
         try:
             self._start()
-            self._hear(self._is_complete, self._began + LOOK_S)
+            self._hear(self._is_complete, self._began + LOOK_S * self._asked.patience)
             self._set_clocks()
             self._find_names()
             return self._judge()
@@ -198,6 +200,7 @@ class Checker:
             self._leaders[process.host] = caller
         asked = self._asked
         order = {"folders": asked.folders, "line": asked.line, "fast": asked.fast, "leads": leads}
+        order["patience"] = asked.patience
         self._order(caller, lambda answer: self._note(caller, answer), "look", **order)
 
     def _note(self, caller: _Caller, answer: dict[str, Any]) -> None:
@@ -231,7 +234,7 @@ class Checker:
                 self._order(caller, lambda answer, host=host: answers.__setitem__(host, answer), what, **order)  # type: ignore[misc]
         wanted = [host for host in orders if not self._leaders[host].is_gone]
         done = lambda: all(host in answers or self._leaders[host].is_gone for host in wanted)  # noqa: E731
-        self._hear(done, time.monotonic() + limit_s)
+        self._hear(done, time.monotonic() + limit_s * self._asked.patience)
         return answers
 
     # Clocks, and rank 0's name.
@@ -257,7 +260,12 @@ class Checker:
             self.nodes[rank_0] = self.nodes[rank_0]._replace(reach_error=where.get("error", "no answer"))
             return
         token = self._key
-        call = {"host": where["address"], "port": where["port"], "token": token, "limit_s": NAME_S}
+        call = {
+            "host": where["address"],
+            "port": where["port"],
+            "token": token,
+            "limit_s": NAME_S * self._asked.patience,
+        }
         orders: dict[str, tuple[str, Mapping[str, Any]]] = dict.fromkeys(others, ("reach", call))
         self.ask({rank_0: ("greet", {"token": token})}, NAME_S)
         answers = self.ask(orders, 2 * NAME_S)
@@ -279,12 +287,12 @@ class Checker:
         """What the pairs have measured, round after round; a slow one is tried again."""
         found: dict[Pair, Exchange] = {}
         for number in range(count_rounds(len(hosts))):
-            if time.monotonic() - self._began > MOST_S - PAIR_S:
+            if not self._has_time(PAIR_S):
                 break
             found |= self._run_round(plan_round(hosts, number, found), on_gpu)
         for _ in range(_TRIES - 1):
             again = sorted(find_slow(found, by_tcp=not on_gpu))
-            while again and time.monotonic() - self._began < MOST_S - PAIR_S:
+            while again and self._has_time(PAIR_S):
                 busy, now = set[str](), list[tuple[str, str]]()
                 for pair in [*again]:
                     if busy.isdisjoint(pair):
@@ -295,6 +303,10 @@ class Checker:
                     found[pair] = max(one, found[pair], key=lambda each: (not each.error, each.gbps))
         return found
 
+    def _has_time(self, needed_s: float) -> bool:
+        """Whether another part may begin that takes so long at most."""
+        return time.monotonic() - self._began < (MOST_S - needed_s) * self._asked.patience
+
     def _run_round(self, pairs: Sequence[Pair], on_gpu: bool) -> dict[Pair, Exchange]:
         where = self.ask({a: ("listen", {"port": None}) for a, _ in pairs}, NAME_S)
         orders: dict[str, tuple[str, Mapping[str, Any]]] = {}
@@ -302,15 +314,15 @@ class Checker:
             if "port" not in where.get(a, {}):
                 continue
             if on_gpu:
-                one = {"size": 2, "address": where[a]["address"], "port": where[a]["port"] + 1, "limit_s": PAIR_S}
+                one = {"size": 2, "address": where[a]["address"], "port": where[a]["port"] + 1, "limit_s": self._pair_s}
                 orders |= {a: ("device", {**one, "rank": 0}), b: ("device", {**one, "rank": 1})}
             else:
-                call = {"address": where[a]["address"], "port": where[a]["port"], "limit_s": PAIR_S / 2}
-                orders |= {a: ("serve", {"limit_s": PAIR_S / 2}), b: ("call", call)}
+                call = {"address": where[a]["address"], "port": where[a]["port"], "limit_s": self._pair_s / 2}
+                orders |= {a: ("serve", {"limit_s": self._pair_s / 2}), b: ("call", call)}
         answers = self.ask(orders, PAIR_S + _FIRST_S)
         found = {}
         for pair in pairs:
-            said = answers.get(pair[1], {"error": f"no answer in {PAIR_S:.0f} s"})
+            said = answers.get(pair[1], {"error": f"no answer in {self._pair_s:.0f} s"})
             numbers = {name: said[name] for name in Exchange._fields if name in said}
             found[pair] = Exchange(**numbers)
         return found
@@ -320,7 +332,7 @@ class Checker:
         where = self.ask({hosts[0]: ("listen", {"port": None})}, NAME_S).get(hosts[0], {})
         if "port" not in where:
             return None, "its first host cannot listen"
-        one = {"size": len(hosts), "address": where["address"], "port": where["port"] + 1, "limit_s": ALL_S}
+        one = {"size": len(hosts), "address": where["address"], "port": where["port"] + 1, "limit_s": self._all_s}
         answers = self.ask({host: ("device", {**one, "rank": at}) for at, host in enumerate(hosts)}, ALL_S + _FIRST_S)
         errors = [(host, answers.get(host, {"error": "no answer"}).get("error")) for host in hosts]
         wrong = [f"{host}: {error}" for host, error in errors if error]
@@ -343,7 +355,7 @@ class Checker:
             checks += judge_links(pairs, by_tcp=not on_gpu)
             slow = {host for host, check in checks if check.state == FAILED}
             left = [host for host in good if host not in slow]
-            if len(left) > 1 and time.monotonic() - self._began < MOST_S:
+            if len(left) > 1 and self._has_time(0):
                 rate, why = self._reduce(left)
                 if why:
                     checks.append(("", Check("all-reduce", f"no sum over {len(left)} hosts: {why}", "hpcddp diagnose")))
@@ -365,7 +377,8 @@ class Checker:
             remedy = "open the ports between the job's nodes; a site's recipe for its network: rendezvous"
             yield process.host, Check("checker's port", why, remedy, FAILED)
         there = {process.host for process in everybody}
-        late = f"did not answer in {LOOK_S:.0f} s"
+        limit_s = LOOK_S * self._asked.patience
+        late = f"did not answer in {limit_s:.0f} s"
         if not there and self._launcher is not None and (status := self._launcher.poll()) is not None:
             what = self._asked.words[0] if self._asked.words else self._asked.python
             yield (
@@ -377,7 +390,7 @@ class Checker:
         for host in self._expected(everybody):
             if host in self.nodes or host in {process.host for process, _ in self._unreached}:
                 continue
-            told = late if host not in there else f"it came, and did not say what it is in {LOOK_S:.0f} s"
+            told = late if host not in there else f"it came, and did not say what it is in {limit_s:.0f} s"
             yield host, Check("answer", told, "leave the node out; tell the site", FAILED)
 
     def _end(self) -> None:

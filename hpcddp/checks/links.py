@@ -18,8 +18,9 @@ if TYPE_CHECKING:
 #: Up to so many hosts every pair is tried; of more each host twice.
 ALL_PAIRS = 16
 _SLOW = 1 / 2  # of the median
-#: Over TCP a link has to be below both to be slow: above, the CPU's share makes most of the difference.
-_SLOW_TCP, _LEAST_TCP_GBPS = 1 / 4, 1.0
+#: Over TCP a link has to be below both to be slow: above, the CPU's share makes most of the difference, and a cable at
+#: fault falls back to a tenth.
+_SLOW_TCP, _LEAST_TCP_GBPS = 1 / 5, 1.0
 _LATE = 10.0  # times the median, and so many milliseconds
 
 

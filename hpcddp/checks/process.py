@@ -113,7 +113,7 @@ class CheckedProcess:
         self._workers: list[Worker] = []
         self._listener: socket.socket | None = None
 
-    def look(self, folders: Sequence[str], line: str, *, fast: bool, leads: bool) -> dict[str, Any]:
+    def look(self, folders: Sequence[str], line: str, *, fast: bool, leads: bool, patience: float) -> dict[str, Any]:
         """What this node is, where this process `leads` it, and which GPUs the process takes. Each GPU has a process
         of its own."""
         folders = [*folders, self._env.get("TMPDIR") or "/tmp"]  # noqa: S108  # looked at
@@ -125,8 +125,9 @@ class CheckedProcess:
         alone = [{**self._env, "CUDA_VISIBLE_DEVICES": uuid} for uuid in self.process.gpus] or [self._env][: int(leads)]
         began = time.monotonic()
         workers = [] if fast else [*map(Worker, alone)]
-        says = [worker.read(began + IMPORT_S, f"import torch took more than {IMPORT_S:.0f} s") for worker in workers]
-        gpus = self._try_gpus(node, workers, says) if self.process.gpus else node.gpus
+        limit_s = IMPORT_S * patience
+        says = [worker.read(began + limit_s, f"import torch took more than {limit_s:.0f} s") for worker in workers]
+        gpus = self._try_gpus(node, workers, says, GPU_S * patience) if self.process.gpus else node.gpus
         for worker in workers[1:]:
             worker.close()
         self._workers = workers[:1]
@@ -139,14 +140,16 @@ class CheckedProcess:
             node = node._replace(versions=versions, torch_error=torch.get("error", ""))
         return {"process": self.process._asdict(), "node": _as_dict(node) if leads or self.process.gpus else None}
 
-    def _try_gpus(self, node: Node, workers: Sequence[Worker], says: Sequence[Mapping[str, Any]]) -> tuple[Gpu, ...]:
+    def _try_gpus(
+        self, node: Node, workers: Sequence[Worker], says: Sequence[Mapping[str, Any]], limit_s: float
+    ) -> tuple[Gpu, ...]:
         """The GPUs, those of this process with what they have measured, all side by side."""
         found: dict[str, Mapping[str, Any]] = {}
         for worker, said in zip(workers, says, strict=True):
             if "error" not in said and said["devices"]:
                 worker.tell({"do": "measure"})
-        late = f"it did not answer in {GPU_S:.0f} s, and its process was killed"
-        end = time.monotonic() + GPU_S
+        late = f"it did not answer in {limit_s:.0f} s, and its process was killed"
+        end = time.monotonic() + limit_s
         for uuid, worker, said in zip(self.process.gpus, workers, says, strict=False):
             if "error" in said:
                 found[uuid] = said
@@ -231,7 +234,7 @@ class CheckedProcess:
         """An exchange of the worker's."""
         if not self._workers:
             self._workers = [Worker(self._env)]
-            self._workers[0].read(time.monotonic() + IMPORT_S, "import torch took too long")
+            self._workers[0].read(time.monotonic() + limit_s, "import torch took too long")
         answer = self._workers[0].ask(limit_s, {"do": "exchange", "limit_s": limit_s, **order})
         if "error" in answer:
             self._workers.pop().close()

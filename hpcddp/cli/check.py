@@ -27,7 +27,7 @@ from hpcddp.schedulers.run import run_program
 from hpcddp.script.site import Site
 from hpcddp.script.site_file import chosen_site, open_site
 from hpcddp.supervisor.order import split_check
-from hpcddp.units import read_number
+from hpcddp.units import parse_count, read_number
 
 if TYPE_CHECKING:
     from hpcddp.ranks.launcher import Word
@@ -58,6 +58,7 @@ def build_parser() -> VerbParser:
     add("--hosts", metavar="A,B", help="the hosts that should answer (those of the allocation)")
     add("--gpus-per-node", metavar="G", help="how many GPUs each node should have (0)")
     add("--line", metavar="LINE", help="what each node has to run without an error, for a shell")
+    add("--patience", metavar="N", help="wait N times as long for everything, as where torch loads slowly (1)")
     add("--report", metavar="FILE", help="write the JSON there, too")
     add = parser.add_argument_group("output").add_argument
     add("--json", action="store_true", help="print one JSON object")
@@ -127,9 +128,10 @@ def plan_check(args: argparse.Namespace, allocation: Allocation | None, env: Map
     gpus = read_number(args.gpus_per_node or "0")
     if gpus is None:
         raise RequestError(f"--gpus-per-node {args.gpus_per_node!r} is no number", "--gpus-per-node 8")
+    patience = parse_count(args.patience or "1", "--patience")
     run_dir = env.get("HPCDDP_RUN_DIR", "")
     folder = run_dir if os.path.isdir(run_dir) else os.getcwd()
-    return Asked(tuple(words), python, tuple(hosts), gpus, (folder,), args.line or "", args.fast)
+    return Asked(tuple(words), python, tuple(hosts), gpus, (folder,), args.line or "", args.fast, patience)
 
 
 def _plan_words(allocation: Allocation | None, env: Mapping[str, str]) -> list[str]:

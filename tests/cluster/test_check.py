@@ -34,7 +34,7 @@ def cluster(cluster_of: Callable[..., Iterator[Cluster]]) -> Iterator[Cluster]:
 
 
 def check(cluster: Cluster, shared: Path, words: Sequence[str], *options: str, **env: str) -> dict[str, Any]:
-    done = cluster.sh(["hpcddp", "check", "--json", *options, "--", *words], cwd=shared, env=env)
+    done = cluster.sh(["hpcddp", "check", "--json", "--patience", "20", *options, "--", *words], cwd=shared, env=env)
     said: dict[str, Any] = json.loads(done.stdout)
     assert done.returncode == (0 if said["ok"] else 1), done.stderr
     return said
@@ -58,7 +58,7 @@ def in_host(cluster: Cluster, host: str, line: str) -> None:
 
 def test_a_job_without_a_fault_passes(cluster: Cluster, shared: Path) -> None:
     """In an allocation, whose launcher the check finds by itself; with the real torch, links and a sum over all."""
-    done = cluster.sh(["salloc", "-N4", "-n4", "hpcddp", "check", "--json"], cwd=shared)
+    done = cluster.sh(["salloc", "-N4", "-n4", "hpcddp", "check", "--json", "--patience", "20"], cwd=shared)
     said = json.loads(done.stdout)
     assert done.returncode == 0, (said, done.stderr)
     assert said["hosts"] == dict.fromkeys(("node1", "node2", "node3", "node4"), "ok"), said
