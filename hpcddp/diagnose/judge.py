@@ -53,6 +53,11 @@ _SAYS_WHY = re.compile(
     r"(?i)error|cannot|can't|could not|fail|invalid|missing|not found|refus|abort|no such|unable|must"
 )
 _OF_LAUNCHER = re.compile(r"ChildFailedError|CalledProcessError|SignalException")
+_BY_LAUNCHER = re.compile(
+    r"(torchrun|accelerate|deepspeed|srun|mpirun|mpiexec|prterun)\b.*: (error|unrecognized|unknown)"
+)
+#: What only tells where to read more.
+_TELLS_WHERE = re.compile(r"(?i)(set the environment|try|for|see|please|usage:|run) ")
 _LABELLED = re.compile(r"\b[Rr]ank[ =:]?(\d+)\b|^\[\d+\] ")
 _IN_USE = re.compile(r"EADDRINUSE|[Aa]ddress already in use")
 _CANCELLED = re.compile(r"CANCELLED AT|job killed: ")
@@ -158,6 +163,7 @@ class _Judge:
         self._ends = [mark for mark in ends if not (is_swept and mark in swept)]
         self._swept = {rank for mark in swept for rank in mark.ranks or (mark.rank,) if is_swept and rank is not None}
         ranks = {rank for log in logs for rank in log.ranks} | {log.source.rank for log in logs} - {None}
+        self._has_run = bool(ranks) or any(log.world_size for log in logs)
         ranks |= {rank for mark in ends for rank in mark.ranks or (mark.rank,)} - {None}
         size = max((log.world_size for log in logs), default=0)
         self._world = (
@@ -281,6 +287,8 @@ class _Judge:
             near = [mark for mark in found if mark.cause == first.cause and not mark.is_raised]
             named = {rank for mark in near for rank in mark.ranks or self._list_ranks_on(mark)}
             return next(iter(named)) if len(named) == 1 else self._guess_rank(first) if not named else None
+        if _BY_LAUNCHER.match(first.body):
+            return None
         if first.cause in _OF_NOBODY and not first.ranks and not (first.cause == "rendezvous" and first.is_raised):
             return None
         same = [mark for mark in found if _alike(mark) == _alike(first)]
@@ -300,8 +308,10 @@ class _Judge:
         """The rank of a line, or those that ended on its host."""
         if mark.rank is not None:
             return {mark.rank}
-        ends = (end for end in self._of(END) if mark.host and end.host == mark.host)
-        return {rank for end in ends for rank in end.ranks or (end.rank,) if rank is not None}
+        ended = {rank: end.host for end in self._of(END) for rank in end.ranks or (end.rank,) if rank is not None}
+        if {*ended} != self._world:  # the launcher's tasks are no ranks, but the agents of some
+            return {-1, -2}
+        return {rank for rank, host in ended.items() if mark.host and host == mark.host}
 
     def _guess_rank(self, first: Mark | None) -> int | None:
         """The rank of a line that nobody has signed: the one that is not among those that have seen it end, or that the
@@ -454,6 +464,7 @@ class _Judge:
                 or "NCCL" in line
                 or "ommand not found" in line
                 or line.startswith("hpcddp: ")
+                or _TELLS_WHERE.match(line)
             ):
                 continue
             if label is not None and isinstance(rank, int) and int(label[1] or label[2]) != rank:
@@ -562,7 +573,7 @@ class _Judge:
             first = next(mark for mark in said if _alike(mark) == _alike(waits[0]))
             return self._cause(first, None)
         weak = [mark for mark in self._of(WEAK) if mark.cause != "singletons"]
-        ran = bool(self._world)
+        ran = self._has_run
         if not ran and self._has_failed is None:  # a job script that ended with an error of a program in it
             is_bad = is_bad or any(self._is_last(mark) for mark in (*said, *weak))
         if self._lost and self._find_missing() is not None:

@@ -338,7 +338,8 @@ class _Reader:
             return False
         if _TRACEBACK in line:
             whole = line.partition(_TRACEBACK)[0]
-            head = whole.removesuffix("Original ")
+            is_original, is_group = whole.endswith("Original "), whole.endswith("+ Exception Group ")
+            head = whole.removesuffix("Original ").removesuffix("+ Exception Group ")
             ranked = re.search(r"(\[rank(\d+)\]:? ?)$", head) if "[rank" in head else None
             prefix = ranked[1] if ranked is not None else ""
             if ranked is None and (labelled := _PREFIX.match(head)):
@@ -348,11 +349,13 @@ class _Reader:
             below = b"".join(self._log.lines[at + 1 : at + 2]).decode(errors="replace")
             if head.strip() and below.startswith(f"{head}  File"):  # a launcher's or a logger's, before each line
                 prefix = head
+            if is_group:  # whose own lines are behind a bar
+                prefix = f"{head}| "
             before = self._log.lines[at - 1].decode(errors="replace") if at else ""
-            is_logged = ranked is None and self._is_logged(before) and head == whole
+            is_logged = ranked is None and self._is_logged(before) and not is_original
             if is_logged and rank is None and (label := _LABEL.search(before.encode())):
                 rank = next(iter(_read_number(label.groups())), rank)
-            follows = self._chained == prefix.strip() + "|" or head != whole or "The above" in before
+            follows = self._chained == prefix.strip() + "|" or is_original or "The above" in before
             chain = self._last[2].chain if follows and self._last[2] is not None else self._new_chain()
             is_ignored = any(word in before for word in _IGNORED)
             if follows and self._last[2] is not None and self._last[2].is_logged:
@@ -407,9 +410,9 @@ class _Reader:
     def _go_on(self, at: int, line: str, rank: int | None, host: str) -> bool:
         """Whether the line belongs to an open traceback."""
         for one in reversed(self._open):
-            if not line.startswith(one.prefix.strip()):
+            if not line.startswith(one.prefix.rstrip()):
                 continue
-            body = line[len(one.prefix.strip()) :].removeprefix(":").removeprefix(" ") if one.prefix else line
+            body = line[len(one.prefix.rstrip()) :].removeprefix(":").removeprefix(" ") if one.prefix else line
             one.lines += 1
             if not one.prefix and _PREFIX.match(line):
                 continue

@@ -244,6 +244,30 @@ def test_a_rank_that_ended_without_a_word_has_the_launchers_line(told):
     assert (cause.class_, cause.rank, cause.text) == ("exit-status", 1, end.strip())
 
 
+def test_an_exception_group_is_read_behind_its_bar(told):
+    lines = ["  + Exception Group Traceback (most recent call last):", '  |   File "/u/train.py", line 7, in main']
+    lines += ["  | ExceptionGroup: loading failed (2 sub-exceptions)", "  +-+---------------- 1 ----------------"]
+    lines += ["    | OSError: shard 3 broken", "    +------------------------------------"]
+    cause = told("".join(f"[rank0]: {line}\n" for line in lines) + raised(1, RESET))
+    assert (cause.class_, cause.rank) == ("exception", 0)
+    assert cause.text.endswith("ExceptionGroup: loading failed (2 sub-exceptions)")
+    assert cause.remedy.startswith("look at train.py:7")
+    assert told("".join(f"{line}\n" for line in lines)).text.startswith("| ExceptionGroup")
+
+
+def test_what_only_tells_where_to_read_more_is_no_last_word(told):
+    words = "Could not override 'lrr'.\nSet the environment variable HYDRA_FULL_ERROR=1 for a complete stack trace.\n"
+    cause = told(f"{words}srun: error: node1: task 0: Exited with exit code 1\n")
+    assert (cause.class_, cause.text) == ("arguments", "Could not override 'lrr'.")
+
+
+def test_wrong_options_of_a_launcher_are_no_ranks_and_a_command_that_is_not_there_ends_its_tasks(told):
+    end = "srun: error: node1: task 0: Exited with exit code {}\n"
+    cause = told("torchrun: error: unrecognized arguments: --nproc-per-nodes\n" + end.format(2))
+    assert (cause.class_, cause.rank) == ("arguments", None)
+    assert told("env: 'pyhton3': No such file or directory\n" + end.format(127)).class_ == "command"
+
+
 def test_a_warning_signal_that_nobody_catches_is_the_walltimes(told):
     cause = told("srun: error: node2: task 1: User defined signal 1\n")
     assert (cause.class_, cause.also, cause.rank) == ("walltime", ("killed",), None)
