@@ -42,6 +42,7 @@ _OF_SIGNAL = {
     2: "interrupted",
     **dict.fromkeys((4, 6, 7, 8, 11), "crash"),
     9: "host-memory",
+    **dict.fromkeys((10, 12), "walltime"),
     24: "limits",
     25: "disk-full",
 }
@@ -52,9 +53,14 @@ _SAYS_WHY = re.compile(
     r"(?i)error|cannot|can't|could not|fail|invalid|missing|not found|refus|abort|no such|unable|must"
 )
 _OF_LAUNCHER = re.compile(r"ChildFailedError|CalledProcessError|SignalException")
+_BY_LAUNCHER = re.compile(
+    r"(torchrun|accelerate|deepspeed|srun|mpirun|mpiexec|prterun)\b.*: (error|unrecognized|unknown)"
+)
+#: What only tells where to read more.
+_TELLS_WHERE = re.compile(r"(?i)(set the environment|try|for|see|please|usage:|run) ")
 _LABELLED = re.compile(r"\b[Rr]ank[ =:]?(\d+)\b|^\[\d+\] ")
 _IN_USE = re.compile(r"EADDRINUSE|[Aa]ddress already in use")
-_ENQUEUED = re.compile(rb"Rank (\d+)\].*last enqueued (?:NCCL )?work: (\d+)")
+_CANCELLED = re.compile(r"CANCELLED AT|job killed: ")
 _WORDS = re.compile(r"[A-Za-z]{2,}")
 
 
@@ -157,6 +163,8 @@ class _Judge:
         self._ends = [mark for mark in ends if not (is_swept and mark in swept)]
         self._swept = {rank for mark in swept for rank in mark.ranks or (mark.rank,) if is_swept and rank is not None}
         ranks = {rank for log in logs for rank in log.ranks} | {log.source.rank for log in logs} - {None}
+        self._has_run = bool(ranks) or any(log.world_size for log in logs)
+        ranks |= {rank for mark in ends for rank in mark.ranks or (mark.rank,)} - {None}
         size = max((log.world_size for log in logs), default=0)
         self._world = (
             set(range(max(size, *(int(rank) + 1 for rank in ranks if rank is not None), 0)))
@@ -210,6 +218,7 @@ class _Judge:
     def _find_cause(self) -> Cause | None:
         """The first of what was raised or said by who knows."""
         said = [mark for mark in self._of(CAUSE) if not (mark.is_raised and mark.is_logged and self._seems_well)]
+        said = [mark for mark in said if not self._is_too_late(mark)]
         raised = [mark for mark in self._of(RAISED) if mark.is_raised and not (mark.is_logged and self._seems_well)]
         found = self._choose_of_chains([*said, *raised])
         if not found:
@@ -228,6 +237,18 @@ class _Judge:
         rank = self._find_rank(first, found)
         own = [mark for mark in found if _alike(mark) == _alike(first) and self._logs[mark.log].source.rank == rank]
         return self._cause(own[0] if own and rank is not None else first, rank)
+
+    def _is_too_late(self, mark: Mark) -> bool:
+        """Whether the scheduler ended a job, of which ranks had ended badly before, and others waited for them."""
+        if mark.is_raised or mark.cause not in {"killed", "walltime"} or not _CANCELLED.search(mark.body):
+            return False
+        return self._ended_before(mark)
+
+    def _ended_before(self, mark: Mark) -> bool:
+        """Whether ranks had lost others, or ended by themselves, before this line and all of its kind."""
+        first = min(one.number for one in self._marks if one.log == mark.log and _CANCELLED.search(one.body))
+        ends = [end for end in self._ends if _signal(end) != _SIGTERM and (end.signal or end.status)]
+        return any(one.log == mark.log and one.number < first for one in (*ends, *self._lost))
 
     def _choose_of_chains(self, marks: Sequence[Mark]) -> list[Mark]:
         """One of exceptions that led to one another: of the first class that a row names the last, else the last."""
@@ -262,6 +283,12 @@ class _Judge:
 
     def _find_rank(self, first: Mark, found: Sequence[Mark]) -> int | str | None:
         """Whose fault a cause is."""
+        if first.cause == "host-memory" and first.level == CAUSE and not first.is_raised:  # the scheduler's word
+            near = [mark for mark in found if mark.cause == first.cause and not mark.is_raised]
+            named = {rank for mark in near for rank in mark.ranks or self._list_ranks_on(mark)}
+            return next(iter(named)) if len(named) == 1 else self._guess_rank(first) if not named else None
+        if _BY_LAUNCHER.match(first.body):
+            return None
         if first.cause in _OF_NOBODY and not first.ranks and not (first.cause == "rendezvous" and first.is_raised):
             return None
         same = [mark for mark in found if _alike(mark) == _alike(first)]
@@ -276,6 +303,15 @@ class _Judge:
         if first.cause == "rendezvous":  # rank 0 opens the port
             return 0 if first.frame and _IN_USE.search(first.body) else None
         return self._guess_rank(first)
+
+    def _list_ranks_on(self, mark: Mark) -> set[int]:
+        """The rank of a line, or those that ended on its host."""
+        if mark.rank is not None:
+            return {mark.rank}
+        ended = {rank: end.host for end in self._of(END) for rank in end.ranks or (end.rank,) if rank is not None}
+        if {*ended} != self._world:  # the launcher's tasks are no ranks, but the agents of some
+            return {-1, -2}
+        return {rank for rank, host in ended.items() if mark.host and host == mark.host}
 
     def _guess_rank(self, first: Mark | None) -> int | None:
         """The rank of a line that nobody has signed: the one that is not among those that have seen it end, or that the
@@ -301,6 +337,9 @@ class _Judge:
     def _find_end(self) -> Cause | None:
         """How the rank ended that ended first, where it has raised nothing."""
         late = {mark.rank for mark in self._of(LATE)}
+        step = next((mark for mark in self._of(LOST) if mark.cause == "killed" and "CANCELLED AT" in mark.body), None)
+        if step is not None and not self._ended_before(step):  # before any rank's end
+            return self._of_signal(step._replace(signal=0), None)
         ends = [mark for mark in self._ends if not (mark.signal in {0, _SIGABRT} and mark.rank in late)]
         signals = [mark for mark in ends if mark.signal or (mark.status or 0) > 128]
         taken = [mark for mark in ends if mark.cause in {"killed", "interrupted"}]
@@ -320,9 +359,6 @@ class _Judge:
         marks = self._of(MARK)
         if marks:
             return self._cause(marks[0], self._guess_rank(marks[0]))
-        taken = [mark for mark in self._of(LOST) if "CANCELLED AT" in mark.body and mark.cause == "killed"]
-        if signals and taken:  # the scheduler ended all of them
-            return self._of_signal(signals[0]._replace(number=taken[0].number, text=taken[0].text), None)
         if signals and not late:
             return self._of_signal(signals[0], signals[0].rank if signals[0].rank is not None else self._find_missing())
         return self._find_own_end(ends)
@@ -355,6 +391,8 @@ class _Judge:
         if number == _SIGKILL:
             also = ("killed",)
             remedy = f"{name} says nothing of its sender, which most often is the kernel, out of memory: {remedy}"
+        elif class_ == "walltime":
+            rank, also = None, ("killed",)
         elif class_ == "killed":
             remedy = f"{name} came from outside: {remedy}"
         elif class_ == "interrupted":
@@ -371,8 +409,11 @@ class _Judge:
         end = (own or unnamed)[0]
         if not own and waited and self._find_missing() is None:
             return None
-        rank = end.rank if end.rank is not None else self._find_missing()
-        found = self._find_message(end, rank)
+        rank: int | str | None = end.rank if end.rank is not None else self._find_missing()
+        ended = [one for end in own for one in end.ranks or (end.rank,)]
+        if len(ended) > 1 and {*ended} == self._world and len({end.status for end in own}) == 1:
+            rank = ALL
+        found = self._find_message(end, rank, len({*ended}) if rank == ALL else 1)
         if found is None:
             if self._of(WEAK):
                 return None
@@ -383,7 +424,7 @@ class _Judge:
             )
         return self._own_words(found, rank, end.host)
 
-    def _own_words(self, found: tuple[Log, int, str], rank: int | None, host: str) -> Cause:
+    def _own_words(self, found: tuple[Log, int, str], rank: int | str | None, host: str) -> Cause:
         """The cause of a rank that ended after these words of its own; a row may know them."""
         log, number, text = found
         known = (mark for mark in self._marks if mark.log == log.number and mark.number == number)
@@ -393,8 +434,8 @@ class _Judge:
         remedy = "the message is the program's own: look there"
         return Cause("exit-status", rank, host, log.source.path, number, text, PROGRAM, remedy)
 
-    def _find_message(self, end: Mark, rank: int | None) -> tuple[Log, int, str] | None:
-        """The last line that a rank printed before its end and that is unlike those above it."""
+    def _find_message(self, end: Mark, rank: int | str | None, times: int = 1) -> tuple[Log, int, str] | None:
+        """The last line that a rank printed before its end and that is unlike those above it. `times`: by so many."""
         if "The end of its output" in end.body:
             told, at = self._logs[end.log], end.number - self._logs[end.log].skipped
             while at < len(told.lines) and told.lines[at].startswith(b"    "):
@@ -413,8 +454,8 @@ class _Judge:
         counts: dict[str, int] = {}
         for line in lines:
             counts[_shape(line)] = counts.get(_shape(line), 0) + 1
-        best = None
-        for at in range(len(lines) - 1, max(len(lines) - 12, -1), -1):
+        best, went_on = None, False
+        for at in range(len(lines) - 1, max(len(lines) - 12 * times, -1), -1):
             line = lines[at]
             label = re.search(r"\b[Rr]ank[ =:]?(\d+)\b|^\[(\d+)\] ", line)
             if (
@@ -423,15 +464,18 @@ class _Judge:
                 or "NCCL" in line
                 or "ommand not found" in line
                 or line.startswith("hpcddp: ")
+                or _TELLS_WHERE.match(line)
             ):
                 continue
-            if label is not None and rank is not None and int(label[1] or label[2]) != rank:
+            if label is not None and isinstance(rank, int) and int(label[1] or label[2]) != rank:
                 continue
-            if counts[_shape(line)] > 1:
+            if counts[_shape(line)] > times:
+                went_on = True
                 continue
             if _SAYS_WHY.search(line):
                 return log, at + 1 + log.skipped, line
-            best = best or (log, at + 1 + log.skipped, line)
+            if not went_on or label is not None:  # else nobody's last word
+                best = best or (log, at + 1 + log.skipped, line)
         return best
 
     # Waits
@@ -444,9 +488,17 @@ class _Judge:
         named = next((mark for mark in late if mark.ranks), None)
         first = named or min(late, key=self._order(late))
         rank = named.ranks[0] if named is not None else None
-        if first.cause == "rendezvous":
-            return self._cause(first, rank)
-        return self._cause(first, rank if rank is not None else self._find_absent(late))
+        if rank is None:
+            rank = self._find_unended(late) if first.cause == "rendezvous" else self._find_absent(late)
+        return self._cause(first, rank)
+
+    def _find_unended(self, late: Sequence[Mark]) -> int | None:
+        """The only rank that did not end by itself, where nobody has signed the errors of those that did."""
+        if any(mark.rank is not None for mark in late):
+            return self._find_missing(hangs=True)
+        ended = {rank for end in self._ends if end.status for rank in end.ranks or (end.rank,)}
+        others = self._world - ended
+        return next(iter(others)) if ended and len(others) == 1 else None
 
     def _find_absent(self, late: Sequence[Mark]) -> int | None:
         """The rank that the others waited for: that complains of nothing, or only of their end, or elsewhere."""
@@ -521,7 +573,9 @@ class _Judge:
             first = next(mark for mark in said if _alike(mark) == _alike(waits[0]))
             return self._cause(first, None)
         weak = [mark for mark in self._of(WEAK) if mark.cause != "singletons"]
-        ran = bool(self._world)
+        ran = self._has_run
+        if not ran and self._has_failed is None:  # a job script that ended with an error of a program in it
+            is_bad = is_bad or any(self._is_last(mark) for mark in (*said, *weak))
         if self._lost and self._find_missing() is not None:
             said = [mark for mark in said if mark.rank in {None, self._find_missing()}]
         if said and is_bad:
@@ -609,7 +663,8 @@ def _fill(remedy: str, mark: Mark) -> str:
     found: Mapping[str, str | None] = match.groupdict() if match is not None else {}
 
     def fill(name: re.Match[str]) -> str:
-        word = (found.get(name[1]) or "").strip("'\" ")
+        words = (found.get(f"{name[1]}{end}") for end in ("", "_too", "_more"))
+        word = next(filter(None, words), "").strip("'\" ")
         if name[1] == "hint":
             return _printable(word)
         return shlex.quote(_printable(word)) if word else name[1].upper()

@@ -35,7 +35,7 @@ _FRAME = re.compile(r'File "(.+?)", line (\d+), in (\S+)')
 _LIBRARY = re.compile(r"(site|dist)-packages/|/lib/python\d|<frozen|<string>|/bin/(torchrun|accelerate)$")
 _WORLD = re.compile(
     rb"[Rr]ank\W{0,3}\d+\s?(?:of|/)\s?(\d+)\b|initiali[sz]ed \d+ of (\d+)\b|hpcddp: (\d+) ranks on"
-    rb"|world.?size\W{1,3}(\d+)\b"
+    rb"|world.?size\W{1,3}(\d+)\b|\b(\d+) (?:processes|ranks)\b"
     rb"|Starting with (\d+) processes|\bnranks (\d+)|MEMBER: \d+/(\d+)"
 )
 _SAMPLE = 100_000  # bytes, in which ranks that are numbers without a name, and how many there are, are looked for
@@ -58,6 +58,8 @@ _REPORT = re.compile(r"hpcddp: rank (\d+) on ([\w.-]+) .* The end of its output:
 _SIGNALS = {name_signal(number): number for number in range(1, 32)} | {
     "hangup": 1, "interrupt": 2, "quit": 3, "illegal instruction": 4, "aborted": 6, "bus error": 7, "killed": 9,
     "floating point exception": 8, "segmentation fault": 11, "terminated": 15, "file size limit exceeded": 25,
+    "trace/breakpoint trap": 5, "user defined signal 1": 10, "user defined signal 2": 12, "broken pipe": 13,
+    "alarm clock": 14, "cpu time limit exceeded": 24, "bad system call": 31,
 }  # fmt: skip
 
 
@@ -122,7 +124,7 @@ class Log:
             if not missing:
                 break
             line = self.lines[at].rpartition(b"\r")[2] if b"\r" in self.lines[at] else self.lines[at]
-            if _TORCH.match(line) or at + 1 + self.skipped in marked:
+            if line[:1] == b" " or _TORCH.match(line) or at + 1 + self.skipped in marked:
                 continue
             label = _LABEL.search(line)
             if label is None or _ERROR_LEVEL.search(line):
@@ -229,7 +231,17 @@ class _Open:
     def __init__(self, prefix: str, rank: int | None, chain: int, *, is_logged: bool, is_ignored: bool) -> None:
         self.prefix, self.rank, self.chain = prefix, rank, chain
         self.is_logged, self.is_ignored = is_logged, is_ignored
-        self.frame, self.lines = "", 0
+        self.frames: list[str] = []
+        self.lines = 0
+
+    def find_frame(self, known: dict[str, str]) -> str:
+        """The innermost line of the program, as `train.py:12`. `known`: those of tracebacks before."""
+        key = "".join(self.frames)
+        if key not in known:
+            found = (frame for text in reversed(self.frames) if (frame := _FRAME.search(text)))
+            own = (f"{os.path.basename(at[1])}:{at[2]}" for at in found if not _LIBRARY.search(at[1]))
+            known[key] = next(own, "")
+        return known[key]
 
 
 class _Reader:
@@ -239,6 +251,7 @@ class _Reader:
         self._log = log
         self._known: dict[bytes, _Kind] = {}  # by the line without digits
         self._rows: dict[str, Row | None] = {}  # of exceptions, by their text
+        self._frames: dict[str, str] = {}  # by the lines of a traceback
         self._loggers: dict[bytes, bool] = {}  # by a line in front of a traceback, without digits
         self._open: list[_Open] = []
         self._chains = 0
@@ -260,6 +273,10 @@ class _Reader:
                 alike = piece.translate(None, _DIGITS)
                 kind = known.get(alike) or self._classify(alike)
                 known[alike] = kind
+                if self._open and piece[:1] == b" " and not (self._open[-1].prefix or kind.is_special or self._quoted):
+                    if b'File "' in piece:
+                        self._open[-1].frames.append(piece.decode(errors="replace"))
+                    continue
                 if kind.says or self._open or self._quoted:
                     self._look(at, piece, kind)
 
@@ -320,8 +337,10 @@ class _Reader:
             self._quoted = int(report[1]), report[2]
             return False
         if _TRACEBACK in line:
-            head = line.partition(_TRACEBACK)[0]
-            ranked = re.search(r"(\[rank(\d+)\]:? ?)(?:Original )?$", head) if "[rank" in head else None
+            whole = line.partition(_TRACEBACK)[0]
+            is_original, is_group = whole.endswith("Original "), whole.endswith("+ Exception Group ")
+            head = whole.removesuffix("Original ").removesuffix("+ Exception Group ")
+            ranked = re.search(r"(\[rank(\d+)\]:? ?)$", head) if "[rank" in head else None
             prefix = ranked[1] if ranked is not None else ""
             if ranked is None and (labelled := _PREFIX.match(head)):
                 prefix, rank = labelled[0], next(iter(_read_number(labelled.groups())), rank)
@@ -330,11 +349,13 @@ class _Reader:
             below = b"".join(self._log.lines[at + 1 : at + 2]).decode(errors="replace")
             if head.strip() and below.startswith(f"{head}  File"):  # a launcher's or a logger's, before each line
                 prefix = head
+            if is_group:  # whose own lines are behind a bar
+                prefix = f"{head}| "
             before = self._log.lines[at - 1].decode(errors="replace") if at else ""
-            is_logged = ranked is None and self._is_logged(before) and "Original" not in head
+            is_logged = ranked is None and self._is_logged(before) and not is_original
             if is_logged and rank is None and (label := _LABEL.search(before.encode())):
                 rank = next(iter(_read_number(label.groups())), rank)
-            follows = self._chained == prefix.strip() + "|" or "Original" in head or "The above" in before
+            follows = self._chained == prefix.strip() + "|" or is_original or "The above" in before
             chain = self._last[2].chain if follows and self._last[2] is not None else self._new_chain()
             is_ignored = any(word in before for word in _IGNORED)
             if follows and self._last[2] is not None and self._last[2].is_logged:
@@ -389,15 +410,14 @@ class _Reader:
     def _go_on(self, at: int, line: str, rank: int | None, host: str) -> bool:
         """Whether the line belongs to an open traceback."""
         for one in reversed(self._open):
-            if not line.startswith(one.prefix.strip()):
+            if not line.startswith(one.prefix.rstrip()):
                 continue
-            body = line[len(one.prefix.strip()) :].removeprefix(":").removeprefix(" ") if one.prefix else line
+            body = line[len(one.prefix.rstrip()) :].removeprefix(":").removeprefix(" ") if one.prefix else line
             one.lines += 1
             if not one.prefix and _PREFIX.match(line):
                 continue
-            if 'File "' in body and (frame := _FRAME.search(body)):
-                if not _LIBRARY.search(frame[1]):
-                    one.frame = f"{os.path.basename(frame[1])}:{frame[2]}"
+            if 'File "' in body and body.startswith((" ", "\t")):
+                one.frames.append(body)
                 return True
             if body.startswith((" ", "\t")) or not body.strip():
                 return True
@@ -423,7 +443,7 @@ class _Reader:
         whose = named.get("rank", rank) if level in {RAISED, CAUSE} else rank
         mark = Mark(
             row, level, self._log.number, at + 1 + self._log.skipped, line.strip(), body, whose, host,
-            named.get("signal", 0), frame=one.frame, chain=one.chain, is_raised=True, is_logged=one.is_logged,
+            named.get("signal", 0), frame=one.find_frame(self._frames), chain=one.chain, is_raised=True, is_logged=one.is_logged,
             ranks=_read_ranks(match), is_quoted=self._is_quoted,
         )  # fmt: skip
         self._log.marks.append(mark)

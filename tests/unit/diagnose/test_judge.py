@@ -184,6 +184,102 @@ def test_the_ranks_that_the_supervisor_ends_in_a_hang_were_not_killed_by_anybody
     assert (cause.class_, cause.rank, cause.host) == ("hang", 1, "node2")
 
 
+CANCELLED = "slurmstepd: error: *** JOB 9 ON node1 CANCELLED AT 2026-11-26T06:46:18 ***\n"
+STEP = "slurmstepd: error: *** STEP 9.0 ON node1 CANCELLED AT 2026-11-26T06:46:18 ***\n"
+
+
+@pytest.mark.parametrize("end", [CANCELLED, CANCELLED.replace(" ***\n", " DUE TO TIME LIMIT ***\n")])
+def test_a_job_that_its_scheduler_ends_after_a_rank_had_ended_badly_is_that_ranks(told, end):
+    of = "".join(f"[rank {n}] INFO step\n" for n in range(3))
+    cause = told(of + raised(0, LATE) + raised(2, LATE) + end + "srun: error: node2: task 1: Terminated\n")
+    assert (cause.class_, cause.rank) == ("hang", 1)
+    assert told(of + "srun: error: node2: task 1: Segmentation fault\n" + end).class_ == "crash"
+    others = "srun: error: node2: task 1: Exited with exit code 1\n"
+    assert told(of + end + others).class_ in {"killed", "walltime"}
+
+
+def test_a_step_that_was_cancelled_before_any_rank_ended_was_killed_by_nobody_knows_whom(told):
+    ends = "srun: error: node2: tasks 2-3: Killed\nsrun: error: node1: tasks 0-1: Killed\n"
+    cause = told(STEP + ends)
+    assert (cause.class_, cause.rank, cause.text) == ("killed", None, STEP.strip())
+    assert told(STEP + ends + "job exits with status 124\n").class_ == "walltime"
+    cause = told("srun: error: node1: task 1: Killed\n" + STEP + "srun: error: node1: task 0: Terminated\n")
+    assert (cause.class_, cause.rank) == ("host-memory", 1)
+
+
+def test_a_job_that_was_requeued_is_judged_by_its_last_start(told):
+    requeued = CANCELLED.replace(" ***\n", " DUE TO JOB REQUEUE ***\n")
+    cause = told(f"[rank 0] INFO step\n{requeued}srun: error: node2: task 1: Terminated\n{raised(0, 'KeyError: 5')}")
+    assert (cause.class_, cause.rank) == ("exception", 0)
+
+
+def test_the_only_rank_on_a_host_that_had_too_little_memory_is_at_fault_and_else_none(told):
+    over = "slurmstepd-node2: error: StepId=8.0 exceeded memory limit (990330880 > 943718400), being killed\n"
+    over = "slurmstepd-node1: error: Exceeded job memory limit\n" + over
+    one = "srun: error: node1: task 0: Killed\nsrun: error: node2: task 1: Killed\n"
+    assert (told(over + one).class_, told(over + one).rank) == ("host-memory", 1)
+    several = "srun: error: node1: tasks 0-1: Killed\nsrun: error: node2: tasks 2-3: Killed\n"
+    assert (told(over + several).class_, told(over + several).rank) == ("host-memory", None)
+
+
+def test_a_job_script_whose_output_ends_with_an_error_failed_by_it(told):
+    line = "cp: cannot stat '/scratch/cifar10.tar': No such file or directory\n"
+    assert (told(line).class_, told(line).text) == ("file-missing", line.strip())
+    assert told(f"{line}all done\n").class_ == "none"
+    assert told(line, has_failed=False).class_ == "none"
+
+
+def test_the_same_words_of_all_ranks_before_the_same_status_are_of_all(told):
+    ends = (
+        "srun: error: node1: task 0: Exited with exit code 2\nsrun: error: node2: tasks 1-2: Exited with exit code 2\n"
+    )
+    cause = told(3 * "ERROR: unknown optimizer 'adanm'\n" + ends)
+    assert (cause.class_, cause.rank, cause.text) == ("exit-status", "all", "ERROR: unknown optimizer 'adanm'")
+
+
+def test_a_rank_that_ended_without_a_word_has_the_launchers_line(told):
+    steps = "set up on node1\n" + "".join(f"step {n} loss 0.1\n" for n in range(5))
+    end = "srun: error: node2: task 1: Exited with exit code 17\n"
+    cause = told(f"{steps}{raised(0, RESET)}{end}srun: error: node1: task 0: Exited with exit code 1\n")
+    assert (cause.class_, cause.rank, cause.text) == ("exit-status", 1, end.strip())
+
+
+def test_an_exception_group_is_read_behind_its_bar(told):
+    lines = ["  + Exception Group Traceback (most recent call last):", '  |   File "/u/train.py", line 7, in main']
+    lines += ["  | ExceptionGroup: loading failed (2 sub-exceptions)", "  +-+---------------- 1 ----------------"]
+    lines += ["    | OSError: shard 3 broken", "    +------------------------------------"]
+    cause = told("".join(f"[rank0]: {line}\n" for line in lines) + raised(1, RESET))
+    assert (cause.class_, cause.rank) == ("exception", 0)
+    assert cause.text.endswith("ExceptionGroup: loading failed (2 sub-exceptions)")
+    assert cause.remedy.startswith("look at train.py:7")
+    assert told("".join(f"{line}\n" for line in lines)).text.startswith("| ExceptionGroup")
+
+
+def test_what_only_tells_where_to_read_more_is_no_last_word(told):
+    words = "Could not override 'lrr'.\nSet the environment variable HYDRA_FULL_ERROR=1 for a complete stack trace.\n"
+    cause = told(f"{words}srun: error: node1: task 0: Exited with exit code 1\n")
+    assert (cause.class_, cause.text) == ("arguments", "Could not override 'lrr'.")
+
+
+def test_wrong_options_of_a_launcher_are_no_ranks_and_a_command_that_is_not_there_ends_its_tasks(told):
+    end = "srun: error: node1: task 0: Exited with exit code {}\n"
+    cause = told("torchrun: error: unrecognized arguments: --nproc-per-nodes\n" + end.format(2))
+    assert (cause.class_, cause.rank) == ("arguments", None)
+    assert told("env: 'pyhton3': No such file or directory\n" + end.format(127)).class_ == "command"
+
+
+def test_a_warning_signal_that_nobody_catches_is_the_walltimes(told):
+    cause = told("srun: error: node2: task 1: User defined signal 1\n")
+    assert (cause.class_, cause.also, cause.rank) == ("walltime", ("killed",), None)
+
+
+def test_a_workers_own_traceback_is_read_behind_every_label_of_the_launcher(told):
+    text = raised(2, "RuntimeError: Caught KeyError in DataLoader worker process 0.")
+    text += raised(2, "KeyError: 'labels'").replace("Traceback", "Original Traceback")
+    cause = told("".join(f"2: {line}\n" for line in text.splitlines()))
+    assert (cause.class_, cause.rank, cause.text) == ("exception", 2, "2: [rank2]: KeyError: 'labels'")
+
+
 @pytest.mark.parametrize(
     ("reason", "status", "state", "cause"),
     [

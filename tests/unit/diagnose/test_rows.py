@@ -19,6 +19,7 @@ LINES = {
         "hpcddp: unfinished: step 900 (deadline)",
     ],
     "killed": [
+        "=>> PBS: job killed: node 1 (node2) requested job die, code 15009",
         "slurmstepd: error: *** JOB 9 ON node3 CANCELLED AT 2026-11-26T06:46:19 DUE TO PREEMPTION ***",
         "srun: error: Node failure on node4",
         "slurmstepd: error: *** JOB 8 ON node1 CANCELLED AT 2026-11-26T06:46:18 ***",
@@ -29,6 +30,7 @@ LINES = {
         "hpcddp: SIGTERM came: each rank gets it",
     ],
     "host-memory": [
+        "slurmstepd-node2: error: StepId=8.0 exceeded memory limit (990330880 > 943718400), being killed",
         "slurmstepd: error: Detected 1 oom_kill event in StepId=12.0. Some of the step tasks have been OOM Killed.",
         "srun: error: node2: task 3: Out Of Memory",
         "[12345.6] Memory cgroup out of memory: Killed process 4711 (python) total-vm:12345kB",
@@ -39,6 +41,7 @@ LINES = {
         "numpy._core._exceptions._ArrayMemoryError: Unable to allocate 128. TiB for an array with shape (17592186044416,)",
     ],
     "launcher": [
+        "[mpiexec@login] ui_cmd_cb (mpiexec/pmiserv_pmci.c:51): Launch proxy failed.",
         "There are not enough slots available in the system to satisfy the 4",
         "prterun has detected an attempt to run as root.",
         "[mpiexec@node1] Error: Unable to run bstrap_proxy on node7 (pid 2353, exit code 65280)",
@@ -51,6 +54,11 @@ LINES = {
         "Abort(1090831) on node 0 (rank 0 in comm 0): Fatal error in internal_Init: Other MPI error, error stack:",
     ],
     "command": [
+        "sh: 1: orted: not found",
+        "env: 'pyhton3.12': No such file or directory",
+        "job.sh: line 12: syntax error: unexpected end of file",
+        "ModuleCmd_Load.c(213):ERROR:105: Unable to locate a modulefile for 'cuda/99'",
+        "-bash: ./train.sh: /bin/bash^M: bad interpreter: No such file or directory",
         "[proxy:0@node1] HYDU_create_process (lib/utils/launch.c:73): execvp error on file /x/python (No such file or directory)",
         "prterun was unable to launch the specified application as it could not",
         "slurmstepd: error: execve(): /apps/envs/dl/bin/python: No such file or directory",
@@ -64,6 +72,7 @@ LINES = {
         "job.sh: line 9: ./train.sh: Permission denied",
     ],
     "import": [
+        "ERROR: No matching distribution found for einops-ext==9.9",
         "/usr/bin/python3: No module named train",
         "ModuleNotFoundError: No module named 'flash_attn'",
         "ImportError: Using `low_cpu_mem_usage=True` requires Accelerate",
@@ -74,6 +83,9 @@ LINES = {
         "<frozen importlib._bootstrap>:241: RuntimeWarning: suspicious MPI execution environment",
     ],
     "arguments": [
+        "job.sh: line 8: LEARNING_RATE: unbound variable",
+        "Error: No such option: --learning-rate",
+        "FATAL Flags parsing error: Unknown command line flag 'lrr'. Did you mean: lr ?",
         "train.py: error: unrecognized arguments: --lrr 0.1",
         '[mpiexec@node1] match_arg (lib/utils/args.c:166): unrecognized argument "foo"',
         "ValueError: Some specified arguments are not used by the HfArgumentParser: ['--lrr', '0.1']",
@@ -96,6 +108,10 @@ LINES = {
         "RuntimeError: CUDA error: an illegal memory access was encountered",
     ],
     "exception": [
+        "Abort(604125710) on node 1 (rank 1 in comm 0): Fatal error in internal_Recv: Message truncated, error stack:",
+        "[node1:00071] *** An error occurred in MPI_Recv",
+        "SyntaxError: invalid syntax",
+        "ValueError: ProcessGroupNCCL is only supported with GPUs, no GPUs found!",
         "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.",
         "RuntimeError: CUDA error: invalid device ordinal",
         "Duplicate GPU detected : rank 1 and rank 0 both on CUDA device 1a000",
@@ -109,6 +125,7 @@ LINES = {
         "RuntimeError: cannot load MPI library",
     ],
     "limits": [
+        "=>> PBS: job killed: ncpus 3.87 exceeded limit 1 (sum)",
         "node1:12:12 [0] misc/ibvwrap.cc:190 NCCL WARN Call to ibv_reg_mr failed with error Cannot allocate memory",
         "OSError: [Errno 24] Too many open files: '/data/part17'",
         "RuntimeError: can't start new thread",
@@ -139,15 +156,20 @@ LINES = {
         "RuntimeError: PytorchStreamReader failed reading zip archive: failed finding central directory",
     ],
     "disk-full": [
+        "OSError: 2000000 requested and 262128 written",
         "OSError: [Errno 28] No space left on device",
         "OSError: [Errno 122] Disk quota exceeded",
         "RuntimeError: [enforce fail at inline_container.cc:672] . unexpected pos 9450560 vs 9450452",
     ],
     "network": [
+        "fatal: unable to access 'https://example.org/models.git/': Could not resolve host: example.org",
         "OSError: We couldn't connect to 'https://huggingface.co' to load the files, and couldn't find them in the cached files.",
         "urllib.error.URLError: <urlopen error [Errno 111] Connection refused>",
     ],
-    "file-missing": ["FileNotFoundError: [Errno 2] No such file or directory: '/data/train.npy'"],
+    "file-missing": [
+        "FileNotFoundError: [Errno 2] No such file or directory: '/data/train.npy'",
+        "RuntimeError: Parent directory /scratch/u123/ckpt does not exist.",
+    ],
     "exit-status": ["hpcddp: this shell is in no allocation\nhint: hpcddp launch --here -- COMMAND"],
     "interrupted": ["KeyboardInterrupt", "[mpiexec@node1] Sending Ctrl-C to processes as requested"],
 }
