@@ -17,7 +17,7 @@ from hpcddp.guard.hpcddp_stand import PHASES
 from hpcddp.record import Record
 from hpcddp.runs.folder import AttemptFolder, RunFolder, list_holders
 from hpcddp.runs.jsonfile import read_object
-from hpcddp.runs.lock import Holder, read_holder_end, read_holder
+from hpcddp.runs.lock import Holder, read_holder, read_holder_end
 from hpcddp.runs.metrics import AtLine, MetricsReader, StepLine
 from hpcddp.runs.state import read_state
 from hpcddp.runs.submitted import read_submissions

@@ -38,7 +38,9 @@ def check(tmp_path: Path, ranks: str, each: str, *, path: str = "", **asked: obj
     launcher.chmod(0o755)
     env = ENV | {"PATH": f"{path}:{ENV['PATH']}"} if path else ENV
     lines: list[bytes] = []
-    return Checker(Asked((str(launcher),), folders=(str(tmp_path),), fast=True, patience=20, **asked), env, lines.append).check()
+    return Checker(
+        Asked((str(launcher),), folders=(str(tmp_path),), fast=True, patience=20, **asked), env, lines.append
+    ).check()
 
 
 def named(verdict: Verdict) -> dict[str, str]:
