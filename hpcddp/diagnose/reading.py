@@ -443,8 +443,8 @@ class _Reader:
         whose = named.get("rank", rank) if level in {RAISED, CAUSE} else rank
         mark = Mark(
             row, level, self._log.number, at + 1 + self._log.skipped, line.strip(), body, whose, host,
-            named.get("signal", 0), frame=one.find_frame(self._frames), chain=one.chain, is_raised=True, is_logged=one.is_logged,
-            ranks=_read_ranks(match), is_quoted=self._is_quoted,
+            named.get("signal", 0), frame=one.find_frame(self._frames), chain=one.chain, is_raised=True,
+            is_logged=one.is_logged, ranks=_read_ranks(match), is_quoted=self._is_quoted,
         )  # fmt: skip
         self._log.marks.append(mark)
         self._last = one.prefix.strip(), at, mark
