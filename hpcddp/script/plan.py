@@ -73,7 +73,9 @@ def check_gpu_chunks(spec: JobSpec, site: Site, queue: str, ranks: int, gpus: in
         return
     what = f"queue {queue} of site {site.name} deals out GPUs, each with its share of the node"
     if not gpus:
-        raise RequestError(f"{what}, and 0 GPUs were asked for", "--gpus-per-node 1, or another --queue")
+        others = [name for name, other in site.queues.items() if not other.gpu_chunks]
+        another = f", or --queue {others[0]}" if others else ""
+        raise RequestError(f"{what}, and 0 GPUs were asked for", f"--gpus-per-node 1{another}")
     if ranks > gpus:
         what += f": {ranks} ranks do not go on {format_count(gpus, 'GPU')}"
         raise RequestError(what, "leave out ranks_per_node")
