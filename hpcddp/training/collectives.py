@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import zlib
 from numbers import Integral, Real
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from hpcddp.errors import RequestError
-from hpcddp.training.parallel.layout import Layout, as_bytes
+from hpcddp.training.parallel.layout import Layout, as_bytes, ask_all
 
 _WIDE = (torch.int64, torch.float64, torch.complex128)
 Number = TypeVar("Number", int, float, Tensor)
@@ -60,8 +60,7 @@ def _sum(mine: Tensor, layout: Layout, device: torch.device) -> Tensor:
 
 
 def _differ_in_shape(mine: Tensor, layout: Layout) -> RequestError:
-    shapes: list[Any] = [None] * layout.data_size
-    dist.all_gather_object(shapes, tuple(mine.shape), group=layout.data_group)
+    shapes = ask_all(tuple(mine.shape), layout.data_size, layout.data_group)
     other = next(rank for rank, shape in enumerate(shapes) if shape != shapes[0])
     return RequestError(
         f"rt.sum got another shape on each rank: {shapes[0]} on rank {layout.data_ranks[0]}, {shapes[other]} on rank"
@@ -104,8 +103,7 @@ def _gather(mine: Tensor, layout: Layout) -> Tensor:
         raise RequestError("a single number has no rows to gather", "rt.sum(number), or rt.gather(numbers.reshape(1))")
     if layout.data_size == 1:
         return mine
-    kinds: list[Any] = [None] * layout.data_size
-    dist.all_gather_object(kinds, (mine.shape[0], mine.shape[1:], mine.dtype), group=layout.data_group)
+    kinds = ask_all((mine.shape[0], mine.shape[1:], mine.dtype), layout.data_size, layout.data_group)
     if any(kind[1:] != kinds[0][1:] for kind in kinds):
         shapes = ", ".join(f"{(kind[0], *kind[1])} {kind[2]}" for kind in dict.fromkeys(kinds))
         raise RequestError(f"the ranks have rows of different kinds: {shapes}", "gather rows of one shape and type")

@@ -179,7 +179,8 @@ class TrainingLoop:
         batch = self._batch
         if batch is None:
             raise RequestError("two loops over the training loader ran in turn", "one loop over it at a time")
-        self._check(_NEXT_BATCH)
+        if (row := _NEXT_BATCH.get(self._at)) is not None:
+            raise self._error(row)
         if not self._backwards:
             beside = ", and an optimizer has stepped" if self.stepped else ""
             raise mistakes.BATCH_WITHOUT_BACKWARD.error(beside=beside)
@@ -226,13 +227,11 @@ class TrainingLoop:
         self._refused = self._refused or error
         raise error
 
-    def _check(self, refused: dict[At, mistakes.Mistake], **values: object) -> None:
-        """RequestError if this is among what is refused where the loop is."""
-        row = refused.get(self._at)
-        if row is not None:
-            parts = len(self._batch.parts) if self._batch is not None else 0
-            when = " (it was over)" if self._had_backward else ""
-            raise row.error(done="some", all=parts, when=when, **values)
+    def _error(self, row: mistakes.Mistake, **values: object) -> RequestError:
+        """What is raised, as the loop is at this batch."""
+        parts = len(self._batch.parts) if self._batch is not None else 0
+        when = " (it was over)" if self._had_backward else ""
+        return row.error(done="some", all=parts, when=when, **values)
 
     def check_trained(self) -> None:
         """At the end of the body. RequestError if several batches had backward passes, and no optimizer has stepped."""
@@ -265,8 +264,7 @@ class TrainingLoop:
     def batch(self) -> Batch:
         """The batch that the loop is at. RequestError outside the loop over the loader."""
         if self._batch is None:
-            self._check(_BACKWARD)
-        assert self._batch is not None
+            raise self._error(mistakes.BACKWARD_OUTSIDE)
         return self._batch
 
     @property
@@ -290,7 +288,8 @@ class TrainingLoop:
         try:
             if batch is not self._batch and not any(batch is one.batch for one in self._taken):
                 raise mistakes.OTHER_BATCH.error()
-            self._check(_MICRO_LOOP)
+            if (row := _MICRO_LOOP.get(self._at)) is not None:
+                raise self._error(row)
             self._start_pass()
             for part, content in batch.contents():
                 self._at = At.MICRO
@@ -376,8 +375,7 @@ class TrainingLoop:
         """The batch that a loss comes from, by the batch itself or a tensor of it. None: all that the loop has now."""
         part = self._part
         if part is None:
-            self._check(_BACKWARD)
-        assert part is not None
+            raise self._error(_BACKWARD.get(self._at, mistakes.BACKWARD_OUTSIDE))
         if self._at is At.MICRO or not (self._seconds or of is not None):
             return part  # the loop over its micro batches says it
         if of is None:
@@ -502,7 +500,8 @@ class TrainingLoop:
             return
         if self._in_backward:
             raise mistakes.STEP_IN_BACKWARD.error(kind=one.kind)
-        self._check(_STEP, kind=one.kind)
+        if (row := _STEP.get(self._at)) is not None:
+            raise self._error(row, kind=one.kind)
         if self._backwards:
             if self._calls.are_watched:
                 self._calls.check_averaged(is_early=self._had_backward < 2)

@@ -6,13 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-import torch.distributed as dist
-
 from hpcddp.batchplan import EXACT_METHODS
 from hpcddp.errors import RequestError
 from hpcddp.parallelism import Parallel
 from hpcddp.runs.folder import AttemptFolder
 from hpcddp.training.arguments import SaveEvery
+from hpcddp.training.parallel.layout import ask_all
 from hpcddp.training.rendezvous.group import Group
 
 CHECKPOINT_FORMS = ("single", "sharded", "async")
@@ -107,8 +106,6 @@ def check_same_options(
     Not compared is what one rank may have otherwise: `keep_checkpoints` and `log_to`, which rank 0 alone uses, and time
     limits.
     """
-    if group.world_size == 1:
-        return
     exactness = options.exactness
     mine = {
         "seed": options.seed,
@@ -123,9 +120,7 @@ def check_same_options(
         "keep": options.keep,
         "checkpoint": options.checkpoint,
     }
-    everyones: list[Any] = [None] * group.world_size
-    dist.all_gather_object(everyones, mine)
-    refuse_others(everyones, "hpcddp.runtime(…, {})")
+    refuse_others(ask_all(mine, group.world_size), "hpcddp.runtime(…, {})")
 
 
 def refuse_others(everyones: Sequence[Mapping[str, Any]], call: str) -> None:

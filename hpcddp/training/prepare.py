@@ -9,7 +9,6 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.amp import GradScaler
 from torch.optim import Optimizer
@@ -43,7 +42,7 @@ from hpcddp.training.gradient.progress import KnownParameters
 from hpcddp.training.loop import TrainingLoop
 from hpcddp.training.objects import Models, TrainingData, check_made
 from hpcddp.training.options import refuse_others
-from hpcddp.training.parallel.layout import Layout, spread_weights
+from hpcddp.training.parallel.layout import Layout, ask_all, spread_weights
 from hpcddp.training.parallel.sharded import Wanted
 from hpcddp.training.parallel.strategy import place
 from hpcddp.training.parallel.zero import OwnSteps, WholeSteps
@@ -155,8 +154,7 @@ def check_same_data(dataset: Dataset[Any], layout: Layout, options: Mapping[str,
     if layout.world_size == 1:
         return
     kind = type(dataset).__name__
-    everyones: list[Any] = [None] * layout.world_size
-    dist.all_gather_object(everyones, (_count_samples(dataset), options, hash_choice(dataset)))
+    everyones = ask_all((_count_samples(dataset), options, hash_choice(dataset)), layout.world_size)
     lengths = [length for length, *_ in everyones]
     for rank, length in enumerate(lengths):
         if length != lengths[0]:

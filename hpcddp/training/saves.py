@@ -11,8 +11,6 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import torch.distributed as dist
-
 from hpcddp.errors import RequestError
 from hpcddp.runs.hang import name_ranks
 from hpcddp.runs.state import AT_ITS_END
@@ -21,6 +19,7 @@ from hpcddp.training.checkpoint.checkpointer import Checkpointer, check_same_val
 from hpcddp.training.data.sampler import MicroBatch, describe_position
 from hpcddp.training.objects import Models, TrainingData
 from hpcddp.training.options import refuse_others
+from hpcddp.training.parallel.layout import ask_all
 from hpcddp.training.parallel.sameness import CHECKED_FIRST
 from hpcddp.training.remarks import print_warning
 from hpcddp.training.rendezvous.group import Group
@@ -68,9 +67,7 @@ class Agreement:
         """
         requests, self.requests, self._is_new = self.requests, {}, False
         evaluations, self._evaluations = self._evaluations, []
-        everyones: list[Any] = [(point, requests, mine, evaluations)] * self._group.world_size
-        if self._group.world_size > 1:
-            dist.all_gather_object(everyones, everyones[0])
+        everyones = ask_all((point, requests, mine, evaluations), self._group.world_size)
         points = [theirs[0] for theirs in everyones]
         if len(set(points)) > 1:
             raise RequestError(_describe_points(points), _HINT)
@@ -246,10 +243,11 @@ class Saves:
         self.steps = step = self.steps + 1
         if not stepped:
             self.skipped_step = step
-        loader = data.loader
+        loader, attempt = data.first, self.attempt
+        assert loader is not None
         epoch = loader.sampler.epoch
         ends = micro.ends_epoch if self.last_step is None else step == self.last_step
-        is_last = ends or self._is_behind_batches or data.may_end_with_second
+        is_last = ends or self._is_behind_batches or bool(data.seconds and data.may_end_with_second)
         loader.sampler.advance(micro)
         pace.step_ended(in_tail=self._is_behind_batches)
         more = loader.weighing.take() if loader.weighing.count is not None else None
@@ -257,10 +255,12 @@ class Saves:
         exchanged = record.sums.add_step(micro.total, more, step=step, epoch=epoch, lr=lr)
         if exchanged:
             flags = (() if is_last else self._watch.flags()) + tuple(self.agreement.requests)
-            self.attempt.note_stop(record.exchange(flags, loader.weighing))
+            stop = record.exchange(flags, loader.weighing)
+            if stop is not None:
+                attempt.note_stop(stop)
             pace.steps_shared = record.sums.steps_shared
         self._report.step(step, micro.total, record.loss)
-        if self.attempt.timer is not None and self.attempt.timer.is_due:
+        if attempt.timer is not None and attempt.timer.is_due:
             self.ask(SAVE, "save_every", alone=True)
         # one rank alone has agreed when it asked
         if self._several and not is_last and self.agreement.is_due(step, record.sums, exchanged):
@@ -269,14 +269,15 @@ class Saves:
             self._models.same.compare(step)
         if self._every is not None and step % self._every == 0:
             self._asked = True
-        self.in_tail = is_last or (self.finish_reason is not None and self.stop_reason is None)
+        self.in_tail = is_last or (self.finish_reason is not None and attempt.stop_reason is None)
         if self.in_tail:
             return
-        if self._asked or self.stop_reason is not None:
+        if self._asked or attempt.stop_reason is not None:
             self.save_now()
         if self.checkpointer.may_write_beside:
             self.checkpointer.poll(wait=self.is_ending)
-        self.leave_if_stopping()
+        if attempt.stop_reason is not None:
+            raise StopTraining
 
     # ---- what is saved
 

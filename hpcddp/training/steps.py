@@ -284,5 +284,6 @@ class StepRecord:
         rows = [one.numbers | (weighing.learn(one.sums) if one.sums else {}) for one in exchanged.steps]
         if rows:
             self.loss = exchanged.steps[-1].numbers["loss"]
-            self._metrics.write_rows("step", rows)
+            if self.is_written:
+                self._metrics.write_rows("step", rows)
         return exchanged.stop

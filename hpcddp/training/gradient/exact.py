@@ -22,7 +22,7 @@ from hpcddp.errors import LaunchError, RequestError
 from hpcddp.training.data.sampler import MicroBatch
 from hpcddp.training.gradient.buffers import frozen_statistics
 from hpcddp.training.gradient.gradients import Gradients
-from hpcddp.training.parallel.layout import Layout, open_data_group
+from hpcddp.training.parallel.layout import Layout, ask_all, open_data_group
 from hpcddp.training.parallel.sharded import Wanted
 from hpcddp.training.parallel.strategy import wrap_ddp
 from hpcddp.training.rendezvous.group import Group
@@ -489,10 +489,7 @@ def deterministic_kernels(env: MutableMapping[str, str]) -> Iterator[None]:
 
 def check_same_conditions(group: Group) -> None:
     """LaunchError if the ranks have different hardware or software. A collective."""
-    if group.world_size == 1:
-        return
-    conditions: list[Any] = [None] * group.world_size
-    dist.all_gather_object(conditions, list_conditions(group.device))
+    conditions = ask_all(list_conditions(group.device), group.world_size)
     for rank, theirs in enumerate(conditions):
         if differs := name_differences(conditions[0], theirs):
             host = group.members[rank].host

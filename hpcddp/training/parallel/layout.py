@@ -106,7 +106,15 @@ def open_data_group(layout: Layout, backend: str | None = None) -> dist.ProcessG
     return group
 
 
-# The same tensors on every data rank, of whatever type.
+# The same on every rank.
+
+
+def ask_all(mine: Any, ranks: int, group: dist.ProcessGroup | None = None) -> list[Any]:
+    """What each rank has, by its number in the group of so many ranks. A collective. It can be pickled."""
+    everyones = [mine] * ranks
+    if ranks > 1:
+        dist.all_gather_object(everyones, mine, group=group)
+    return everyones
 
 
 def as_bytes(tensor: Tensor) -> Tensor:

@@ -7,14 +7,14 @@ that follows is lost, and a checkpoint would take the place of the last good one
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
 from hpcddp.errors import RequestError
-from hpcddp.training.parallel.layout import Layout
+from hpcddp.training.parallel.layout import Layout, ask_all
 from hpcddp.units import format_count
 
 _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -76,9 +76,8 @@ class SameWeights:
             return
         weights = _list_weights(self._models, self._others())
         if at_end:
-            forms: list[Any] = [None] * layout.data_size
             mine = [(weight.name, str(weight.tensor.dtype), tuple(weight.tensor.shape)) for weight in weights]
-            dist.all_gather_object(forms, mine, group=layout.data_group)
+            forms = ask_all(mine, layout.data_size, layout.data_group)
             weights = weights if all(form == mine for form in forms) else []
         loops = torch.tensor([self._begun, self._gone_on], device=device)
         sums = torch.stack([*loops, *(sum_bits(weight.tensor).to(device) for weight in weights)])
@@ -109,11 +108,7 @@ def check_numbers(models: Sequence[nn.Module], layout: Layout, step: int) -> Non
     ]
     # not one sum for all: each tensor may be on a device of its own
     lost = next((name for name, tensor in named if not bool(tensor.isfinite().all())), None)
-    found: list[str | None] = [lost]
-    if layout.world_size > 1:
-        found = [None] * layout.world_size
-        dist.all_gather_object(found, lost)
-    first = next(filter(None, found), None)
+    first = next(filter(None, ask_all(lost, layout.world_size)), None)
     if first is not None:
         raise RequestError(
             f"after step {step} the weights are no numbers any more: {first} has NaN or infinity. No checkpoint is"
@@ -172,8 +167,7 @@ def _measure(tensor: Tensor, layout: Layout, step: int) -> float | None:
 
 
 def _differ(weight: _Weight, apart: float, mine: Tensor, layout: Layout, step: int) -> RequestError:
-    found: list[Any] = [None] * layout.data_size
-    dist.all_gather_object(found, int(mine), group=layout.data_group)
+    found = ask_all(int(mine), layout.data_size, layout.data_group)
     ranks = [rank for rank, sums in zip(layout.data_ranks, found, strict=True) if sums != found[0]]
     words = f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks[:8]))}{', …' if len(ranks) > 8 else ''}"
     others = f"after step {step} the weights of {words} are not those of rank {layout.data_ranks[0]}"

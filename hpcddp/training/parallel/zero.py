@@ -37,7 +37,47 @@ def change_closure(
 _HINT = 'torch.optim.AdamW or another one that steps each parameter by itself, or hpcddp.runtime(parallel="ddp")'
 
 
-class OwnSteps:
+class _ChangedSteps:
+    """Around an optimizer's step, of which `super().step()` is a part: the groups have other parameters in it."""
+
+    def __init__(self, optimizer: Optimizer) -> None:
+        self._optimizer = optimizer
+        self._whole: list[list[Any]] = []  # the groups' parameters, while they have others
+        self._depth = 0  # of steps, one in the other
+
+    def hook(self, until_end: ExitStack) -> None:
+        """From now on a step is a changed one: a collective."""
+        until_end.callback(self._optimizer.register_step_pre_hook(self._start_step).remove)
+        until_end.callback(self._optimizer.register_step_post_hook(self._end_step).remove)
+        until_end.callback(self._restore)
+
+    def _start_step(self, _: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments | None:
+        self._depth += 1
+        return self._start(args, kwargs) if self._depth == 1 else None
+
+    def _start(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments:
+        raise NotImplementedError
+
+    def _end_step(self, *_: Any) -> None:
+        self._depth -= 1
+        if self._depth == 0:
+            self._restore()
+            self._end()
+
+    def _end(self) -> None:
+        """The step is over, and the groups have their parameters again."""
+
+    def _put_back(self) -> None:
+        for group, parameters in zip(self._optimizer.param_groups, self._whole, strict=False):
+            group["params"] = parameters
+        self._whole = []
+
+    def _restore(self) -> None:
+        self._put_back()
+        self._depth = 0
+
+
+class OwnSteps(_ChangedSteps):
     """One optimizer whose parameters are shared out among the data ranks. RequestError for one that cannot be."""
 
     def __init__(self, optimizer: Optimizer, layout: Layout, device: torch.device) -> None:
@@ -46,23 +86,15 @@ class OwnSteps:
             raise RequestError(
                 f"parallel zero1 shares out the steps of an optimizer, and {_name(optimizer)} {why}", _HINT
             )
-        self._optimizer = optimizer
+        super().__init__(optimizer)
         self.layout = layout
         self.device = device
         self._owners: dict[int, int] = {}  # by the parameter's id
         self._load = [0] * layout.data_size  # numbers that each data rank owns
-        self._whole: list[list[Any]] = []  # the groups' parameters, while the optimizer steps this rank's
-        self._depth = 0  # of steps, one in the other: `super().step()`
         self.share_out()
         for parameter in [*optimizer.state]:  # of a state that the script has loaded
             if isinstance(parameter, Tensor) and not self._is_mine(parameter):
                 del optimizer.state[parameter]
-
-    def hook(self, until_end: ExitStack) -> None:
-        """From now on a step is that of the own parameters, then everyone's new numbers: a collective."""
-        until_end.callback(self._optimizer.register_step_pre_hook(self._start_step).remove)
-        until_end.callback(self._optimizer.register_step_post_hook(self._end_step).remove)
-        until_end.callback(self._restore)
 
     def share_out(self) -> None:
         """Give each parameter without an owner one, the same on all ranks: the largest first, to who has the least."""
@@ -77,10 +109,8 @@ class OwnSteps:
         self.share_out()
         return [self._owners[id(parameter)] for parameter in self._list()]
 
-    def _start_step(self, _: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments | None:
-        self._depth += 1
-        if self._depth > 1:
-            return None
+    def _start(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments:
+        """The step is that of this rank's own parameters."""
         self.share_out()
         self._cut()
         return change_closure(args, kwargs, self._run_whole)
@@ -103,23 +133,9 @@ class OwnSteps:
 
         return run
 
-    def _end_step(self, *_: Any) -> None:
-        self._depth -= 1
-        if self._depth == 0:
-            self._restore()
-            self._exchange()
-
-    def _put_back(self) -> None:
-        for group, parameters in zip(self._optimizer.param_groups, self._whole, strict=False):
-            group["params"] = parameters
-        self._whole = []
-
-    def _restore(self) -> None:
-        self._put_back()
-        self._depth = 0
-
     @torch.no_grad()
-    def _exchange(self) -> None:
+    def _end(self) -> None:
+        """Give all ranks the new numbers of each rank's parameters."""
         for owner, rank in enumerate(self.layout.data_ranks):
             theirs = [p for p in self._list() if self._owners[id(p)] == owner and p.requires_grad]
             if not theirs:
@@ -149,7 +165,7 @@ def _name(optimizer: Optimizer) -> str:
 # An optimizer's step on a sharded model, one whole parameter at a time, with the result of a step on whole ones.
 
 
-class WholeSteps:
+class WholeSteps(_ChangedSteps):
     """One optimizer. Between steps it holds shards only. RequestError for one that steps all parameters together."""
 
     def __init__(self, optimizer: Optimizer) -> None:
@@ -160,42 +176,21 @@ class WholeSteps:
                 "torch.optim.AdamW or another one that steps each parameter by itself, or"
                 ' hpcddp.runtime(parallel="ddp")',
             )
-        self._optimizer = optimizer
-        self._held: list[list[Any]] = []
-        self._depth = 0
+        super().__init__(optimizer)
 
-    def hook(self, until_end: ExitStack) -> None:
-        """From now on a step is one of each parameter by itself, whole: a collective. Torch's own, behind it, then has
-        nothing to step."""
-        until_end.callback(self._optimizer.register_step_pre_hook(self._start_step).remove)
-        until_end.callback(self._optimizer.register_step_post_hook(self._end_step).remove)
-        until_end.callback(self._restore)
-
-    def _start_step(self, _: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments | None:
-        self._depth += 1
-        if self._depth > 1:
-            return None
+    def _start(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments:
+        """Step each parameter by itself, whole. Torch's own step, behind it, then has nothing to step."""
         args, kwargs = change_closure(args, kwargs, _run_once)  # and not for each parameter
         groups = self._optimizer.param_groups
-        self._held = [group["params"] for group in groups]
+        self._whole = [group["params"] for group in groups]
         for group in groups:
             group["params"] = []
-        for group, parameters in zip(groups, self._held, strict=True):
+        for group, parameters in zip(groups, self._whole, strict=True):
             for parameter in parameters:
                 if parameter.grad is not None:
                     self._step_one(parameter, group, args[1:], kwargs)
             group["params"] = []
         return args, kwargs
-
-    def _end_step(self, *_: Any) -> None:
-        self._depth -= 1
-        if self._depth == 0:
-            self._restore()
-
-    def _restore(self) -> None:
-        for group, parameters in zip(self._optimizer.param_groups, self._held, strict=False):
-            group["params"] = parameters
-        self._held, self._depth = [], 0
 
     def _step_one(self, parameter: Any, group: dict[str, Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         step = bare_step(type(self._optimizer))
