@@ -147,7 +147,7 @@ def run_command(command: list[str], env: Mapping[str, str], options: ExecOptions
     if agent is not None:
         marks = tuple(exported[guard.RANK_MARKS].split()) if options.nodes and guard.RANK_MARKS in exported else ()
         return _run_with_agent(command, exported, info, hostname, job_output, log, agent, marks)
-    return _become(command, exported, info, hostname, job_output)
+    return _become(command, exported, job_output)
 
 
 def _make_agent(env: Mapping[str, str], info: RankInfo | None, hostname: str) -> Agent | None:
@@ -162,11 +162,11 @@ def _make_agent(env: Mapping[str, str], info: RankInfo | None, hostname: str) ->
     return Agent(folder, rank, world_size, hostname, env)
 
 
-def _become(command: list[str], env: dict[str, str], info: RankInfo, hostname: str, job_output: int) -> NoReturn:
+def _become(command: list[str], env: dict[str, str], job_output: int) -> NoReturn:
     try:
         os.execvpe(command[0], command, env)
     except OSError as error:
-        _refuse(_cannot_run(command, info, hostname, error), None, job_output)
+        _refuse(_cannot_run(command, error), None, job_output)
 
 
 def _refuse(refusal: HpcddpError, agent: Agent | None, job_output: int, status: int | None = None) -> NoReturn:
@@ -184,9 +184,9 @@ def _refuse(refusal: HpcddpError, agent: Agent | None, job_output: int, status: 
     raise SystemExit(refusal.exit_code)
 
 
-def _cannot_run(command: list[str], info: RankInfo, hostname: str, error: OSError) -> LaunchError:
+def _cannot_run(command: list[str], error: OSError) -> LaunchError:
     return LaunchError(
-        f"rank {info.rank} on {hostname} cannot run {command[0]!r}: {error.strerror}",
+        f"cannot run {command[0]!r}: {error.strerror}",
         "check the command's spelling, and that it is on PATH on every node",
     )
 
@@ -223,7 +223,7 @@ def _run_with_agent(
             rank_marks=rank_marks,
         )
     except OSError as error:
-        _refuse(_cannot_run(command, info, hostname, error), agent, job_output, _CANNOT_RUN)
+        _refuse(_cannot_run(command, error), agent, job_output, _CANNOT_RUN)
     if stderr:
         stderr.start()
     agent.start(program.process, lambda number: program.give(number, BY_WORD))

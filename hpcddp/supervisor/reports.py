@@ -352,7 +352,9 @@ class Reports:
             is_above = is_printed or any((event.rank, event.text) == (0, cause.text) for event in self.events)
             failure = format_failure(one.rank, one.host, describe_end(status), output, "" if is_above else log)
             self._is_reported = True
-            self.remarks.append(failure if log or is_printed else output)  # a refusal says all in its two lines
+            if not (log or is_printed):  # a refusal, which says all in its two lines
+                failure = "\n".join([str(cause), *output.split("\n")[1:]])
+            self.remarks.append(failure)
 
     def _find_lost(self, now: float, away_s: float, silent_s: float) -> None:
         """Ranks whose connection broke, or that say nothing, for longer than that."""

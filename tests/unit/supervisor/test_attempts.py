@@ -325,8 +325,8 @@ def test_a_chain_whose_next_cannot_be_read_is_told_in_two_lines(chain: RunFolder
     assert error.value.hint == f"ls -l {path}"
 
 
-def test_a_plan_of_another_schema_is_refused_before_it_is_replaced(chain: RunFolder, node: Node):
-    path, holders = Path(chain.plan), len(list_holders(chain))
+def test_a_run_of_another_schema_is_refused_before_its_plan_is_replaced(chain: RunFolder, node: Node):
+    path, holders = Path(chain.about), len(list_holders(chain))
     path.write_text(json.dumps(json.loads(path.read_text()) | {"schema": 77}))
     with pytest.raises(HpcddpError, match=f"{path} has schema 77"):
         node.begin("43.pbs1", chain=5)

@@ -342,7 +342,7 @@ def test_a_rank_that_ended_by_a_signal_is_hidden_from_the_launcher_while_others_
 OWN = wire.Ended(1 << 8, "Traceback …\nValueError: b", "runs/log")
 HEARD = wire.Ended(PEER_FAILED << 8, "hpcddp: rank 1 on n1 failed: ValueError: b\nhint: its log", "", is_printed=True)
 SAID = "1. The end of its output:\n    Traceback …\n    ValueError: b\n  all of it: runs/log"
-REFUSED = "rank 1 on n1 cannot run 'x': no such file\nhint: check its spelling"
+REFUSED = "cannot run 'x': no such file\nhint: check its spelling"
 
 
 @pytest.mark.parametrize(
@@ -354,7 +354,7 @@ REFUSED = "rank 1 on n1 cannot run 'x': no such file\nhint: check its spelling"
             [(1, OWN), (0, OWN._replace(output="main()\nValueError: b", log="", is_printed=True))],
             "1; the error is above",
         ),
-        ([(1, wire.Ended(4 << 8, REFUSED)), (0, wire.Ended(4 << 8, REFUSED))], REFUSED),
+        ([(1, wire.Ended(4 << 8, REFUSED)), (0, wire.Ended(4 << 8, REFUSED))], f"rank 1 on n1: {REFUSED}"),
         ([(0, HEARD)], "rank 0 on n0 ended with status 6; the error is above"),  # whoever it heard of said nothing
         ([(1, wire.Ended(0)), (0, wire.Ended(0))], None),
     ],
