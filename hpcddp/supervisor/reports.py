@@ -504,12 +504,8 @@ class Reports:
             elif isinstance(message, wire.PlainStand):
                 one.plain.setdefault(message.rank, PlainRank()).note(message.stand, now)
                 self._plain_size = message.world_size
-            elif (
-                isinstance(message, wire.Stacks) and self.stacks is not None and message.request == self.stacks.request
-            ):
-                self.stacks.ranks.append(RankStacks(message.rank, one.host, message.text, message.why))
-                if not message.left:
-                    self.stacks.awaited.pop(one.rank, None)
+            elif isinstance(message, wire.Stacks):
+                self._note_stacks(one, message)
             elif isinstance(message, wire.Signalled) and not self._launcher_ends:
                 one.signals[message.number] = now
             elif isinstance(message, wire.Unheard):
@@ -518,6 +514,7 @@ class Reports:
                 self._note_end(one, message, now)
 
     def _note_stacks(self, one: Rank, message: wire.Stacks) -> None:
+        """An answer to the last request for stacks; one to an earlier request comes too late."""
         if self.stacks is not None and message.request == self.stacks.request:
             self.stacks.ranks.append(RankStacks(message.rank, one.host, message.text, message.why))
             if not message.left:

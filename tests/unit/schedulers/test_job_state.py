@@ -80,12 +80,12 @@ def test_the_end_of_a_pbs_job_is_its_start_and_its_walltime(tmp_path: Path) -> N
 
 
 def test_no_other_module_asks_a_program() -> None:
-    """`hpcddp verify` starts the script's own Python, and talks with it."""
+    """`hpcddp verify` and `hpcddp check` talk with the processes that they start."""
     package = Path(run.__file__).parents[1]
     asking = {
         str(path.relative_to(package)) for path in package.rglob("*.py") if "import subprocess" in path.read_text()
     }
-    assert asking == {"schedulers/run.py", "verify/trials.py"}
+    assert asking == {"schedulers/run.py", "verify/trials.py", "checks/job.py", "checks/process.py"}
 
 
 @pytest.fixture
