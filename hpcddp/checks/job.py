@@ -19,7 +19,7 @@ import sys
 import time
 from contextlib import suppress
 
-from hpcddp.checks.environment import FAILED, OK, WARNING, Check
+from hpcddp.checks.environment import FAILED, NOT_ASKED, OK, WARNING, Check
 from hpcddp.checks.links import Exchange, count_rounds, find_slow, judge_links, plan_round
 from hpcddp.checks.node import MARK, Job, Process, judge_nodes, judge_ranks, read_node, read_process
 from hpcddp.ranks.reach import list_addresses
@@ -44,7 +44,8 @@ _END_S = 5.0
 
 class Asked(Record):
     """What a job is asked for. `hosts`: those that should answer, where they are known. `folders`: where it writes.
-    `line`: the job file's own check. `fast`: without torch and links. `patience`: by how much all limits are longer."""
+    `line`: the job file's own check. `fast`: without torch and links. `patience`: by how much all limits are longer.
+    `variables`: those that the launcher needs."""
 
     words: tuple[str, ...]
     python: str = sys.executable
@@ -54,6 +55,7 @@ class Asked(Record):
     line: str = ""
     fast: bool = False
     patience: float = 1.0
+    variables: Mapping[str, str] = {}  # never written to
 
 
 class Verdict(Record):
@@ -359,7 +361,7 @@ class Checker:
                 rate, why = self._reduce(left)
                 if why:
                     checks.append(("", Check("all-reduce", f"no sum over {len(left)} hosts: {why}", "hpcddp diagnose")))
-        states = dict.fromkeys([*self._expected(everybody), *self.nodes], OK)
+        states = dict.fromkeys(self._expected(everybody), NOT_ASKED) | dict.fromkeys(self.nodes, OK)
         for state in (WARNING, FAILED):
             states.update({host: state for host, check in checks if host and check.state == state})
         seconds = time.monotonic() - self._began
@@ -381,10 +383,9 @@ class Checker:
         late = f"did not answer in {limit_s:.0f} s"
         if not there and self._launcher is not None and (status := self._launcher.poll()) is not None:
             what = self._asked.words[0] if self._asked.words else self._asked.python
-            yield (
-                "",
-                Check("launcher", f"{what} ended with status {status}, and no process called", "read above", FAILED),
-            )
+            told = f"{what} ended with status {status}, and no process called"
+            yield "", Check("launcher", told, "what it has printed says why", FAILED)
+            return
         if everybody and len(everybody) >= max(process.world_size or 1 for process in everybody):
             late = "no process of the launch is there"
         for host in self._expected(everybody):
