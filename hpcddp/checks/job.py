@@ -21,7 +21,7 @@ from contextlib import suppress
 
 from hpcddp.checks.environment import FAILED, NOT_ASKED, OK, WARNING, Check
 from hpcddp.checks.links import Exchange, count_rounds, find_slow, judge_links, plan_round
-from hpcddp.checks.node import MARK, Job, Process, judge_nodes, judge_ranks, read_node, read_process
+from hpcddp.checks.node import MARK, Gpu, Job, Process, judge_nodes, judge_ranks, read_node, read_process
 from hpcddp.ranks.reach import list_addresses
 from hpcddp.record import TYPE_CHECKING, Record
 from hpcddp.schedulers.allocation import same_host
@@ -84,7 +84,7 @@ class _Caller:
         self.process: Process | None = None
         self.asked: dict[int, Callable[[dict[str, Any]], None]] = {}
         self.rest = b""
-        self.is_gone = False
+        self.is_gone = self.is_measured = False
 
 
 class Checker:
@@ -151,7 +151,7 @@ class Checker:
         called = [caller for caller in self._callers if caller.process is not None]
         size = max((caller.process.world_size or 1 for caller in called if caller.process), default=None)
         if size is not None and len(called) + len(self._unreached) >= size:
-            return not any(caller.asked for caller in called if not caller.is_gone)
+            return all(caller.is_measured or caller.is_gone for caller in called)
         return not called and self._launcher is not None and self._launcher.poll() is not None
 
     # Orders and answers.
@@ -197,27 +197,38 @@ class Checker:
         if said["key"] != self._key:
             raise KeyError(said["key"])
         process = caller.process = read_process(said["process"])
-        leads = process.host not in self._leaders
-        if leads:
+        if process.host in self.nodes:
+            self._measure(caller)
+        elif process.host not in self._leaders:
             self._leaders[process.host] = caller
-        asked = self._asked
-        order = {"folders": asked.folders, "line": asked.line, "fast": asked.fast, "leads": leads}
-        order["patience"] = asked.patience
-        self._order(caller, lambda answer: self._note(caller, answer), "look", **order)
+            order = {"folders": self._asked.folders, "line": self._asked.line}
+            self._order(caller, lambda answer: self._note_node(process.host, answer), "look", **order)
+
+    def _note_node(self, host: str, answer: dict[str, Any]) -> None:
+        """A node has looked at itself: from now on its processes may use its GPUs."""
+        self.nodes[host] = read_node(answer["node"])
+        for caller in self._callers:
+            if caller.process is not None and caller.process.host == host:
+                self._measure(caller)
+
+    def _measure(self, caller: _Caller) -> None:
+        assert caller.process is not None
+        leads = self._leaders[caller.process.host] is caller
+        order = {"fast": self._asked.fast, "patience": self._asked.patience, "leads": leads}
+        self._order(caller, lambda answer: self._note(caller, answer), "measure", **order)
 
     def _note(self, caller: _Caller, answer: dict[str, Any]) -> None:
-        """What a process has said of itself and its node; of the GPUs each says what it has tried itself."""
+        """What a process has found out: of its GPUs what it has tried, and those that no other process sees."""
         process = caller.process = read_process(answer["process"])
-        if answer["node"] is None:
-            return
-        node = read_node(answer["node"])
-        before = self.nodes.get(process.host)
-        if before is not None:
-            first, second = (before, node) if self._leaders[process.host] is not caller else (node, before)
-            tried = {gpu.uuid: gpu for gpu in (*before.gpus, *node.gpus) if gpu.error or gpu.tflops is not None}
-            gpus = {gpu.uuid: gpu for gpu in (*second.gpus, *first.gpus)}
-            node = first._replace(gpus=tuple(tried.get(uuid, gpu) for uuid, gpu in gpus.items()))
-        self.nodes[process.host] = node
+        caller.is_measured = True
+        node = self.nodes[process.host]
+        gpus = {gpu.uuid: gpu for gpu in node.gpus}
+        for gpu in (Gpu(**said) for said in answer["gpus"]):
+            before = gpus.get(gpu.uuid, gpu)
+            if gpu.uuid in process.gpus:
+                before = before._replace(tflops=gpu.tflops, copy_gbs=gpu.copy_gbs, error=gpu.error)
+            gpus[gpu.uuid] = before
+        self.nodes[process.host] = node._replace(gpus=tuple(gpus.values()), **answer["of_node"])
 
     def _order(self, caller: _Caller, heard: Callable[[dict[str, Any]], None], what: str, **order: object) -> None:
         self._number += 1

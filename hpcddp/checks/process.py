@@ -317,43 +317,50 @@ def find_place(env: Mapping[str, str], host: str) -> tuple[Process, Launch]:
 
 
 class CheckedProcess:
-    """This process, for the checker. `fast`: without torch."""
+    """This process, for the checker: each method but those with an underscore is an order."""
 
     def __init__(self, env: Mapping[str, str], host: str) -> None:
         self._env, self._host = env, host
         self.process, self._launch = find_place(env, host)
         self._workers: list[Worker] = []
+        self._gpus: tuple[Gpu, ...] = ()
         self._listener: socket.socket | None = None
 
-    def look(self, folders: Sequence[str], line: str, *, fast: bool, leads: bool, patience: float) -> dict[str, Any]:
-        """What this node is, where this process `leads` it, and which GPUs the process takes. Each GPU has a process
-        of its own."""
+    def look(self, folders: Sequence[str], line: str) -> dict[str, Any]:
+        """What this node is, before anything computes on its GPUs."""
         folders = [*folders, self._env.get("TMPDIR") or "/tmp"]  # noqa: S108  # looked at
-        node = look_at_node(self._host, folders, self._ask, line if leads else "")
+        node = look_at_node(self._host, folders, self._ask, line)
+        self._gpus = node.gpus
+        return {"node": _as_dict(node)}
+
+    def measure(self, *, fast: bool, leads: bool, patience: float) -> dict[str, Any]:
+        """What its GPUs and torch can do, each GPU in a process of its own. `leads`: whether it speaks for its node.
+        `fast`: nothing is computed."""
+        gpus = self._gpus if leads else look_at_gpus(self._ask)[0]
         try:
-            self.process = self.process._replace(gpus=taken_gpus(node.gpus, self._env, self.process))
+            self.process = self.process._replace(gpus=taken_gpus(gpus, self._env, self.process))
         except LaunchError as error:
             self.process = self.process._replace(error=self.process.error or str(error))
         alone = [{**self._env, "CUDA_VISIBLE_DEVICES": uuid} for uuid in self.process.gpus] or [self._env][: int(leads)]
-        began = time.monotonic()
-        workers = [] if fast else [*map(Worker, alone)]
         limit_s = IMPORT_S * patience
-        says = [worker.read(began + limit_s, f"import torch took more than {limit_s:.0f} s") for worker in workers]
-        gpus = self._try_gpus(node, workers, says, GPU_S * patience) if self.process.gpus else node.gpus
+        end = time.monotonic() + limit_s
+        workers = [] if fast else [*map(Worker, alone)]
+        says = [worker.read(end, f"import torch took more than {limit_s:.0f} s") for worker in workers]
+        if workers and self.process.gpus:
+            gpus = self._try_gpus(gpus, workers, says, GPU_S * patience)
         for worker in workers[1:]:
             worker.close()
         self._workers = workers[:1]
-        node = node._replace(gpus=gpus, interface_error=self._find_interface_error(bool(gpus)))
-        if leads and says:
+        of_node: dict[str, Any] = {"interface_error": self._find_interface_error(bool(gpus))}
+        if says:
             torch = next((one for one in says if "versions" in one), says[0])
-            versions = dict(torch.get("versions", {}))
-            if gpus and gpus[0].driver:
-                versions["driver"] = gpus[0].driver
-            node = node._replace(versions=versions, torch_error=torch.get("error", ""))
-        return {"process": self.process._asdict(), "node": _as_dict(node) if leads or self.process.gpus else None}
+            versions = {**torch.get("versions", {}), **({"driver": gpus[0].driver} if gpus and gpus[0].driver else {})}
+            of_node |= {"versions": versions, "torch_error": torch.get("error", "")}
+        process = self.process._asdict()
+        return {"process": process, "gpus": [gpu._asdict() for gpu in gpus], "of_node": of_node if leads else {}}
 
     def _try_gpus(
-        self, node: Node, workers: Sequence[Worker], says: Sequence[Mapping[str, Any]], limit_s: float
+        self, gpus: Sequence[Gpu], workers: Sequence[Worker], says: Sequence[Mapping[str, Any]], limit_s: float
     ) -> tuple[Gpu, ...]:
         """The GPUs, those of this process with what they have measured, all side by side."""
         found: dict[str, Mapping[str, Any]] = {}
@@ -369,7 +376,7 @@ class CheckedProcess:
                 found[uuid] = {"error": f"torch {said['versions']['torch']} sees no device"}
             else:
                 found[uuid] = worker.read(end, late)
-        return tuple(gpu._replace(**found[gpu.uuid]) if gpu.uuid in found else gpu for gpu in node.gpus)
+        return tuple(gpu._replace(**found[gpu.uuid]) if gpu.uuid in found else gpu for gpu in gpus)
 
     def _find_interface_error(self, on_gpu: bool) -> str:
         """Why the network that the ranks are to use is none of this host's."""
