@@ -19,9 +19,9 @@ import sys
 import time
 from contextlib import suppress
 
-from hpcddp.checks.environment import FAILED, OK, WARNING, Check
+from hpcddp.checks.environment import FAILED, NOT_ASKED, OK, WARNING, Check
 from hpcddp.checks.links import Exchange, count_rounds, find_slow, judge_links, plan_round
-from hpcddp.checks.node import MARK, Job, Process, judge_nodes, judge_ranks, read_node, read_process
+from hpcddp.checks.node import MARK, Gpu, Job, Process, judge_nodes, judge_ranks, read_node, read_process
 from hpcddp.ranks.reach import list_addresses
 from hpcddp.record import TYPE_CHECKING, Record
 from hpcddp.schedulers.allocation import same_host
@@ -44,7 +44,8 @@ _END_S = 5.0
 
 class Asked(Record):
     """What a job is asked for. `hosts`: those that should answer, where they are known. `folders`: where it writes.
-    `line`: the job file's own check. `fast`: without torch and links. `patience`: by how much all limits are longer."""
+    `line`: the job file's own check. `fast`: without torch and links. `patience`: by how much all limits are longer.
+    `variables`: those that the launcher needs."""
 
     words: tuple[str, ...]
     python: str = sys.executable
@@ -54,6 +55,7 @@ class Asked(Record):
     line: str = ""
     fast: bool = False
     patience: float = 1.0
+    variables: Mapping[str, str] = {}  # never written to
 
 
 class Verdict(Record):
@@ -82,7 +84,7 @@ class _Caller:
         self.process: Process | None = None
         self.asked: dict[int, Callable[[dict[str, Any]], None]] = {}
         self.rest = b""
-        self.is_gone = False
+        self.is_gone = self.is_measured = False
 
 
 class Checker:
@@ -149,7 +151,7 @@ class Checker:
         called = [caller for caller in self._callers if caller.process is not None]
         size = max((caller.process.world_size or 1 for caller in called if caller.process), default=None)
         if size is not None and len(called) + len(self._unreached) >= size:
-            return not any(caller.asked for caller in called if not caller.is_gone)
+            return all(caller.is_measured or caller.is_gone for caller in called)
         return not called and self._launcher is not None and self._launcher.poll() is not None
 
     # Orders and answers.
@@ -195,27 +197,38 @@ class Checker:
         if said["key"] != self._key:
             raise KeyError(said["key"])
         process = caller.process = read_process(said["process"])
-        leads = process.host not in self._leaders
-        if leads:
+        if process.host in self.nodes:
+            self._measure(caller)
+        elif process.host not in self._leaders:
             self._leaders[process.host] = caller
-        asked = self._asked
-        order = {"folders": asked.folders, "line": asked.line, "fast": asked.fast, "leads": leads}
-        order["patience"] = asked.patience
-        self._order(caller, lambda answer: self._note(caller, answer), "look", **order)
+            order = {"folders": self._asked.folders, "line": self._asked.line}
+            self._order(caller, lambda answer: self._note_node(process.host, answer), "look", **order)
+
+    def _note_node(self, host: str, answer: dict[str, Any]) -> None:
+        """A node has looked at itself: from now on its processes may use its GPUs."""
+        self.nodes[host] = read_node(answer["node"])
+        for caller in self._callers:
+            if caller.process is not None and caller.process.host == host:
+                self._measure(caller)
+
+    def _measure(self, caller: _Caller) -> None:
+        assert caller.process is not None
+        leads = self._leaders[caller.process.host] is caller
+        order = {"fast": self._asked.fast, "patience": self._asked.patience, "leads": leads}
+        self._order(caller, lambda answer: self._note(caller, answer), "measure", **order)
 
     def _note(self, caller: _Caller, answer: dict[str, Any]) -> None:
-        """What a process has said of itself and its node; of the GPUs each says what it has tried itself."""
+        """What a process has found out: of its GPUs what it has tried, and those that no other process sees."""
         process = caller.process = read_process(answer["process"])
-        if answer["node"] is None:
-            return
-        node = read_node(answer["node"])
-        before = self.nodes.get(process.host)
-        if before is not None:
-            first, second = (before, node) if self._leaders[process.host] is not caller else (node, before)
-            tried = {gpu.uuid: gpu for gpu in (*before.gpus, *node.gpus) if gpu.error or gpu.tflops is not None}
-            gpus = {gpu.uuid: gpu for gpu in (*second.gpus, *first.gpus)}
-            node = first._replace(gpus=tuple(tried.get(uuid, gpu) for uuid, gpu in gpus.items()))
-        self.nodes[process.host] = node
+        caller.is_measured = True
+        node = self.nodes[process.host]
+        gpus = {gpu.uuid: gpu for gpu in node.gpus}
+        for gpu in (Gpu(**said) for said in answer["gpus"]):
+            before = gpus.get(gpu.uuid, gpu)
+            if gpu.uuid in process.gpus:
+                before = before._replace(tflops=gpu.tflops, copy_gbs=gpu.copy_gbs, error=gpu.error)
+            gpus[gpu.uuid] = before
+        self.nodes[process.host] = node._replace(gpus=tuple(gpus.values()), **answer["of_node"])
 
     def _order(self, caller: _Caller, heard: Callable[[dict[str, Any]], None], what: str, **order: object) -> None:
         self._number += 1
@@ -359,7 +372,7 @@ class Checker:
                 rate, why = self._reduce(left)
                 if why:
                     checks.append(("", Check("all-reduce", f"no sum over {len(left)} hosts: {why}", "hpcddp diagnose")))
-        states = dict.fromkeys([*self._expected(everybody), *self.nodes], OK)
+        states = dict.fromkeys(self._expected(everybody), NOT_ASKED) | dict.fromkeys(self.nodes, OK)
         for state in (WARNING, FAILED):
             states.update({host: state for host, check in checks if host and check.state == state})
         seconds = time.monotonic() - self._began
@@ -381,10 +394,9 @@ class Checker:
         late = f"did not answer in {limit_s:.0f} s"
         if not there and self._launcher is not None and (status := self._launcher.poll()) is not None:
             what = self._asked.words[0] if self._asked.words else self._asked.python
-            yield (
-                "",
-                Check("launcher", f"{what} ended with status {status}, and no process called", "read above", FAILED),
-            )
+            told = f"{what} ended with status {status}, and no process called"
+            yield "", Check("launcher", told, "what it has printed says why", FAILED)
+            return
         if everybody and len(everybody) >= max(process.world_size or 1 for process in everybody):
             late = "no process of the launch is there"
         for host in self._expected(everybody):

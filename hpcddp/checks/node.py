@@ -1,22 +1,17 @@
-"""What one node and the processes on it say of themselves, looked up; and the checks of that, one small function each.
+"""What one node and the processes on it say of themselves, and the checks of that, one small function each.
 
-A node looks at itself without asking another one: nothing here waits for a rendezvous. The checks judge facts alone,
-beside those of the job's other nodes, so that each can be shown by a table.
+A check judges facts alone, beside those of the job's other nodes, so that each can be shown by a table.
 """
 
 from __future__ import annotations
 
-import os
-import socket
-import time
 from collections import Counter
-from contextlib import suppress
 from statistics import median
 
 from hpcddp.checks.environment import FAILED, WARNING, Check
 from hpcddp.ranks.launchers import LAUNCHERS
 from hpcddp.record import TYPE_CHECKING, Record
-from hpcddp.units import format_count, read_number
+from hpcddp.units import format_count
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -119,8 +114,8 @@ def read_process(said: Mapping[str, Any]) -> Process:
 if TYPE_CHECKING:
     Found = tuple[str, str] | None
 
-_LEAST_SHM_MB, _LEAST_FILES, _LEAST_DISK_MB, _LEAST_INODES = 512, 1024, 1024, 1000
-_SHM = "/dev/shm"  # noqa: S108  # its size is asked for, nothing is written
+SHM = "/dev/shm"  # noqa: S108  # its size is asked for, nothing is written
+_LEAST_SHM_MB, _SMALL_SHM_MB, _LEAST_FILES, _LEAST_DISK_MB, _LEAST_INODES = 16, 512, 1024, 1024, 1000
 _MOST_CLOCK_S = 1.0
 _LEFT_MB = 1024  # of a GPU's memory, that no process of this check holds
 _OF_MEDIAN = 1 / 2
@@ -179,12 +174,18 @@ def check_cpu_speed(node: Node, job: Job) -> Found:
     return told, "leave the node out, and tell the site: it may be hot, or its clock held down"
 
 
-def check_shm(node: Node, _job: Job) -> Found:
-    """Too small a /dev/shm: loader processes and NCCL hand data over in it, and die by SIGBUS."""
+def check_full_shm(node: Node, _job: Job) -> Found:
+    """A /dev/shm without room: what an earlier job has left there keeps NCCL from starting."""
     if node.shm_mb is None or node.shm_mb >= _LEAST_SHM_MB:
         return None
-    told = f"{_SHM} has room for {node.shm_mb} MiB"
-    return told, "remove what lies there (ls -l /dev/shm); in a container: --shm-size=8g, or --bind /dev/shm"
+    return f"{SHM} has room for {node.shm_mb} MiB", f"remove what lies there: ls -l {SHM}"
+
+
+def check_small_shm(node: Node, _job: Job) -> Found:
+    """A small /dev/shm: loader processes hand batches over in it, and die by SIGBUS."""
+    if node.shm_mb is None or not _LEAST_SHM_MB <= node.shm_mb < _SMALL_SHM_MB:
+        return None
+    return f"{SHM} has room for {node.shm_mb} MiB", f"in a container: --shm-size=8g, or --bind {SHM}"
 
 
 def check_files(node: Node, _job: Job) -> Found:
@@ -365,7 +366,8 @@ ROWS = (
     Row("oversubscribed CPUs", check_oversubscribed, WARNING),
     Row("affinity", check_affinity, WARNING),
     Row("memory", check_memory, WARNING),
-    Row("shared memory", check_shm),
+    Row("full shared memory", check_full_shm),
+    Row("small shared memory", check_small_shm, WARNING),
     Row("open files", check_files),
     Row("disk", check_disk),
     Row("torch", check_torch),
@@ -426,207 +428,3 @@ def _median(job: Job, name: str) -> float | None:
 
 def _say(value: str | None) -> str:
     return "not set" if value is None else repr(value if len(value) < 80 else f"{value[:77]}…")
-
-
-# Looking. Each part gives what it can, and leaves the rest unknown.
-
-
-_SPEED_S = 0.2
-_BLOCK = 65536
-_MB = 1024 * 1024
-#: How the variables begin that every rank of a job should have alike.
-_ALIKE = ("NCCL_", "GLOO_", "TORCH_", "UCX_", "FI_", "OMP_NUM", "MKL_", "PYTORCH_", "RCCL_", "HF_", "MASTER_")
-_ALIKE_WHOLE = ("PATH", "LD_LIBRARY_PATH", "PYTHONPATH", "http_proxy", "https_proxy", "no_proxy", "VIRTUAL_ENV")
-
-
-def variables_alike(env: Mapping[str, str]) -> dict[str, str]:
-    """Those variables of a rank that should be the same in all of them."""
-    return {name: env[name] for name in env if name.startswith(_ALIKE) or name in _ALIKE_WHOLE}
-
-
-def count_cpus(root: str = "/sys/fs/cgroup", own: str = "/proc/self/cgroup") -> float:
-    """How many CPUs this process may use at once: those of its affinity, and no more than the quota of its control
-    group or of one above it."""
-    most = float(len(os.sched_getaffinity(0)))
-    lines = list[str]()
-    with suppress(OSError), open(own, encoding="utf-8") as file:
-        lines = file.read().splitlines()
-    for line in lines:
-        _, controllers, path = line.split(":", 2)
-        if controllers and "cpu" not in controllers.split(","):  # "": version 2
-            continue
-        parts = [part for part in path.split("/") if part]
-        for folder in [os.path.join(root, controllers, *parts[:depth]) for depth in range(len(parts) + 1)]:
-            with suppress(OSError, ValueError):
-                names = ("cpu.cfs_quota_us", "cpu.cfs_period_us") if controllers else ("cpu.max",)
-                quota, period = " ".join(_read(os.path.join(folder, name)) for name in names).split()
-                most = min(most, int(quota) / int(period)) if int(quota) > 0 else most  # "max": none
-    return round(most, 2)
-
-
-def _read(path: str) -> str:
-    with open(path, encoding="ascii") as file:
-        return file.read()
-
-
-def measure_cpu(limit_s: float = _SPEED_S) -> float:
-    """MB/s of a hash: the best of many short tries, so that what else runs here matters little."""
-    from hashlib import sha256
-
-    block, best, end = bytes(_BLOCK), 1.0, time.monotonic() + limit_s
-    while time.monotonic() < end:
-        began = time.perf_counter()
-        sha256(block).digest()
-        best = min(best, time.perf_counter() - began)
-    return _BLOCK / _MB / best
-
-
-def look_at_disk(folder: str) -> tuple[int, int, str]:
-    """MiB and files that this user may still write there, -1 files where the file system counts none, and why a small
-    file cannot be written. A quota shows by writing alone."""
-    path = os.path.join(folder, f".hpcddp-check-{os.uname().nodename}-{os.getpid()}")
-    error = ""
-    try:
-        found = os.statvfs(folder)
-        number = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        try:
-            left = _MB
-            while left:
-                left -= os.write(number, bytes(min(left, _BLOCK)))
-            os.fsync(number)
-        finally:
-            os.close(number)
-            os.unlink(path)
-    except OSError as problem:
-        error = problem.strerror or str(problem)
-    try:
-        found = os.statvfs(folder)
-    except OSError:
-        return 0, -1, error
-    return found.f_bavail * found.f_frsize // _MB, found.f_favail if found.f_files else -1, error
-
-
-def look_at_memory(path: str = "/proc/meminfo") -> tuple[int | None, int | None]:
-    """MiB of memory, and how many of them are free for a program."""
-    numbers: dict[str, int] = {}
-    with suppress(OSError), open(path, encoding="ascii") as file:
-        for line in file:
-            name, _, rest = line.partition(":")
-            numbers[name] = int(rest.split()[0]) // 1024
-    return numbers.get("MemTotal"), numbers.get("MemAvailable")
-
-
-_SMI = "uuid,name,driver_version,memory.used,ecc.errors.uncorrected.volatile.total"
-
-
-def read_gpus(rows: str, remapped: str) -> tuple[Gpu, ...]:
-    """The GPUs in nvidia-smi's answers: a line of CSV each, and the report on rows and pages of memory."""
-    pending = {
-        part.partition("\n")[0].strip()
-        for part in remapped.split("\nGPU ")[1:]
-        if any(
-            word in line and line.rstrip().endswith(": Yes")
-            for line in part.splitlines()
-            for word in ("Pending", "Remapping Failure Occurred", "Pending Page Blacklist")
-        )
-    }
-    gpus = []
-    for line in rows.splitlines():
-        fields = [field.strip() for field in line.split(",")]
-        if len(fields) == len(_SMI.split(",")) + 1:
-            bus, uuid, name, driver, used, errors = fields
-            gpus.append(Gpu(uuid, name, driver, read_number(used) or 0, read_number(errors) or 0, bus in pending))
-    return tuple(gpus)
-
-
-def look_at_gpus(ask: Callable[[list[str]], tuple[int, str]]) -> tuple[tuple[Gpu, ...], tuple[str, ...], str]:
-    """The GPUs, what runs on them, and why the driver does not say it. `ask`: the status and output of a command."""
-    status, rows = ask(["nvidia-smi", f"--query-gpu=pci.bus_id,{_SMI}", "--format=csv,noheader,nounits"])
-    if status == 127:  # no such program
-        return (), (), ""
-    if status:
-        said = (rows.strip().splitlines() or [f"status {status}"])[0]
-        return (), (), f"nvidia-smi: {said}"
-    gpus = read_gpus(rows, ask(["nvidia-smi", "-q", "-d", "ROW_REMAPPER,PAGE_RETIREMENT"])[1])
-    apps = ["nvidia-smi", "--query-compute-apps=pid,process_name", "--format=csv,noheader"]
-    return gpus, tuple(line.strip() for line in ask(apps)[1].splitlines() if line.strip()), ""
-
-
-def taken_gpus(gpus: Sequence[Gpu], env: Mapping[str, str], process: Process) -> tuple[str, ...]:
-    """The unique names of the GPUs that this process would take, as training does; all for one that is alone on its
-    node. LaunchError where it could take none."""
-    from hpcddp.ranks.device import choose_devices, read_gpus_per_rank, visible_devices
-
-    mask = visible_devices(env)
-    known = [gpu.uuid for gpu in gpus]
-    if mask is not None:
-        numbers = [read_number(entry) for entry in mask]
-        shown = [
-            entry if at is None else known[at] if at < len(known) else entry
-            for entry, at in zip(mask, numbers, strict=True)
-        ]
-        known = shown if len(shown) <= len(gpus) else known
-    if not known or process.local_world_size in {None, 1}:
-        return tuple(known)
-    chosen = choose_devices(len(known), process.local_rank, process.local_world_size, read_gpus_per_rank(env))
-    return tuple(known[at] for at in chosen)
-
-
-def look_at_node(host: str, folders: Sequence[str], ask: Callable[[list[str]], tuple[int, str]], line: str) -> Node:
-    """All that a node can say in a second or two, but for torch, GPUs' speeds and what others see of it."""
-    gpus, apps, smi_error = look_at_gpus(ask)
-    memory, free = look_at_memory()
-    shm = None
-    with suppress(OSError):
-        found = os.statvfs(_SHM)
-        shm = found.f_bavail * found.f_frsize // _MB
-    return Node(
-        host,
-        count_cpus(),
-        measure_cpu(),
-        _most_files(),
-        shm,
-        free,
-        memory,
-        {folder: look_at_disk(folder) for folder in folders},
-        gpus,
-        apps,
-        smi_error=smi_error,
-        line=ask(["sh", "-c", line])[0] if line else None,
-    )
-
-
-def _most_files() -> int:
-    import resource
-
-    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    return 1 << 30 if limit == resource.RLIM_INFINITY else limit
-
-
-# Names and interfaces as the ranks will use them.
-
-
-def reach(host: str, port: int, token: bytes, limit_s: float = 5.0) -> tuple[str, str]:
-    """Why the name of rank 0's host is wrong here, and why its port is not reached; one of them is empty. `token`: what
-    rank 0 answers."""
-    me = os.uname().nodename
-    try:
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    except OSError as error:
-        return f"rank 0's host {host!r} does not resolve: {error.strerror or error}", ""
-    why = ""
-    for family, kind, number, _, where in found:
-        with socket.socket(family, kind, number) as connection:
-            connection.settimeout(limit_s)
-            address = str(where[0])
-            try:
-                connection.connect(where)
-                if connection.recv(len(token)) == token:
-                    return "", ""
-                return f"rank 0's host {host!r} is {address} for {me}, and that is another host", ""
-            except OSError as error:
-                if address.startswith("127.") or address == "::1":
-                    return f"rank 0's host {host!r} is {address} for {me}: {me} itself", ""
-                said = "no answer" if isinstance(error, TimeoutError) else (error.strerror or str(error)).lower()
-                why = f"rank 0 at {host} ({address}), port {port}: {said}"
-    return "", why

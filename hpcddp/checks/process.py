@@ -9,31 +9,243 @@ from __future__ import annotations
 import _thread
 import json
 import os
+import resource
 import select
 import socket
 import subprocess
 import sys
 import time
 from contextlib import suppress
+from hashlib import sha256
 
 from hpcddp.checks.environment import look_at_machine, run_checks
 from hpcddp.checks.links import run_exchange, serve_exchange
-from hpcddp.checks.node import MARK, Gpu, Node, Process, look_at_node, reach, taken_gpus, variables_alike
+from hpcddp.checks.node import MARK, SHM, Gpu, Node, Process
 from hpcddp.errors import HpcddpError, LaunchError
+from hpcddp.ranks.device import choose_devices, read_gpus_per_rank, visible_devices
 from hpcddp.ranks.launch import Launch
 from hpcddp.ranks.network import look_around, settle_interface
 from hpcddp.ranks.reach import find_local_address
 from hpcddp.ranks.rendezvous import LOWEST, ephemeral_range, port_candidates
 from hpcddp.record import TYPE_CHECKING
+from hpcddp.units import read_number
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from typing import Any
 
 _CONNECT_S, _CALL_S = 3.0, 12.0
 _PROGRAM_S = 10.0  # for nvidia-smi, or the job file's own line
 GPU_S, IMPORT_S = 15.0, 25.0  # for one order to a device; for `import torch`
 _REAL_WORKER = (sys.executable, "-m", "hpcddp.checks.device")
+
+
+# Looking. Each part gives what it can, and leaves the rest unknown.
+
+
+_SPEED_S = 0.2
+_BLOCK = 65536
+_MB = 1024 * 1024
+#: How the variables begin that every rank of a job should have alike.
+_ALIKE = ("NCCL_", "GLOO_", "TORCH_", "UCX_", "FI_", "OMP_NUM", "MKL_", "PYTORCH_", "RCCL_", "HF_", "MASTER_")
+_ALIKE_WHOLE = ("PATH", "LD_LIBRARY_PATH", "PYTHONPATH", "http_proxy", "https_proxy", "no_proxy", "VIRTUAL_ENV")
+
+
+def variables_alike(env: Mapping[str, str]) -> dict[str, str]:
+    """Those variables of a rank that should be the same in all of them; of a list of folders each once, since launchers
+    put their own in front again and again."""
+    found = {name: env[name] for name in env if name.startswith(_ALIKE) or name in _ALIKE_WHOLE}
+    lists = {
+        name: ":".join(dict.fromkeys(filter(None, text.split(":"))))
+        for name, text in found.items()
+        if name.endswith("PATH")
+    }
+    return found | lists
+
+
+def count_cpus(root: str = "/sys/fs/cgroup", own: str = "/proc/self/cgroup") -> float:
+    """How many CPUs this process may use at once: those of its affinity, and no more than the quota of its control
+    group or of one above it."""
+    most = float(len(os.sched_getaffinity(0)))
+    lines = list[str]()
+    with suppress(OSError), open(own, encoding="utf-8") as file:
+        lines = file.read().splitlines()
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if controllers and "cpu" not in controllers.split(","):  # "": version 2
+            continue
+        parts = [part for part in path.split("/") if part]
+        for folder in [os.path.join(root, controllers, *parts[:depth]) for depth in range(len(parts) + 1)]:
+            with suppress(OSError, ValueError):
+                names = ("cpu.cfs_quota_us", "cpu.cfs_period_us") if controllers else ("cpu.max",)
+                quota, period = " ".join(_read(os.path.join(folder, name)) for name in names).split()
+                most = min(most, int(quota) / int(period)) if int(quota) > 0 else most  # "max": none
+    return round(most, 2)
+
+
+def _read(path: str) -> str:
+    with open(path, encoding="ascii") as file:
+        return file.read()
+
+
+def measure_cpu(limit_s: float = _SPEED_S) -> float:
+    """MB/s of a hash: the best of many short tries, so that what else runs here matters little."""
+    block, best, end = bytes(_BLOCK), 1.0, time.monotonic() + limit_s
+    while time.monotonic() < end:
+        began = time.perf_counter()
+        sha256(block).digest()
+        best = min(best, time.perf_counter() - began)
+    return _BLOCK / _MB / best
+
+
+def look_at_disk(folder: str) -> tuple[int, int, str]:
+    """MiB and files that this user may still write there, -1 files where the file system counts none, and why a small
+    file cannot be written. A quota shows by writing alone."""
+    path = os.path.join(folder, f".hpcddp-check-{os.uname().nodename}-{os.getpid()}")
+    error = ""
+    try:
+        found = os.statvfs(folder)
+        number = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        try:
+            left = _MB
+            while left:
+                left -= os.write(number, bytes(min(left, _BLOCK)))
+            os.fsync(number)
+        finally:
+            os.close(number)
+            os.unlink(path)
+    except OSError as problem:
+        error = problem.strerror or str(problem)
+    try:
+        found = os.statvfs(folder)
+    except OSError:
+        return 0, -1, error
+    return found.f_bavail * found.f_frsize // _MB, found.f_favail if found.f_files else -1, error
+
+
+def look_at_memory(path: str = "/proc/meminfo") -> tuple[int | None, int | None]:
+    """MiB of memory, and how many of them are free for a program."""
+    numbers: dict[str, int] = {}
+    with suppress(OSError), open(path, encoding="ascii") as file:
+        for line in file:
+            name, _, rest = line.partition(":")
+            numbers[name] = int(rest.split()[0]) // 1024
+    return numbers.get("MemTotal"), numbers.get("MemAvailable")
+
+
+_SMI = "uuid,name,driver_version,memory.used,ecc.errors.uncorrected.volatile.total"
+
+
+def read_gpus(rows: str, remapped: str) -> tuple[Gpu, ...]:
+    """The GPUs in nvidia-smi's answers: a line of CSV each, and the report on rows and pages of memory."""
+    pending = {
+        part.partition("\n")[0].strip()
+        for part in remapped.split("\nGPU ")[1:]
+        if any(
+            word in line and line.rstrip().endswith(": Yes")
+            for line in part.splitlines()
+            for word in ("Pending", "Remapping Failure Occurred", "Pending Page Blacklist")
+        )
+    }
+    gpus = []
+    for line in rows.splitlines():
+        fields = [field.strip() for field in line.split(",")]
+        if len(fields) == len(_SMI.split(",")) + 1:
+            bus, uuid, name, driver, used, errors = fields
+            gpus.append(Gpu(uuid, name, driver, read_number(used) or 0, read_number(errors) or 0, bus in pending))
+    return tuple(gpus)
+
+
+def look_at_gpus(ask: Callable[[list[str]], tuple[int, str]]) -> tuple[tuple[Gpu, ...], tuple[str, ...], str]:
+    """The GPUs, what runs on them, and why the driver does not say it. `ask`: the status and output of a command."""
+    status, rows = ask(["nvidia-smi", f"--query-gpu=pci.bus_id,{_SMI}", "--format=csv,noheader,nounits"])
+    if status == 127:  # no such program
+        return (), (), ""
+    if status:
+        said = (rows.strip().splitlines() or [f"status {status}"])[0]
+        return (), (), f"nvidia-smi: {said}"
+    gpus = read_gpus(rows, ask(["nvidia-smi", "-q", "-d", "ROW_REMAPPER,PAGE_RETIREMENT"])[1])
+    apps = ["nvidia-smi", "--query-compute-apps=pid,process_name", "--format=csv,noheader"]
+    return gpus, tuple(line.strip() for line in ask(apps)[1].splitlines() if line.strip()), ""
+
+
+def taken_gpus(gpus: Sequence[Gpu], env: Mapping[str, str], process: Process) -> tuple[str, ...]:
+    """The unique names of the GPUs that this process would take, as training does; all for one that is alone on its
+    node. LaunchError where it could take none."""
+    mask = visible_devices(env)
+    known = [gpu.uuid for gpu in gpus]
+    if mask is not None:
+        numbers = [read_number(entry) for entry in mask]
+        shown = [
+            entry if at is None else known[at] if at < len(known) else entry
+            for entry, at in zip(mask, numbers, strict=True)
+        ]
+        known = shown if len(shown) <= len(gpus) else known
+    if not known or process.local_world_size in {None, 1}:
+        return tuple(known)
+    chosen = choose_devices(len(known), process.local_rank, process.local_world_size, read_gpus_per_rank(env))
+    return tuple(known[at] for at in chosen)
+
+
+def look_at_node(host: str, folders: Sequence[str], ask: Callable[[list[str]], tuple[int, str]], line: str) -> Node:
+    """All that a node can say in a second or two, but for torch, GPUs' speeds and what others see of it."""
+    gpus, apps, smi_error = look_at_gpus(ask)
+    memory, free = look_at_memory()
+    shm = None
+    with suppress(OSError):
+        found = os.statvfs(SHM)
+        shm = found.f_bavail * found.f_frsize // _MB
+    return Node(
+        host,
+        count_cpus(),
+        measure_cpu(),
+        _most_files(),
+        shm,
+        free,
+        memory,
+        {folder: look_at_disk(folder) for folder in folders},
+        gpus,
+        apps,
+        smi_error=smi_error,
+        line=ask(["sh", "-c", line])[0] if line else None,
+    )
+
+
+def _most_files() -> int:
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return 1 << 30 if limit == resource.RLIM_INFINITY else limit
+
+
+# Names and interfaces as the ranks will use them.
+
+
+def reach(host: str, port: int, token: bytes, limit_s: float = 5.0) -> tuple[str, str]:
+    """Why the name of rank 0's host is wrong here, and why its port is not reached; one of them is empty. `token`: what
+    rank 0 answers."""
+    me = os.uname().nodename
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    except OSError as error:
+        return f"rank 0's host {host!r} does not resolve: {error.strerror or error}", ""
+    why = ""
+    for family, kind, number, _, where in found:
+        with socket.socket(family, kind, number) as connection:
+            connection.settimeout(limit_s)
+            address = str(where[0])
+            try:
+                connection.connect(where)
+                if connection.recv(len(token)) == token:
+                    return "", ""
+                return f"rank 0's host {host!r} is {address} for {me}, and that is another host", ""
+            except OSError as error:
+                if address.startswith("127.") or address == "::1":
+                    return f"rank 0's host {host!r} is {address} for {me}: {me} itself", ""
+                said = "no answer" if isinstance(error, TimeoutError) else (error.strerror or str(error)).lower()
+                why = f"rank 0 at {host} ({address}), port {port}: {said}"
+    return "", why
+
+
+# A device, and this process for the checker.
 
 
 class Worker:
@@ -105,43 +317,50 @@ def find_place(env: Mapping[str, str], host: str) -> tuple[Process, Launch]:
 
 
 class CheckedProcess:
-    """This process, for the checker. `fast`: without torch."""
+    """This process, for the checker: each method but those with an underscore is an order."""
 
     def __init__(self, env: Mapping[str, str], host: str) -> None:
         self._env, self._host = env, host
         self.process, self._launch = find_place(env, host)
         self._workers: list[Worker] = []
+        self._gpus: tuple[Gpu, ...] = ()
         self._listener: socket.socket | None = None
 
-    def look(self, folders: Sequence[str], line: str, *, fast: bool, leads: bool, patience: float) -> dict[str, Any]:
-        """What this node is, where this process `leads` it, and which GPUs the process takes. Each GPU has a process
-        of its own."""
+    def look(self, folders: Sequence[str], line: str) -> dict[str, Any]:
+        """What this node is, before anything computes on its GPUs."""
         folders = [*folders, self._env.get("TMPDIR") or "/tmp"]  # noqa: S108  # looked at
-        node = look_at_node(self._host, folders, self._ask, line if leads else "")
+        node = look_at_node(self._host, folders, self._ask, line)
+        self._gpus = node.gpus
+        return {"node": _as_dict(node)}
+
+    def measure(self, *, fast: bool, leads: bool, patience: float) -> dict[str, Any]:
+        """What its GPUs and torch can do, each GPU in a process of its own. `leads`: whether it speaks for its node.
+        `fast`: nothing is computed."""
+        gpus = self._gpus if leads else look_at_gpus(self._ask)[0]
         try:
-            self.process = self.process._replace(gpus=taken_gpus(node.gpus, self._env, self.process))
+            self.process = self.process._replace(gpus=taken_gpus(gpus, self._env, self.process))
         except LaunchError as error:
             self.process = self.process._replace(error=self.process.error or str(error))
         alone = [{**self._env, "CUDA_VISIBLE_DEVICES": uuid} for uuid in self.process.gpus] or [self._env][: int(leads)]
-        began = time.monotonic()
-        workers = [] if fast else [*map(Worker, alone)]
         limit_s = IMPORT_S * patience
-        says = [worker.read(began + limit_s, f"import torch took more than {limit_s:.0f} s") for worker in workers]
-        gpus = self._try_gpus(node, workers, says, GPU_S * patience) if self.process.gpus else node.gpus
+        end = time.monotonic() + limit_s
+        workers = [] if fast else [*map(Worker, alone)]
+        says = [worker.read(end, f"import torch took more than {limit_s:.0f} s") for worker in workers]
+        if workers and self.process.gpus:
+            gpus = self._try_gpus(gpus, workers, says, GPU_S * patience)
         for worker in workers[1:]:
             worker.close()
         self._workers = workers[:1]
-        node = node._replace(gpus=gpus, interface_error=self._find_interface_error(bool(gpus)))
-        if leads and says:
+        of_node: dict[str, Any] = {"interface_error": self._find_interface_error(bool(gpus))}
+        if says:
             torch = next((one for one in says if "versions" in one), says[0])
-            versions = dict(torch.get("versions", {}))
-            if gpus and gpus[0].driver:
-                versions["driver"] = gpus[0].driver
-            node = node._replace(versions=versions, torch_error=torch.get("error", ""))
-        return {"process": self.process._asdict(), "node": _as_dict(node) if leads or self.process.gpus else None}
+            versions = {**torch.get("versions", {}), **({"driver": gpus[0].driver} if gpus and gpus[0].driver else {})}
+            of_node |= {"versions": versions, "torch_error": torch.get("error", "")}
+        process = self.process._asdict()
+        return {"process": process, "gpus": [gpu._asdict() for gpu in gpus], "of_node": of_node if leads else {}}
 
     def _try_gpus(
-        self, node: Node, workers: Sequence[Worker], says: Sequence[Mapping[str, Any]], limit_s: float
+        self, gpus: Sequence[Gpu], workers: Sequence[Worker], says: Sequence[Mapping[str, Any]], limit_s: float
     ) -> tuple[Gpu, ...]:
         """The GPUs, those of this process with what they have measured, all side by side."""
         found: dict[str, Mapping[str, Any]] = {}
@@ -157,7 +376,7 @@ class CheckedProcess:
                 found[uuid] = {"error": f"torch {said['versions']['torch']} sees no device"}
             else:
                 found[uuid] = worker.read(end, late)
-        return tuple(gpu._replace(**found[gpu.uuid]) if gpu.uuid in found else gpu for gpu in node.gpus)
+        return tuple(gpu._replace(**found[gpu.uuid]) if gpu.uuid in found else gpu for gpu in gpus)
 
     def _find_interface_error(self, on_gpu: bool) -> str:
         """Why the network that the ranks are to use is none of this host's."""

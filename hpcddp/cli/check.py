@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import argparse
+import atexit
 import json
 import os
 import platform
+import shutil
 import signal
 import sys
+import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from hpcddp.checks.environment import FAILED, NOT_ASKED, OK, WARNING, Check
 from hpcddp.checks.job import Asked, Checker, Verdict, format_verdict, verdict_record
-from hpcddp.checks.node import look_at_disk
+from hpcddp.checks.process import look_at_disk
 from hpcddp.cli.parser import VerbParser
 from hpcddp.cli.sites_check import SiteFound, compare_site, survey_site
+from hpcddp.cli.streams import tell
 from hpcddp.errors import LaunchError, RequestError, SchedulerError
 from hpcddp.login.planning import find_site_here
 from hpcddp.ranks.launcher import EXPORTED_ALWAYS, FromShell, IfSet
@@ -27,6 +31,7 @@ from hpcddp.schedulers.run import run_program
 from hpcddp.script.site import Site
 from hpcddp.script.site_file import chosen_site, open_site
 from hpcddp.supervisor.order import split_check
+from hpcddp.supervisor.recovery import reach_hosts
 from hpcddp.units import parse_count, read_number
 
 if TYPE_CHECKING:
@@ -101,9 +106,8 @@ def check_job(asked: Asked, env: Mapping[str, str]) -> Verdict:
 
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, end)  # so that the launcher does not outlive this process
-    exported = {name: env.get(name, "") for name in EXPORTED_ALWAYS} | {"HPCDDP_PYTHON": asked.python}
     try:
-        return Checker(asked, {**env, **exported}, lambda line: _pass_on(line)).check()
+        return Checker(asked, {**env, **asked.variables}, _pass_on).check()
     except OSError as error:
         what = asked.words[0] if asked.words else asked.python
         raise LaunchError(f"{what} cannot be run: {error.strerror}", f"which {what}") from error
@@ -117,11 +121,11 @@ def _pass_on(line: bytes) -> None:
 def plan_check(args: argparse.Namespace, allocation: Allocation | None, env: Mapping[str, str]) -> Asked:
     """What is to be started, and whom it should reach. Without words the allocation's launcher starts one process on
     each node, as `hpcddp launch` would."""
-    python = sys.executable
+    python, variables = sys.executable, dict[str, str]()
     if args.command:
         words, python = split_check(args.command, python)
     else:
-        words = _plan_words(allocation, env)
+        words, variables = _plan_launch(allocation, env)
     hosts = args.hosts.split(",") if args.hosts else []
     if not hosts and not args.command and allocation is not None:
         hosts = [name for name, _ in allocation.hosts or ()]
@@ -131,10 +135,12 @@ def plan_check(args: argparse.Namespace, allocation: Allocation | None, env: Map
     patience = parse_count(args.patience or "1", "--patience")
     run_dir = env.get("HPCDDP_RUN_DIR", "")
     folder = run_dir if os.path.isdir(run_dir) else os.getcwd()
-    return Asked(tuple(words), python, tuple(hosts), gpus, (folder,), args.line or "", args.fast, patience)
+    own = {name: env.get(name, "") for name in EXPORTED_ALWAYS} | {"HPCDDP_PYTHON": python, **variables}
+    return Asked(tuple(words), python, tuple(hosts), gpus, (folder,), args.line or "", args.fast, patience, own)
 
 
-def _plan_words(allocation: Allocation | None, env: Mapping[str, str]) -> list[str]:
+def _plan_launch(allocation: Allocation | None, env: Mapping[str, str]) -> tuple[list[str], dict[str, str]]:
+    """The launcher's words for one process on each host, and its variables, as in the script of `hpcddp launch`."""
     from hpcddp.cli import launch
 
     options = launch.build_parser().parse_args(["--ranks-per-node", "1", "--walltime", "1:00:00", "--scratch"])
@@ -144,7 +150,12 @@ def _plan_words(allocation: Allocation | None, env: Mapping[str, str]) -> list[s
     if not words and plan.nodes > 1:
         what = f"no launcher on PATH starts processes on the {plan.nodes} hosts of this job"
         raise LaunchError(what, "load the module of an MPI, or: hpcddp check -- LAUNCHER …")
-    return words
+    variables = {name: env.get(name, "") for name in plan.exported} | {"OMP_NUM_THREADS": str(plan.threads_per_rank)}
+    if allocation is not None:
+        folder = tempfile.mkdtemp()
+        atexit.register(shutil.rmtree, folder, ignore_errors=True)
+        variables |= reach_hosts(allocation.scheduler, plan.outer_launcher, folder, env, tell)
+    return words, variables
 
 
 def fill_words(words: Sequence[Word], values: Mapping[str, str]) -> Iterator[str]:

@@ -419,10 +419,10 @@ _SSH_S = 10.0
 
 
 def reach_hosts(
-    scheduler: str, launcher: str, attempt: AttemptFolder, env: Mapping[str, str], tell: Callable[[str], None]
+    scheduler: str, launcher: str, folder: str, env: Mapping[str, str], tell: Callable[[str], None]
 ) -> dict[str, str]:
-    """Variables by which this launcher reaches the other hosts of the job. Empty where it needs none, or somebody has
-    chosen before, or nothing can be done, which is printed."""
+    """Variables by which this launcher reaches the other hosts of the job, by a program that is written to this folder.
+    Empty where it needs none, or somebody has chosen before, or nothing can be done, which is printed."""
     row = find_scheduler(scheduler).commands.remote_shell
     shell = LAUNCHERS[launcher].remote_shell if launcher in LAUNCHERS else ()
     if row is None or not shell or any(env.get(name) for name, _ in shell):
@@ -439,7 +439,7 @@ def reach_hosts(
         )
         tell(f"hint: give yourself ssh between the nodes (ssh {host} true), or add {program} to PATH")
         return {}
-    wrapper = os.path.join(attempt.path, "remote-shell")
+    wrapper = os.path.join(folder, "remote-shell")
     if len(wrapper.split()) > 1:
         tell(f"warning: ssh does not reach {host}, and a launcher can call nothing in a folder with a blank: {wrapper}")
         return {}

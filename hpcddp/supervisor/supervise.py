@@ -184,7 +184,7 @@ class Attempts:
         if find_scheduler(order.scheduler).commands.remote_shell:
             from hpcddp.supervisor.recovery import reach_hosts
 
-            self._env |= reach_hosts(order.scheduler, order.launcher, first, env, tell)
+            self._env |= reach_hosts(order.scheduler, order.launcher, first.path, env, tell)
 
     def close(self, attempt: AttemptFolder, status: int | None, by: str, why: str) -> None:
         """The job ends with this attempt: its run is nobody's any more."""

@@ -89,7 +89,7 @@ export NCCL_DEBUG=INFO GLOO_SOCKET_IFNAME=eth7
 """,
         {
             "disk": "nothing can be written to /mnt: No space left on device",
-            "shared memory": "/dev/shm has room for 64 MiB",
+            "small shared memory": "/dev/shm has room for 64 MiB",
             "locked memory": "may lock 64 KiB of memory only",
             "open files": "may open 256 files",
             "environment": "NCCL_DEBUG is 'INFO', and not set in most",

@@ -24,7 +24,6 @@ ALLOWED = {
     "lint.python_rules": "one file for each kind of rule; the table of all is rules.py",
     "lint.run_rules": "one file for each kind of rule; the table of all is rules.py",
     "ranks.slurm_step": "what Slurm's step needs beyond its row",
-    "supervisor.recovery": "loaded once ranks were lost, or where ssh has to be replaced: most jobs start without it",
     "supervisor.usage": "loaded by the agent of one rank on each node, once that has started",
     "training.epochs": _PART,
     "training.prepare": _PART,

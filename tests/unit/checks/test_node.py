@@ -8,21 +8,16 @@ from pathlib import Path
 import pytest
 
 from hpcddp.checks.environment import FAILED, WARNING
-from hpcddp.checks.node import (
-    ROWS,
-    Gpu,
-    Job,
-    Node,
-    Process,
+from hpcddp.checks.node import ROWS, Gpu, Job, Node, Process, judge_nodes, judge_ranks
+from hpcddp.checks.process import (
     count_cpus,
-    judge_nodes,
-    judge_ranks,
     look_at_disk,
     look_at_gpus,
     look_at_memory,
     reach,
     read_gpus,
     taken_gpus,
+    variables_alike,
 )
 
 GPU = Gpu("GPU-a", "NVIDIA H100 80GB HBM3", "570.1", 4, tflops=650.0, copy_gbs=2200.0)
@@ -55,7 +50,8 @@ ILL: list[tuple[str, str, dict[str, object], dict[str, object]]] = [
     ("CPUs", "may use 8 CPUs, and 32", {"cpus": 8.0}, {}),
     ("CPU speed", "hashes 200 MB/s, and 900", {"cpu_speed": 200.0}, {}),
     ("memory", "1000 MiB of memory are free", {"free_mb": 1000}, {}),
-    ("shared memory", "/dev/shm has room for 64 MiB", {"shm_mb": 64}, {}),
+    ("full shared memory", "/dev/shm has room for 2 MiB", {"shm_mb": 2}, {}),
+    ("small shared memory", "/dev/shm has room for 64 MiB", {"shm_mb": 64}, {}),
     ("open files", "may open 256 files", {"files": 256}, {}),
     ("disk", "Disk quota exceeded", {"disks": {"/home": (9999, 9999, "Disk quota exceeded")}}, {}),
     ("disk", "/tmp has 12 MiB left", {"disks": {"/tmp": (12, 9999, "")}}, {}),
@@ -156,6 +152,11 @@ def test_ranks_that_are_missing_or_there_twice_are_named(processes, hosts, found
 
 
 # Looking.
+
+
+def test_a_list_of_folders_is_compared_without_what_is_in_it_twice() -> None:
+    env = {"PATH": "/a::/b:/a", "NCCL_DEBUG": "a:a", "HOME": "/root"}
+    assert variables_alike(env) == {"PATH": "/a:/b", "NCCL_DEBUG": "a:a"}
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from hpcddp.checks import job as checker
+from hpcddp.checks import process
 from hpcddp.checks.environment import FAILED, NOT_ASKED, OK, WARNING
 from hpcddp.checks.job import Asked, Checker, Verdict, format_verdict
 from hpcddp.checks.process import Worker
@@ -49,7 +50,8 @@ def named(verdict: Verdict) -> dict[str, str]:
 
 def test_a_launch_without_a_mistake_passes(tmp_path: Path) -> None:
     verdict = check(tmp_path, "0 1", "")
-    assert verdict.is_well, verdict
+    of_machine = {"small shared memory", "full shared memory", "disk", "open files", "oversubscribed CPUs"}
+    assert named(verdict).keys() <= of_machine
     assert (verdict.ranks, [*verdict.hosts]) == (2, [HOST])
     assert format_verdict(verdict).splitlines()[-1].startswith("1 host, 2 processes in ")
 
@@ -159,6 +161,32 @@ def test_a_device_whose_process_ends_says_its_last_line() -> None:
     worker = Worker(ENV, stand_in("raise SystemExit('CUDA error: no driver')"))
     assert worker.read(time.monotonic() + 600, "late") == {"error": "CUDA error: no driver"}
     worker.close()
+
+
+_GPUS_OF_TWO = """
+import os, sys, time
+answer = '{"tflops": 600.0, "copy_gbs": 2000.0}\\n' if os.environ["CUDA_VISIBLE_DEVICES"] == "GPU-a" else ""
+sys.stdout.write('{"versions": {"torch": "2.9.1"}, "devices": 1}\\n' + answer)
+sys.stdout.flush()
+time.sleep(600)
+"""
+
+
+def test_each_gpu_has_a_process_of_its_own_and_one_that_hangs_leaves_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "nvidia-smi").write_text(SMI)
+    (tmp_path / "nvidia-smi").chmod(0o755)
+    monkeypatch.setattr(process, "Worker", lambda env: Worker(env, stand_in(_GPUS_OF_TWO)))
+    monkeypatch.setattr(process, "GPU_S", 0.001)
+    checked = process.CheckedProcess({**ENV, "PATH": f"{tmp_path}:{ENV['PATH']}"}, HOST)
+    checked.look([str(tmp_path)], "")
+    said = checked.measure(fast=False, leads=True, patience=20)
+    checked.close()
+    by_uuid = {gpu["uuid"]: gpu for gpu in said["gpus"]}
+    assert (by_uuid["GPU-a"]["tflops"], by_uuid["GPU-a"]["error"]) == (600.0, "")
+    assert by_uuid["GPU-b"]["error"] == "it did not answer in 0 s, and its process was killed"
+    assert said["of_node"]["versions"] == {"torch": "2.9.1", "driver": "570.1"}
 
 
 # The line of a job script.

@@ -28,7 +28,7 @@ class PbsJob:
         (self.folder / "bin" / program).chmod(0o755)
 
     def reach(self, launcher: str = "openmpi", scheduler: str = "pbs") -> dict[str, str]:
-        return reach_hosts(scheduler, launcher, self.attempt, self.env, self.told.append)
+        return reach_hosts(scheduler, launcher, self.attempt.path, self.env, self.told.append)
 
 
 @pytest.fixture
