@@ -174,8 +174,9 @@ class Pulse:
     A thread in the user's own code that uses the processor or waits for a disk is at work, and does not stand.
     """
 
-    def __init__(self, entry: Entry, has_stepped: Callable[[], bool]) -> None:
-        """`has_stepped`: whether an optimizer has: until then, or until a batch is read, it starts."""
+    def __init__(self, entry: Entry, has_stepped: Callable[[], bool], *, waits: bool) -> None:
+        """`has_stepped`: whether an optimizer has: until then, or until a batch is read, it starts. `waits`: whether
+        this rank is to meet others."""
         import threading
 
         self._entry, self._has_stepped = entry, has_stepped
@@ -185,7 +186,7 @@ class Pulse:
         self._before: list[int] = []
         self._used_s = 0.0
         self._nth = self._looks = self._stood = 0
-        self._says = True  # where it stands
+        self._says = waits  # where it stands
         self._looked = _BEGAN
         entry.phases = [0.0] * len(PHASES)
         threading.Thread(target=self._watch, name="hpcddp-pulse", daemon=True).start()
@@ -247,13 +248,16 @@ class Pulse:
         self._entry.write(self._looks, self._stood * _EVERY_S, waits, line, inside)
 
 
-def start(page: str, at: int, has_stepped: Callable[[], bool]) -> None:
-    """Begin to write to the entry `at` of this page, where there is one."""
+def start(page: str, at: int, has_stepped: Callable[[], bool], *, waits: bool) -> None:
+    """Begin to write to the entry `at` of this page, where there is one; as `Pulse`."""
     try:
         entry = Entry(os.open(page, os.O_RDWR | os.O_CLOEXEC), at)
     except (OSError, ValueError):
         return
+    from functools import partial
+
     import hpcddp_guard
 
     hpcddp_guard.AtImport("torch.optim.optimizer", lambda _: entry.write()).begin()  # not what it started before
-    hpcddp_guard.AtImport("torch.distributed.distributed_c10d", lambda _: Pulse(entry, has_stepped)).begin()
+    begin = partial(Pulse, entry, has_stepped, waits=waits)
+    hpcddp_guard.AtImport("torch.distributed.distributed_c10d", lambda _: begin()).begin()
