@@ -302,7 +302,7 @@ def start() -> None:
         if page and nth.isdigit():  # an agent's ranks share the page
             import hpcddp_stand  # type: ignore[import-not-found]  # this folder is on the path, at Python's start
 
-            hpcddp_stand.start(page, int(nth), lambda: watch.has_stepped)
+            hpcddp_stand.start(page, int(nth), lambda: watch.has_stepped, waits=int(size) > 1)
 
 
 def _hint(size: int) -> str:

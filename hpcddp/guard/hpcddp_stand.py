@@ -31,9 +31,11 @@ PHASES = ("start", "input", "compute", "communication", "checkpoint", "unknown")
 _START, _INPUT, _COMPUTE, _COMMUNICATION, _CHECKPOINT, _UNKNOWN = range(6)
 _INPUT_IN = "torch.utils.data"
 _CHECKPOINT_IN = ("torch.serialization", "torch.distributed.checkpoint", "hpcddp.training.checkpoint", "safetensors")
+_TELLING = (_INPUT_IN, *_CHECKPOINT_IN, "torch.distributed")
 _BACKWARD_IN = "torch.autograd"
 _BEGAN = time.monotonic()
-_EVERY_S = 0.25
+_EVERY_S = 0.5
+_WRITTEN = 2  # looks
 _LEAST_CPU = 0.02  # of the time
 _LEAST_USE_S = 0.01  # of the processor, by a thread that gets on
 _COLLECTIVES = "torch.distributed"
@@ -147,42 +149,44 @@ def count_collectives() -> int:
         return 0
 
 
-def judge_phase(frame: FrameType | None, *, sleeps: bool) -> int:
-    """What a thread does, by the innermost of its functions that tells it. `sleeps`: it uses no processor. In a
+def judge_phase(frame: FrameType | None, sleeps: Callable[[], bool]) -> int:
+    """What a thread does, by the innermost of its functions that tells it. `sleeps`: whether it uses no processor. In a
     backward pass on a CPU it then waits for other ranks' gradients."""
-    innermost = "" if frame is None else frame.f_globals.get("__name__", "")
+    innermost = "" if frame is None else frame.f_globals.get("__name__") or ""
     while frame is not None:
-        is_import = frame.f_code.co_name == "<module>"
-        module = "" if is_import else frame.f_globals.get("__name__") or ""
-        if module.startswith(_CHECKPOINT_IN):
-            return _CHECKPOINT
-        if module.startswith(_INPUT_IN):
-            return _INPUT
-        if judge_wait(module, "") == WAITS and module.startswith(_COLLECTIVES):
-            return _COMMUNICATION
+        module = frame.f_globals.get("__name__") or ""
+        if module.startswith(_TELLING) and frame.f_code.co_name != "<module>":  # which is imported
+            if module.startswith(_CHECKPOINT_IN):
+                return _CHECKPOINT
+            if module.startswith(_INPUT_IN):
+                return _INPUT
+            if judge_wait(module, "") == WAITS:
+                return _COMMUNICATION
         frame = frame.f_back
-    return _COMMUNICATION if sleeps and innermost.startswith(_BACKWARD_IN) else _COMPUTE
+    return _COMMUNICATION if innermost.startswith(_BACKWARD_IN) and sleeps() else _COMPUTE
 
 
 class Pulse:
-    """Looks at the main thread of this process four times a second, and writes to its entry what that does, and of a
+    """Looks at the main thread of this process twice a second, and writes to its entry what that does, and of a
     plain script where it stands, as long as it has a process group: how often it has looked, since how many seconds the
     thread stands, whether it waits, its line, and what that is in.
 
     A thread in the user's own code that uses the processor or waits for a disk is at work, and does not stand.
     """
 
-    def __init__(self, entry: Entry, has_stepped: Callable[[], bool]) -> None:
-        """`has_stepped`: whether an optimizer has: until then, or until a batch is read, it starts."""
+    def __init__(self, entry: Entry, has_stepped: Callable[[], bool], *, waits: bool) -> None:
+        """`has_stepped`: whether an optimizer has: until then, or until a batch is read, it starts. `waits`: whether
+        this rank is to meet others."""
         import threading
 
         self._entry, self._has_stepped = entry, has_stepped
         self._main = threading.main_thread()
         self._clock = time.pthread_getcpuclockid(self._main.ident or 0)
+        self._stat = os.open(f"/proc/self/task/{self._main.native_id}/stat", os.O_RDONLY | os.O_CLOEXEC)
         self._before: list[int] = []
         self._used_s = 0.0
-        self._looks = self._stood = 0
-        self._says = True  # where it stands
+        self._nth = self._looks = self._stood = 0
+        self._says = waits  # where it stands
         self._looked = _BEGAN
         entry.phases = [0.0] * len(PHASES)
         threading.Thread(target=self._watch, name="hpcddp-pulse", daemon=True).start()
@@ -199,50 +203,61 @@ class Pulse:
         import hpcddp_guard  # type: ignore[import-not-found]  # this folder is on the path
 
         frame = None if has_compiled() else sys._current_frames()[self._main.ident or 0]
+        self._nth += 1
         self._note_phase(frame)
         if self._says and not has_watchdog() and hpcddp_guard.find_distributed() is not None:
             self._note_stand(frame)
-        elif self._says and (self._looks or has_watchdog()):
+            return
+        if self._says and (self._looks or has_watchdog()):
             self._says = False  # it has left its group, and what it does then is its own; or it looks itself
-        if not self._looks or not self._says:
+            self._entry.write()
+        elif self._nth % _WRITTEN == 0:
             self._entry.write()
 
     def _note_phase(self, frame: FrameType | None) -> None:
-        state = _read_state(self._main.native_id)
-        phase = _UNKNOWN if frame is None else judge_phase(frame, sleeps=state == b"S")
+        phase = _UNKNOWN if frame is None else judge_phase(frame, self._sleeps)
         phases, now = self._entry.phases, time.monotonic()
         if phase not in {_INPUT, _UNKNOWN} and not phases[_INPUT] and not self._has_stepped():
             phase = _START
         phases[phase] += now - self._looked
         self._looked = now
 
+    def _sleeps(self) -> bool:
+        """Not of a GPU's backward pass, which runs in another thread."""
+        cuda = getattr(sys.modules.get("torch"), "cuda", None)
+        return self._read_state() == b"S" and not (cuda is not None and cuda.is_initialized())
+
+    def _read_state(self) -> bytes:
+        """R, S, D, … as the kernel has it. The file stays open: to open it takes four times as long."""
+        return os.pread(self._stat, 512, 0).rpartition(b")")[2].split()[0]
+
     def _note_stand(self, frame: FrameType | None) -> None:
+        """Of a thread that gets on it is written once a second."""
         thread = self._main.ident or 0
         places, used_s = list_places(thread), time.clock_gettime(self._clock)
-        line, inside, waits = "", "", OWN
-        if places == self._before or frame is not None:
-            line, inside, waits = find_place(frame or sys._current_frames()[thread])
-        works = waits == OWN and (
-            used_s - self._used_s > _EVERY_S * _LEAST_CPU or _read_state(self._main.native_id) == b"D"
-        )
-        self._stood = self._stood + 1 if places == self._before and not works else 0
+        stands, before_s = places == self._before, self._used_s
         self._before, self._used_s, self._looks = places, used_s, self._looks + 1
+        if not stands and not self._stood and self._nth % _WRITTEN:
+            return
+        line, inside, waits = "", "", OWN
+        if stands or frame is not None:
+            line, inside, waits = find_place(frame or sys._current_frames()[thread])
+        uses = used_s - before_s > _EVERY_S * _LEAST_CPU
+        works = waits == OWN and (uses or self._read_state() == b"D")
+        self._stood = self._stood + 1 if stands and not works else 0
         self._entry.write(self._looks, self._stood * _EVERY_S, waits, line, inside)
 
 
-def _read_state(thread: int | None) -> bytes:
-    """R, S, D, … as the kernel has it, of a thread of this process."""
-    with open(f"/proc/self/task/{thread}/stat", "rb") as file:
-        return file.read().rpartition(b")")[2].split()[0]
-
-
-def start(page: str, at: int, has_stepped: Callable[[], bool]) -> None:
-    """Begin to write to the entry `at` of this page, where there is one."""
+def start(page: str, at: int, has_stepped: Callable[[], bool], *, waits: bool) -> None:
+    """Begin to write to the entry `at` of this page, where there is one; as `Pulse`."""
     try:
         entry = Entry(os.open(page, os.O_RDWR | os.O_CLOEXEC), at)
     except (OSError, ValueError):
         return
+    from functools import partial
+
     import hpcddp_guard
 
     hpcddp_guard.AtImport("torch.optim.optimizer", lambda _: entry.write()).begin()  # not what it started before
-    hpcddp_guard.AtImport("torch.distributed.distributed_c10d", lambda _: Pulse(entry, has_stepped)).begin()
+    begin = partial(Pulse, entry, has_stepped, waits=waits)
+    hpcddp_guard.AtImport("torch.distributed.distributed_c10d", lambda _: begin()).begin()

@@ -144,7 +144,5 @@ def format_group(group: dict[str, Any], libraries: Sequence[str]) -> str:
             source = linecache.getline(frame.file, frame.line).strip()
             source = f": {source}" if source else ""
             folder = next((one for one in libraries if frame.file.startswith(one)), "")
-            lines.append(
-                f"  {frame.file[len(folder) :]}:{frame.line}, in {frame.function}{': ' + source if source else ''}"
-            )
+            lines.append(f"  {frame.file[len(folder) :]}:{frame.line}, in {frame.function}{source}")
     return "\n".join(lines) + "\n"

@@ -12,6 +12,7 @@ import pytest
 from hpcddp.cli.main import main
 from hpcddp.runs.folder import RunFolder
 from hpcddp.runs.state import State, replace_state
+from tests.unit.login.runs import held
 
 # What stands for the capital words of the page's commands, with the rest that a command needs.
 COMPLETE = {
@@ -28,6 +29,7 @@ COMPLETE = {
     "hpcddp sites check --json": "",
     "hpcddp status --json": "run",
     "hpcddp diagnose --json": "run",
+    "hpcddp efficiency --json": "run",
     "hpcddp compare --json": "run run",
     "hpcddp verify --json": f"--steps 1 -- {sys.executable} train.py",
 }
@@ -75,6 +77,7 @@ def there(tmp_path, monkeypatch):
     (tmp_path / "job.sh").write_text("#!/bin/bash\n#SBATCH --nodes=2\nsrun python a.py\n#SBATCH --time=1:00:00\n")
     attempt = tmp_path / "run/attempts/1"
     attempt.mkdir(parents=True)
+    held(RunFolder("run"), "7", status=0)
     replace_state(RunFolder("run"), State("finished", 2, 1, "", "1"))
     start = {"kind": "start", "schema": 1}
     steps = [{"kind": "step", "step": n, "epoch": 0, "loss": 1.0 / n, "time": n} for n in (1, 2)]

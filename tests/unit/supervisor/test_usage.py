@@ -163,4 +163,4 @@ def frame_in(*modules: str) -> FrameType:
 def test_what_a_thread_does_is_told_by_the_innermost_function_that_tells_it(
     modules: tuple[str, ...], sleeps: bool, phase: str
 ):
-    assert PHASES[judge_phase(frame_in(*modules), sleeps=sleeps)] == phase
+    assert PHASES[judge_phase(frame_in(*modules), lambda: sleeps)] == phase
