@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import gc
 import os
 import signal
 import subprocess
@@ -178,6 +179,12 @@ def _communicate(process: subprocess.Popen[str], stdin: str, hangs: Callable[[],
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """What is marked `first` begins first, so that no worker begins a long test when the others have nothing left."""
     items.sort(key=lambda item: item.get_closest_marker("first") is None)
+
+
+def pytest_collection_finish() -> None:
+    """What is there now stays: the collector need not look at torch and at 8000 tests again and again."""
+    gc.collect()
+    gc.freeze()
 
 
 @functools.cache

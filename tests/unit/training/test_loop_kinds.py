@@ -19,12 +19,7 @@ CLOSE = 1e-12
 @pytest.fixture(scope="module")
 def plain() -> dict[str, Tensor]:
     """The weights of each kind, by hand."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        return {kind: train_plainly(kind) for kind in KINDS}
-    finally:
-        torch.set_num_threads(threads)
+    return {kind: train_plainly(kind) for kind in KINDS}
 
 
 def train(run_ranks: RunRanks, ranks: int, out: Path, modes: list[str]) -> dict[Any, Any]:
