@@ -88,7 +88,8 @@ def kill_marked(mark: str, grace_s: float = 0) -> list[str]:
 
     An mpirun may end while a rank that it killed is still ending.
     """
-    wait_until(lambda: not marked(mark), grace_s)
+    if wait_until(lambda: not marked(mark), grace_s):
+        return []
     killed: dict[int, str] = {}
     end = time.monotonic() + PATIENCE_S
     while (left := marked(mark)) and time.monotonic() < end:
