@@ -28,6 +28,8 @@ export CHECK_DEMO
 PYTEST := $(BIN)/python -m pytest
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
+# Without them each of hundreds of Pythons compiles what it imports, and each worker all tests.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help
 help: ## this list
@@ -119,11 +121,11 @@ TORCH_OLDEST := $(shell sed -n 's/^train = .*"torch>=\([0-9.]*\)".*/\1/p' pyproj
 
 # A part of the long tests that changes from day to day, for CI.
 .PHONY: test-part
-test-part: $(STAMP) $(MPI_STAMPS) ## a seventh of the long tests: today's
-	@part=$$(( 10#$$(date +%j) % 7 )); \
+test-part: $(STAMP) $(MPI_STAMPS) ## a sixteenth of the long tests: today's
+	@part=$$(( 10#$$(date +%j) % 16 )); \
 	mapfile -t tests < <($(PYTEST) --collect-only -q -m 'slow and not cluster and not gpu' 2>/dev/null | grep '::' \
-	  | awk -v p=$$part 'NR % 7 == p'); \
-	echo "part $$part of 7 of the long tests: $${tests[*]:-none}"; \
+	  | awk -v p=$$part 'NR % 16 == p'); \
+	echo "part $$part of 16 of the long tests: $${tests[*]:-none}"; \
 	[ "$${#tests[@]}" = 0 ] || $(PYTEST) $(SIDE_BY_SIDE) "$${tests[@]}"
 
 .PHONY: benchmark

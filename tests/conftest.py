@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import gc
 import os
 import signal
 import subprocess
@@ -87,7 +88,8 @@ def kill_marked(mark: str, grace_s: float = 0) -> list[str]:
 
     An mpirun may end while a rank that it killed is still ending.
     """
-    wait_until(lambda: not marked(mark), grace_s)
+    if wait_until(lambda: not marked(mark), grace_s):
+        return []
     killed: dict[int, str] = {}
     end = time.monotonic() + PATIENCE_S
     while (left := marked(mark)) and time.monotonic() < end:
@@ -178,6 +180,12 @@ def _communicate(process: subprocess.Popen[str], stdin: str, hangs: Callable[[],
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """What is marked `first` begins first, so that no worker begins a long test when the others have nothing left."""
     items.sort(key=lambda item: item.get_closest_marker("first") is None)
+
+
+def pytest_collection_finish() -> None:
+    """What is there now stays: the collector need not look at torch and at 8000 tests again and again."""
+    gc.collect()
+    gc.freeze()
 
 
 @functools.cache

@@ -38,6 +38,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 from torch.utils.data import Dataset, IterableDataset
 
+import hpcddp.training.opening  # noqa: F401  # what every rank imports, too
 from hpcddp.training import trial
 from hpcddp.training.data.sampler import MicroBatch
 from hpcddp.training.options import RuntimeOptions

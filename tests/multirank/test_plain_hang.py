@@ -37,7 +37,9 @@ def launch(run: Callable[..., Any], programs: Path, tmp_path: Path) -> Launch:
 
 
 @pytest.mark.parametrize(
-    ("flavour", "launcher"), [("openmpi5", ""), ("mpich", ""), ("openmpi5", "torchrun")], indirect=["flavour"]
+    ("flavour", "launcher"),
+    [("openmpi5", ""), pytest.param("mpich", "", marks=pytest.mark.slow), ("openmpi5", "torchrun")],
+    indirect=["flavour"],
 )
 def test_a_plain_script_that_hangs_is_ended_with_the_missing_rank_as_its_cause(
     launch: Launch, flavour: Any, launcher: str

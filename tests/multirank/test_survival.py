@@ -51,7 +51,8 @@ def job(run: Callable[..., Any], openmpi5: Any, programs: Path, tmp_path: Path) 
     return Job(run, openmpi5.env | {"OMP_NUM_THREADS": "1"}, tmp_path, programs / "struck.py")
 
 
-@pytest.mark.parametrize("struck", [pytest.param(0, marks=pytest.mark.slow), 1])
+@pytest.mark.slow  # in short: a signal during the recovery, below
+@pytest.mark.parametrize("struck", [0, 1])
 def test_a_lost_rank_leaves_the_run_unfinished_whichever_it_is(job: Job, struck: int):
     state = job.train("kill", struck)
     assert job.status == 137, job.said

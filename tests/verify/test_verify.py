@@ -22,6 +22,8 @@ sys.modules[_spec.name] = scripts  # a NamedTuple looks its module up
 _spec.loader.exec_module(scripts)
 MISTAKES, RIGHT = scripts.MISTAKES, scripts.RIGHT
 
+pytestmark = pytest.mark.xdist_group("verify")  # one worker has the process that forks the ranks
+
 
 @pytest.fixture(scope="module")
 def host() -> Iterator[object]:

@@ -49,7 +49,7 @@ class Ranks:
 
     def start(self, host: str) -> Agent:
         rank = len(self.processes)
-        sleep = [sys.executable, "-c", "import time; time.sleep(1000)"]
+        sleep = ["sleep", "1000"]
         env = os.environ | {
             "HPCDDP_RUN_DIR": self.attempt.run.path,
             "HPCDDP_ATTEMPT": self.attempt.name,

@@ -19,12 +19,15 @@ from types import ModuleType
 from typing import Any, NamedTuple
 
 import pytest
+import torch
+import torch._dynamo  # every optimizer imports it: before what is there is taken from the garbage collector
 
 from hpcddp.training.data.loader import Batch, InputWait, TrainingLoader
 from hpcddp.training.data.sampler import MicroBatch
 from hpcddp.training.data.weighing import Weight
 
 _HERE = Path(__file__).parent
+torch.set_num_threads(1)  # as in the ranks, which the sums are compared with; several only wait for each other
 
 
 @dataclass(frozen=True)

@@ -92,7 +92,9 @@ def _run(body: Callable[[], object], report: Callable[[], object], whole_end: bo
     try:
         try:
             body()
-        except Exception:
+        except SystemExit:
+            raise
+        except BaseException:  # torch's CheckpointException is no Exception
             report()  # which may end the process with another status
             sys.exit(1)
         sys.exit(0)
