@@ -27,8 +27,8 @@ SCRIPTS = {
 }
 # Of those that count for themselves; the rest is one rule, for loops
 REFUSED = {
-    "HF Trainer": "recorded with other settings:\n  global_batch: 8 -> 4\n",
-    "Lightning Trainer": "recorded with other settings:\n  global_batch: 8 -> 4\n",
+    "HF Trainer": "recorded with other settings: global_batch: 8 -> 4",
+    "Lightning Trainer": "recorded with other settings: global_batch: 8 -> 4",
     "DeepSpeed": "hpcddp: the checkpoint of step 11 is of 2 ranks, and here are 1 rank",
 }
 STEPS = 24
