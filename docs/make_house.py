@@ -29,7 +29,7 @@ CAPTIONS = {
     "diagnose": "logs → the first cause of a job's end",
     "script": "request + site → plan → job script",
     "login": "submit, find, status, cancel: hpcddp.Job",
-    "checks": "one function per problem that a process can see",
+    "checks": "before a job trains: one function per fault of a rank, a node, a link",
     "supervisor": "what a job script becomes: beside the launcher",
     "runs": "the run folder: state, attempts, metrics, compare",
     "ranks": "environment → rank, rendezvous",

@@ -50,10 +50,12 @@ def plan_round(hosts: Sequence[str], number: int, found: Mapping[Pair, Exchange]
     slow, fast = order[:half], order[: half - 1 : -1]
     pairs = list(zip(slow, fast, strict=False))
     known = {frozenset(pair) for pair in found}
-    for at in range(len(pairs) - 1):  # nobody meets the same one again
-        if frozenset(pairs[at]) in known:
-            (a, b), (c, d) = pairs[at], pairs[at + 1]
-            pairs[at], pairs[at + 1] = (a, d), (c, b)
+    for at, (one, its) in enumerate(pairs):  # nobody meets the same one again
+        if {one, its} in known:
+            others = [n for n, (a, b) in enumerate(pairs) if not {frozenset((one, b)), frozenset((a, its))} & known]
+            if others:
+                (a, b), to = pairs[others[0]], others[0]
+                pairs[at], pairs[to] = (one, b), (a, its)
     return pairs + ([(order[half], order[-1])] if len(order) % 2 else [])
 
 

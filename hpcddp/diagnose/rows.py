@@ -44,6 +44,7 @@ CLASSES = {
     "rendezvous": "the ranks did not find each other",
     "singletons": "the ranks ran as programs of one rank each",
     "launcher": "the launcher could not start the ranks",
+    "unfit": "a node failed its check before the ranks were started",
     "checkpoint": "a checkpoint does not fit or is broken",
     "network": "a download failed",
     "unknown": "nothing says why",
@@ -114,6 +115,7 @@ ROWS = (
     Row("killed", RECORD, SENDER, "CANCELLED (sacct), terminated by (qstat)", "CANCELLED|terminated by|status 271", r"CANCELLED|terminated by|exit status 271\b", "submit it again: a run resumes from its newest checkpoint"),
     # The supervisor
     Row("killed", CAUSE, CLUSTER, "hpcddp: node2 is silent, vanished without a word", "hpcddp: ", r"^hpcddp: (?:the first cause: )?(?:(?P<host>[\w.-]+) is silent.*\(rank (?P<rank>\d+)\)|rank (?P<rank_too>\d+) on (?P<host_too>[\w.-]+) vanished)", "submit it again; max_restarts: N and spares: 1 in the job file go on without the node"),
+    Row("unfit", CAUSE, MACHINE, "hpcddp: no rank was started: node3 is unfit", "is unfit", r"^hpcddp: (?:no rank was started: )?(?:the launch|(?P<host>[\w.-]+)) is unfit", "tell the site; spares: 1 and max_restarts: N in the job file start without the node"),
     Row("walltime", CAUSE, REQUEST, "hpcddp: unfinished: step 900 (deadline)", "hpcddp: unfinished", r"^hpcddp: unfinished: .*\(deadline\)", "submit it again: a run resumes from its newest checkpoint; chain: N in the job file does that by itself"),
     Row("early-exit", CAUSE, PROGRAM, "hpcddp: rank 1 … ended with status 0 while others still trained", "while ", r"^hpcddp: (?:the first cause: )?rank (?P<rank>\d+) on (?P<host>[\w.-]+) ended with status 0 while ", "all ranks have to take the same number of steps: drop_last=True, or a sampler that pads"),
     Row("hang", CAUSE, PROGRAM, "hpcddp: no rank gets on; rank 1 …", "no rank gets on", r"^hpcddp: .*no rank gets on.*; rank (?P<rank>\d+) on (?P<host>[\w.-]+)", _WHO_CAME_LATE),

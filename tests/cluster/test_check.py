@@ -56,18 +56,29 @@ def in_host(cluster: Cluster, host: str, line: str) -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_a_job_without_a_fault_passes(cluster: Cluster, shared: Path) -> None:
-    """In an allocation, whose launcher the check finds by itself; with the real torch, links and a sum over all."""
-    done = cluster.sh(["salloc", "-N4", "-n4", "hpcddp", "check", "--json", "--patience", "20"], cwd=shared)
-    said = json.loads(done.stdout)
+def in_allocation(cluster: Cluster, shared: Path, *options: str) -> dict[str, Any]:
+    """In an allocation, whose launcher the check finds by itself."""
+    line = ["salloc", "-N4", "-n4", "hpcddp", "check", "--json", "--patience", "20", *options]
+    done = cluster.sh(line, cwd=shared)
+    said: dict[str, Any] = json.loads(done.stdout)
     assert done.returncode == 0, (said, done.stderr)
     assert said["hosts"] == dict.fromkeys(("node1", "node2", "node3", "node4"), "ok"), said
+    return said
+
+
+def test_a_job_without_a_fault_passes(cluster: Cluster, shared: Path) -> None:
+    assert in_allocation(cluster, shared, "--fast")["ranks"] == 4
+
+
+@pytest.mark.slow  # without torch: the test before; with another one: those below
+def test_hosts_exchange_data_and_sum_it_up_by_torch(cluster: Cluster, shared: Path) -> None:
+    said = in_allocation(cluster, shared)
     assert len(said["links"]) == 6
     assert said["means"] == "TCP"
     assert said["all_reduce_gbps"] > 0, said
 
 
-@pytest.mark.parametrize("name", ["openmpi5", "mpich"])
+@pytest.mark.parametrize("name", ["openmpi5", pytest.param("mpich", marks=pytest.mark.slow)])
 def test_under_mpirun_each_host_is_checked(cluster: Cluster, shared: Path, name: str) -> None:
     mpi = find_mpi(name)
     hosts = {f"node{at}": 1 for at in (1, 2, 3)}
@@ -123,7 +134,12 @@ echo $$ > $group/hpcddp-check/cgroup.procs
 }
 
 
-@pytest.mark.parametrize("fault", FAULTS)
+SLOW = "a name of this host itself"
+
+
+@pytest.mark.parametrize(
+    "fault", [pytest.param(name, marks=pytest.mark.slow) if name == SLOW else name for name in FAULTS]
+)
 def test_a_fault_of_a_node_is_named(cluster: Cluster, shared: Path, fault: str) -> None:
     first, found = FAULTS[fault]
     said = check(cluster, shared, on(shared, first), "--fast")

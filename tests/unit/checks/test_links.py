@@ -57,6 +57,17 @@ def test_the_slow_host_is_named_and_no_other(size: int, ill: int) -> None:
     assert [(host, check.name) for host, check in judge_links(found, by_tcp=False)] == [(f"n{ill}", "slow host")]
 
 
+@pytest.mark.parametrize("size", [18, 31, 62, 64])
+def test_no_two_of_many_hosts_meet_twice_whatever_they_have_measured(size: int) -> None:
+    hosts = [f"n{at}" for at in range(size)]
+    for seed in range(50):
+        rates = {host: hash((seed, at)) % 97 for at, host in enumerate(hosts)}
+        found = {(a, b): Exchange(float(min(rates[a], rates[b]))) for a, b in plan_round(hosts, 0, {})}
+        second = plan_round(hosts, 1, found)
+        assert not {frozenset(pair) for pair in second} & {frozenset(pair) for pair in found}
+        assert {host for pair in second for host in pair} == {*hosts}
+
+
 def test_two_slow_hosts_of_64_are_both_named() -> None:
     found = exchange_all(64, lambda a, b: SLOW if {a, b} & {"n4", "n51"} else FAST)
     assert {host for host, check in judge_links(found, by_tcp=False) if check.name == "slow host"} == {"n4", "n51"}

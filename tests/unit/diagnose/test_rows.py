@@ -40,6 +40,10 @@ LINES = {
         "  what():  std::bad_alloc",
         "numpy._core._exceptions._ArrayMemoryError: Unable to allocate 128. TiB for an array with shape (17592186044416,)",
     ],
+    "unfit": [
+        "hpcddp: no rank was started: node3 is unfit, full shared memory: /dev/shm has room for 1 MiB",
+        "hpcddp: no rank was started: the launch is unfit: rank 2 of 4 did not come",
+    ],
     "launcher": [
         "[mpiexec@login] ui_cmd_cb (mpiexec/pmiserv_pmci.c:51): Launch proxy failed.",
         "There are not enough slots available in the system to satisfy the 4",
