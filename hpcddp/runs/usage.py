@@ -130,10 +130,10 @@ def _read_attempts(run: RunFolder, nodes: int, now: float, made: StepsOf) -> lis
         held += [(path, holder)] if holder is not None else []
     times = [_read_times(run.attempt(holder.attempt), path, holder, now) for path, holder in held]
     steps = [made(run.attempt(holder.attempt)) for _, holder in held]
-    saved: int | None = None  # the last step that nobody has to do again
+    saved: int | None = None  # the last step that nobody has to do again; of one that runs nobody knows
     with suppress(HpcddpError):
-        state = read_state(run)
-        saved = None if state is None or not state.ended else state.step
+        state = read_state(run) if held and read_holder_end(held[-1][0]) is not None else None
+        saved = None if state is None else state.step
     found = []
     for nth, (_, holder) in enumerate(held):
         begins, ends = times[nth]

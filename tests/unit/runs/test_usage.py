@@ -11,6 +11,7 @@ import pytest
 
 from hpcddp.cli.main import main
 from hpcddp.runs.folder import AttemptFolder, RunFolder, list_holders
+from hpcddp.runs.state import State, replace_state
 from hpcddp.runs.submitted import Submission, begin_submission, note_submission
 from hpcddp.runs.usage import format_efficiency, read_efficiency
 from tests.unit.login.runs import SINCE, held
@@ -81,6 +82,20 @@ def test_a_run_that_was_restarted_has_what_it_paid_lost_and_used(run: RunFolder)
         "  speed      64 samples/s\n"
         "  next time  --set cpus_per_rank=2 --set mem_gb=15 --walltime 00:40:00\n"
     )
+
+
+@pytest.mark.parametrize(("status", "lost_s"), [(1, 400.0), (None, 0.0)])
+def test_steps_behind_the_last_checkpoint_are_lost_once_the_attempt_has_ended(
+    status: int | None, lost_s: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.chdir(tmp_path)
+    run = RunFolder("runs/train")
+    attempt = held(run, "7", status=status)
+    train(attempt, range(1, 901), 100.0)
+    if status is not None:
+        end(run, 0, 1000.0)
+    replace_state(run, State("unfinished", 501, 0, "a rank was killed", "7.1"))
+    assert read_efficiency(run).attempts[0].lost_s == lost_s
 
 
 def test_mfu_is_what_the_model_says_of_the_peak_of_its_gpus(run: RunFolder):
