@@ -85,6 +85,8 @@ _WHO_CAME_LATE = "hpcddp verify -- COMMAND; TORCH_DISTRIBUTED_DEBUG=DETAIL in th
 _TIME = "a longer walltime, or checkpoints and chain: N in the job file"
 _OFFLINE = "download on the login node first, then HF_HUB_OFFLINE=1 in the job; or set the site's proxy"
 _ARGUMENTS = "the command with --help on the login node; hpcddp lint job.sh"
+_LOST_NODE = "submit it again; max_restarts: N and spares: 1 in the job file go on without the node"
+_MPI_CALL = "sizes, types and ranks of that MPI call have to fit on both sides"
 _WHO_KILLED = "ask the scheduler: hpcddp status RUN, sacct -j JOB or qstat -xf JOB; without a word there, memory"
 
 ROWS = (
@@ -97,7 +99,7 @@ ROWS = (
     Row("walltime", CAUSE, REQUEST, "TERM_RUNLIMIT (LSF)", "TERM_RUNLIMIT", r"TERM_RUNLIMIT", _TIME),
     Row("limits", CAUSE, REQUEST, "PBS: job killed: ncpus … exceeded limit", "job killed", r"job killed: (cput|cpupercent|ncpus|file|nprocs) \S+ exceeded limit", "ask for what the job uses: cpus_per_rank in the job file; OMP_NUM_THREADS in the job"),
     Row("killed", CAUSE, CLUSTER, "CANCELLED … DUE TO PREEMPTION", "PREEMPTION", r"DUE TO PREEMPTION", "submit it again: a run resumes from its newest checkpoint; --requeue, or a queue that is not preempted"),
-    Row("killed", CAUSE, CLUSTER, "Node failure on node4, DUE TO NODE FAILURE", "FAIL|ode failure|SISTER|requested job die", r"DUE TO NODE FAILURE|Node failure on (?P<host>[\w.-]+)|job killed: node \d+ \((?P<host_too>[\w.-]+)\) requested job (die|terminate)", "submit it again; max_restarts: N and spares: 1 in the job file go on without the node"),
+    Row("killed", CAUSE, CLUSTER, "Node failure on node4, DUE TO NODE FAILURE", "FAIL|ode failure|SISTER|requested job die", r"DUE TO NODE FAILURE|Node failure on (?P<host>[\w.-]+)|job killed: node \d+ \((?P<host_too>[\w.-]+)\) requested job (die|terminate)", _LOST_NODE),
     Row("host-memory", CAUSE, REQUEST, "Detected 1 oom_kill event (Slurm)", "oom", r"Detected \d+ oom[-_ ]kill event|oom_kill_process|invoked oom-killer", _MEMORY),
     Row("host-memory", CAUSE, REQUEST, "task 3: Out Of Memory (srun)", "Out Of Memory", r"error: (?P<host>[\w.-]+): tasks? (?P<rank>\d+)[\d,-]*: Out Of Memory", _MEMORY),
     Row("host-memory", CAUSE, REQUEST, "Out of memory: Killed process (kernel)", "ut of memory", r"(Memory cgroup o|\bO)ut of memory: Kill(ed)? process", _MEMORY),
@@ -109,12 +111,12 @@ ROWS = (
     Row("none", LOST, NOBODY, "Job step aborted (srun)", "srun: |slurmstepd: ", r"srun: (Job step aborted|Terminating|Force Terminated|launch/slurm: _step_signal|forcing job termination)"),
     Row("walltime", RECORD, REQUEST, "TIMEOUT (sacct), exceeded resource walltime (qstat)", "TIMEOUT|TimeLimit|DEADLINE|walltime|status -29", r"TIMEOUT|TimeLimit|DEADLINE|exceeded resource walltime|exit status -29\b", _TIME),
     Row("host-memory", RECORD, REQUEST, "OUT_OF_MEMORY (sacct), exceeded resource mem (qstat)", "OUT_OF_MEMORY|OutOfMemory|exceeded resource|status -2", r"OUT_OF_MEMORY|OutOfMemory|exceeded resource \w*mem|exit status -2[67]\b", _MEMORY),
-    Row("killed", RECORD, CLUSTER, "NODE_FAIL, PREEMPTED, BOOT_FAIL (sacct)", "NODE_FAIL|NodeDown|BOOT_FAIL|PREEMPT|status -20", r"NODE_FAIL|NodeDown|BOOT_FAIL|PREEMPT|exit status -20\b", "submit it again: a run resumes from its newest checkpoint; max_restarts: N and spares: 1 in the job file go on without a lost node"),
-    Row("walltime", RECORD, REQUEST, "deadline (a run's state)", "deadline", r"\bdeadline\b", "submit it again: a run resumes from its newest checkpoint; chain: N in the job file does that by itself"),
+    Row("killed", RECORD, CLUSTER, "NODE_FAIL, PREEMPTED, BOOT_FAIL (sacct)", "NODE_FAIL|NodeDown|BOOT_FAIL|PREEMPT|status -20", r"NODE_FAIL|NodeDown|BOOT_FAIL|PREEMPT|exit status -20\b", _LOST_NODE),
+    Row("walltime", RECORD, REQUEST, "deadline (a run's state)", "deadline", r"\bdeadline\b", _TIME),
     Row("killed", RECORD, SENDER, "CANCELLED (sacct), terminated by (qstat)", "CANCELLED|terminated by|status 271", r"CANCELLED|terminated by|exit status 271\b", "submit it again: a run resumes from its newest checkpoint"),
     # The supervisor
-    Row("killed", CAUSE, CLUSTER, "hpcddp: node2 is silent, vanished without a word", "hpcddp: ", r"^hpcddp: (?:the first cause: )?(?:(?P<host>[\w.-]+) is silent.*\(rank (?P<rank>\d+)\)|rank (?P<rank_too>\d+) on (?P<host_too>[\w.-]+) vanished)", "submit it again; max_restarts: N and spares: 1 in the job file go on without the node"),
-    Row("walltime", CAUSE, REQUEST, "hpcddp: unfinished: step 900 (deadline)", "hpcddp: unfinished", r"^hpcddp: unfinished: .*\(deadline\)", "submit it again: a run resumes from its newest checkpoint; chain: N in the job file does that by itself"),
+    Row("killed", CAUSE, CLUSTER, "hpcddp: node2 is silent, vanished without a word", "hpcddp: ", r"^hpcddp: (?:the first cause: )?(?:(?P<host>[\w.-]+) is silent.*\(rank (?P<rank>\d+)\)|rank (?P<rank_too>\d+) on (?P<host_too>[\w.-]+) vanished)", _LOST_NODE),
+    Row("walltime", CAUSE, REQUEST, "hpcddp: unfinished: step 900 (deadline)", "hpcddp: unfinished", r"^hpcddp: unfinished: .*\(deadline\)", _TIME),
     Row("early-exit", CAUSE, PROGRAM, "hpcddp: rank 1 … ended with status 0 while others still trained", "while ", r"^hpcddp: (?:the first cause: )?rank (?P<rank>\d+) on (?P<host>[\w.-]+) ended with status 0 while ", "all ranks have to take the same number of steps: drop_last=True, or a sampler that pads"),
     Row("hang", CAUSE, PROGRAM, "hpcddp: no rank gets on; rank 1 …", "no rank gets on", r"^hpcddp: .*no rank gets on.*; rank (?P<rank>\d+) on (?P<host>[\w.-]+)", _WHO_CAME_LATE),
     Row("none", RESTART, NOBODY, "hpcddp: start 2 of at most 4", "hpcddp: start", r"^hpcddp: start \d+ of at most"),
@@ -131,7 +133,7 @@ ROWS = (
     Row("launcher", CAUSE, CLUSTER, "Unable to run bstrap_proxy (Intel MPI)", "bstrap_proxy|bootstrap prox", r"Unable to run bstrap_proxy on (?P<host>[\w.-]+)|Error setting up the bootstrap proxies", _SSH),
     Row("launcher", CAUSE, CLUSTER, "ssh: … refused, not resolved, not allowed", "ssh: |publickey|ost key verification", r"ssh: (connect to host|Could not resolve hostname) (?P<host>[\w.-]+)|Permission denied \(publickey|Host key verification failed", _SSH),
     Row("launcher", CAUSE, CLUSTER, "unable to reliably start one or more daemons (Open MPI)", "reliably start|daemon", r"A daemon failed to report back|unable to reliably start one or more daemons|daemon has unexpectedly failed|An? (ORTE|PRTE) daemon .*failed to|tcp_peer_send_blocking|could not be (located|contacted) .*daemon", _SSH),
-    Row("killed", CAUSE, CLUSTER, "lost communication with a remote daemon (Open MPI)", "lost communication", r"(ORTE|PRTE) has lost communication with a remote daemon", "the node is gone: submit it again; max_restarts: N and spares: 1 in the job file go on without it"),
+    Row("killed", CAUSE, CLUSTER, "lost communication with a remote daemon (Open MPI)", "lost communication", r"(ORTE|PRTE) has lost communication with a remote daemon", _LOST_NODE),
     Row("launcher", CAUSE, CLUSTER, "unable to resolve host, or to connect (MPICH)", "HYD|proxy|resolve|launch", r"HYD\w*.*(unable to (connect|get host address|resolve)|error (launching|executing) )|unable to launch (the )?(remote )?(prox|node)|Launch proxy failed", _SSH),
     Row("launcher", CAUSE, SCRIPT, "srun: error: Unable to create step", "srun: ", r"srun: (error|fatal): (Unable to (create step|allocate|confirm)|.*(Requested node configuration|More processors requested|Invalid (account|partition|qos|generic resource)|task launch|Task launch|Job step creation|CPU count per node can not))", "hpcddp layout JOBFILE; srun --overlap inside an interactive step"),
     Row("launcher", WEAK, SCRIPT, "srun: Job step creation temporarily disabled", "temporarily disabled", r"Job step creation temporarily disabled", "srun --overlap"),
@@ -143,8 +145,8 @@ ROWS = (
     Row("arguments", CAUSE, SCRIPT, "an unknown option of the launcher", "nrecogni|nknown option|nvalid option|llegal option|such option|Missing option|nknown command line flag|consume arg|No command given|nvalid numeric value", r"[Uu]nknown command line flag|Could not consume arg|srun: fatal: No command given|[Ii]nvalid numeric value|[Uu]nrecogni[sz]ed (option|argument)|[Uu]nknown option|[Ii](nvalid|llegal) option|No such option|Missing option", _ARGUMENTS),
     Row("arguments", RAISED, SCRIPT, "arguments that the program does not know", "ArgumentParser|ArgumentError|UsageError|ConfigAttributeError|OverrideParse|Could not override|not in struct", r"is not in struct|not used by the HfArgumentParser|argparse\.ArgumentError|UsageError|Could not override|OverrideParse", _ARGUMENTS),
     Row("collective-mismatch", CAUSE, PROGRAM, "Detected mismatch between collectives on ranks", "mismatch|op.preamble|inconsistent|expects same model|appears not to match", r"[Dd]etected mismatch between collectives|op\.preamble\.length <= op\.nbytes|[Cc]ollective\w* mismatch|expects same model across all ranks, but [Rr]ank (?P<rank>\d+)|params\[\d+\] in this process.*not to match|Mismatched? .*collective", "hpcddp verify -- COMMAND; TORCH_DISTRIBUTED_DEBUG=DETAIL in the job names both collectives"),
-    Row("exception", CAUSE, PROGRAM, "Fatal error in internal_Recv: Message truncated (MPICH)", "Fatal error in", r"(?:\(rank (?P<rank>\d+) in comm \S+\): )?Fatal error in (?:internal_|PMPI_|MPI_)?(?!Init)\w+: ", "the MPI call that it names: sizes, types and ranks have to fit on both sides"),
-    Row("exception", CAUSE, PROGRAM, "An error occurred in MPI_Recv (Open MPI)", "An error occurred in MPI_", r"\*\*\* An error occurred in MPI_(?!Init)", "the MPI call that it names: sizes, types and ranks have to fit on both sides"),
+    Row("exception", CAUSE, PROGRAM, "Fatal error in internal_Recv: Message truncated (MPICH)", "Fatal error in", r"(?:\(rank (?P<rank>\d+) in comm \S+\): )?Fatal error in (?:internal_|PMPI_|MPI_)?(?!Init)\w+: ", _MPI_CALL),
+    Row("exception", CAUSE, PROGRAM, "An error occurred in MPI_Recv (Open MPI)", "An error occurred in MPI_", r"\*\*\* An error occurred in MPI_(?!Init)", _MPI_CALL),
     # GPUs and NCCL
     Row("exception", RAISED, PROGRAM, "CUDA out of memory", "out of memory|OUT_OF_MEMORY|ALLOC_FAILED", r"(CUDA|HIP|XPU|MPS\w*|Cuda failure.*)\W.*out of memory|OutOfMemoryError|CUBLAS_STATUS_ALLOC_FAILED|CUDNN_STATUS_ALLOC_FAILED|CUDA_ERROR_OUT_OF_MEMORY", _GPU_MEMORY),
     Row("library", RAISED, ENVIRONMENT, "no kernel image is available", "no kernel image|too old|insufficient|NVIDIA driver|with CUDA enabled|PTX was compiled|forward compatibility|version mismatch|driver initialization failed", r"Driver/library version mismatch|CUDA driver initialization failed|no kernel image is available|driver .*(is )?too old|driver version is insufficient|Found no NVIDIA driver|not compiled with CUDA enabled|unsupported PTX|PTX was compiled with an unsupported|forward compatibility was attempted", _DRIVER),
