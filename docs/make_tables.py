@@ -12,7 +12,7 @@ from pathlib import Path
 from hpcddp.checks.node import ROWS as NODE_ROWS
 from hpcddp.cli.main import VERBS
 from hpcddp.cli.verbs import EXITS
-from hpcddp.diagnose.rows import CLASSES, LOST, NOBODY, ROWS
+from hpcddp.diagnose.rows import CLASSES, LOST, ROWS
 from hpcddp.training.mistakes import MISTAKES, Mistake
 
 DOCS = Path(__file__).parent
@@ -134,7 +134,7 @@ def list_checks() -> str:
 
 
 def list_causes() -> str:
-    """A section for each class: what the log says, whose turn it is, what to type; and what is never a cause."""
+    """A section for each class: what the log says, and what to type; and what is never a cause."""
     lines = []
     for cause, meaning in CLASSES.items():
         rows = [row for row in ROWS if row.cause == cause and row.remedy]
@@ -146,15 +146,14 @@ def list_causes() -> str:
             "",
             f"{meaning[0].upper()}{meaning[1:]}.",
             "",
-            "| the log says | whose turn | what to do |",
-            "|---|---|---|",
+            "| the log says | what to do |",
+            "|---|---|",
         ]
-        turns: dict[tuple[str, str], list[str]] = {}
+        said: dict[str, list[str]] = {}
         for row in rows:
-            turns.setdefault((row.whose, row.remedy), []).append(row.shows)
-        for (whose, remedy), shown in turns.items():
-            texts = ", ".join(map(_shown, dict.fromkeys(shown)))
-            lines.append(f"| {texts} | {whose if whose != NOBODY else ''} | {_cell(remedy)} |")
+            said.setdefault(row.remedy, []).append(row.shows)
+        for remedy, shown in said.items():
+            lines.append(f"| {', '.join(map(_shown, dict.fromkeys(shown)))} | {_cell(remedy)} |")
     follows = [row.shows for row in ROWS if row.level == LOST]
     lines += [
         "",

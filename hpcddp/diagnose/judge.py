@@ -324,7 +324,7 @@ class _Judge:
         end = self._first_end
         if end is not None and not any(mark.rank == end.rank for mark in self._lost):
             return end.rank
-        return 0 if len(self._world) == 1 else None
+        return None
 
     def _find_missing(self, *, hangs: bool = False) -> int | None:
         """The only rank that has not complained of another one. `hangs`: it may have lived until the end."""

@@ -55,6 +55,7 @@ _ERROR_LEVEL = re.compile(rb"\b(ERROR|CRITICAL|FATAL|Error|error:)")
 _OF_FILE = re.compile(r"(?:rank|task|proc)[-_.]?0*(\d+)\b|attempt_\d+/(\d+)/std(?:out|err)\.log$")
 _LOGS = re.compile(r"\.(out|err|log|txt)$|\.[oe]\d+(\.\d+|-\d+)?$")
 _REPORT = re.compile(r"hpcddp: rank (\d+) on ([\w.-]+) .* The end of its output:")
+_KILLS = {4, 6, 7, 8, 9, 11}
 _SIGNALS = {name_signal(number): number for number in range(1, 32)} | {
     "hangup": 1, "interrupt": 2, "quit": 3, "illegal instruction": 4, "aborted": 6, "bus error": 7, "killed": 9,
     "floating point exception": 8, "segmentation fault": 11, "terminated": 15, "file size limit exceeded": 25,
@@ -474,6 +475,8 @@ class _Reader:
             signal = int(found[1]) if found else 0
         elif row.level == END and any(word in body for word in ("EXIT STRING", "KILLED BY SIGNAL", "EXIT CODE")):
             rank, host = self._read_hydra(at, rank, host)
+            if "EXIT CODE" in body and status in _KILLS:  # of MPICH, whose string below may be cut off
+                signal, status = status, None
         host = match.groupdict().get("host") or match.groupdict().get("host_too") or host
         mark = Mark(
             row, row.level, self._log.number, at + 1 + self._log.skipped, line.strip(), body,

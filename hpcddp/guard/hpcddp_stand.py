@@ -74,7 +74,8 @@ def find_place(frame: FrameType) -> tuple[str, str, int]:
     while found is not None and is_library(found.f_code.co_filename):
         found = found.f_back
     inside = "" if found is None or found is frame else frame.f_code.co_name
-    line = describe_line((found or frame).f_code, (found or frame).f_lineno)
+    at = found or frame
+    line = describe_line(at.f_code, at.f_lineno or at.f_code.co_firstlineno)  # between two lines it is in none
     return line, inside, judge_wait(frame.f_globals.get("__name__", "") if inside else "", line)
 
 

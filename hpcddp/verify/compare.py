@@ -92,6 +92,14 @@ def find_failure(trial: Trial) -> Difference | None:
     return None
 
 
+def find_alone(trial: Trial) -> Difference | None:
+    """A script of which nothing can be compared: each rank trained by itself, or no optimizer of torch made a step."""
+    if not all(trial.steps(rank) for rank in range(trial.ranks)):
+        return Difference("idle", (trial.title,), ranks=trial.ranks)
+    worlds = [event["world"] for rank in range(trial.ranks) for event in trial.of_kind("gradients", rank)]
+    return Difference("alone", (trial.title,), ranks=trial.ranks) if max(worlds) == 1 else None
+
+
 def compare_ranks(trial: Trial) -> Difference | None:
     """The ranks of one run: their modules, and the gradients and weights of each step."""
     in_parts = any(e["cut"] for e in trial.of_kind("opened")) or any(e["in_parts"] for e in trial.of_kind("weights"))

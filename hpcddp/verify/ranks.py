@@ -320,6 +320,7 @@ class Recorder:
             settings=[_list_settings(group) for group in optimizer.param_groups],
             digest=_digest(gradients.values()),
             norm=_norm(gradients.values()),
+            world=torch.distributed.get_world_size() if torch.distributed.is_initialized() else 1,
             **self._compare(f"{self._openings}-{step}-{self._calls}", gradients),
         )
         self._calls += 1

@@ -144,6 +144,45 @@ CAUSES = (
     ),
 )
 
+#: Of scripts without hpcddp.runtime, of which only the ranks of one run are compared.
+PLAIN_CAUSES = (
+    Cause(
+        _is_of("alone"),
+        "the process group is never opened, or another one than that of RANK and WORLD_SIZE",
+        "torch.distributed.init_process_group('gloo') where there is no GPU",
+    ),
+    Cause(
+        _is_of("idle"),
+        "the training is over before a step, or steps by an optimizer that is none of torch's",
+        "hpcddp.runtime, whose loop is compared",
+    ),
+    Cause(
+        _is_first("gradients"),
+        "the model that is trained is not wrapped: each rank has the gradients of its own samples",
+        "model = DistributedDataParallel(model); of Accelerate: model = accelerator.prepare(model)",
+    ),
+    Cause(
+        _is_of("gradients"),
+        "gradients changed after the backward pass by what one rank sees, or no_sync() around an optimizer's step",
+        "the same change on every rank; no_sync() around all backward passes but the last",
+    ),
+    Cause(
+        _is_of("weights", "settings"),
+        "weights that start differently, or a learning rate by rank",
+        "torch.manual_seed(0) before the model is made; the same settings on every rank",
+    ),
+    Cause(
+        lambda one: one.kind == "hang",
+        "a branch, a break or a collective on one rank alone, which the others wait for",
+        "decide by what is the same on all ranks: all_reduce the loss first",
+    ),
+    Cause(
+        lambda one: one.kind == "failed" and any(word in one.name for word in ("CUDA", "NVIDIA", "GPU")),
+        "the script names a GPU, or NCCL, and hpcddp verify runs on the CPU",
+        "'cuda' and 'nccl' if torch.cuda.is_available(), else 'cpu' and 'gloo'",
+    ),
+)
+
 _BY_DEFINITION = {
     "pairs": "The loss compares all pairs of a batch (as InfoNCE does): on several ranks each has the pairs of its own"
     " share. That is another training by definition, and no mistake if it is meant: rt.gather(x.detach()) gives the"
@@ -182,6 +221,8 @@ def describe(one: Difference) -> str:
         "batch": f"the global batch is another one {runs[0]} than {runs[-1]}",
         "passes": f"the number of rt.backward(…) is {two}{rank}",
         "calls": f"the number of optimizer.step() is {two}{rank}",
+        "alone": f"{runs[0]} the script opens no process group of {one.ranks}: each rank trains alone",
+        "idle": f"{runs[0]} no optimizer of torch makes a step",
         "untrained": f"{name}, which no optimizer trains, has norm {two} after the last step",
         "weights": f"the weights after the step differ between {runs[0]} and {runs[-1]}{rank}",
     }
@@ -203,9 +244,9 @@ def _ranks(ranks: list[int]) -> str:
     return ("rank " if len(ranks) == 1 else "ranks ") + ", ".join(map(str, ranks))
 
 
-def list_causes(one: Difference) -> list[Cause]:
-    """The usual causes of this pattern, the likeliest first."""
-    found = [cause for cause in CAUSES if cause.fits(one)]
+def list_causes(one: Difference, *, plain: bool = False) -> list[Cause]:
+    """The usual causes of this pattern, the likeliest first. `plain`: of a script without hpcddp.runtime."""
+    found = [cause for cause in (PLAIN_CAUSES if plain else CAUSES) if cause.fits(one)]
     return found[:1] if found and found[0].certain else found
 
 
@@ -227,6 +268,10 @@ def format_verification(script: str, result: Verification) -> str:
             "  It does not use hpcddp.runtime: whether this is the training of one process cannot be said, since only"
             " the script knows what its batches are.",
         ]
+    elif result.differences[0].kind in {"alone", "idle"}:
+        lines.append(f"{script}: nothing could be compared")
+    elif not result.whole and len(result.trials) == 2:
+        lines.append(f"{script}: the ranks do not train the same model")
     elif len(result.trials) == 1:
         lines.append(f"{script}: nothing could be compared, since it does not run in one process")
     else:
@@ -234,7 +279,7 @@ def format_verification(script: str, result: Verification) -> str:
     told: set[str] = set()
     for one in result.differences:
         lines.append(f"  {describe(one)}")
-        causes = [cause for cause in list_causes(one) if cause.cause not in told]
+        causes = [cause for cause in list_causes(one, plain=not result.whole) if cause.cause not in told]
         for cause in causes:
             told.add(cause.cause)
             lines += [f"    usual cause: {cause.cause}", f"        instead: {cause.instead}"]
@@ -264,7 +309,10 @@ def verification_record(script: str, result: Verification) -> dict[str, Any]:
                 "values": list(one.values) if one.values else None,
                 "rank": one.rank,
                 "text": describe(one),
-                "causes": [{"cause": cause.cause, "instead": cause.instead} for cause in list_causes(one)],
+                "causes": [
+                    {"cause": cause.cause, "instead": cause.instead}
+                    for cause in list_causes(one, plain=not result.whole)
+                ],
             }
             for one in result.differences
         ],

@@ -22,6 +22,7 @@ from hpcddp.verify.compare import (
     compare_bits,
     compare_ranks,
     compare_whole,
+    find_alone,
     find_failure,
     list_other_numbers,
     read_events,
@@ -116,7 +117,7 @@ def compare(plan: Plan, folder: str, host: subprocess.Popen[str], say: Callable[
         return _conclude(runs, one, [failed], whole=bool(opened))
     if not opened:
         two = runs.run("two", 2, "2 ranks")
-        return _conclude(runs, two, [find_failure(two) or compare_ranks(two)], whole=False)
+        return _conclude(runs, two, [find_failure(two) or find_alone(two) or compare_ranks(two)], whole=False)
     found: list[Difference | None] = []
     several = (2,) if opened[0]["exact"] in {True, "tree"} else (2, 3)  # a tree takes powers of two
     for ranks in several:
@@ -193,6 +194,7 @@ def hosting(python: Sequence[str], folder: str, env: Mapping[str, str]) -> Itera
     os.makedirs(temporary)
     clean |= {"TMPDIR": temporary, "CUDA_VISIBLE_DEVICES": "", "TORCHDYNAMO_DISABLE": "1", "OMP_NUM_THREADS": "1"}
     clean |= {"HPCDDP_PROGRESS": "off", "PYTHONUNBUFFERED": "1", "WANDB_MODE": "disabled"}
+    clean |= {"ACCELERATE_USE_CPU": "true"}  # else Accelerate, and Trainer, open no process group without a GPU
     with open(f"{folder}/host.err", "w+", encoding="utf-8") as errors:
         try:
             host = subprocess.Popen(

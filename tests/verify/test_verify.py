@@ -71,6 +71,43 @@ def test_a_right_script_is_the_same_training_and_overwrites_no_file_of_its_folde
     assert (tmp_path / "home/log").read_bytes() == b"mine"
 
 
+PLAIN = """
+import torch, torch.distributed as dist
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+dist.init_process_group("gloo")
+torch.manual_seed(0)
+data = TensorDataset(torch.randn(64, 4))
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 1))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for (x,) in DataLoader(data, batch_size=4, sampler=DistributedSampler(data)):
+    optimizer.zero_grad()
+    model(x).square().mean().backward()
+    optimizer.step()
+"""
+ALONE = PLAIN.replace('dist.init_process_group("gloo")', "").replace("DistributedSampler(data)", "None")
+ALONE = ALONE.replace("torch.nn.parallel.DistributedDataParallel", "")
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "says"),
+    [
+        (PLAIN, "", "on 2 ranks, gradients and weights are the same on both (8 steps)"),
+        (PLAIN.replace("torch.nn.parallel.DistributedDataParallel", ""), "gradients", "is not wrapped"),
+        (ALONE, "alone", "nothing could be compared"),
+        (PLAIN.replace("optimizer.step()", "break"), "idle", "nothing could be compared"),
+    ],
+    ids=["right", "not wrapped", "no process group", "no step"],
+)
+def test_of_a_script_without_the_runtime_the_ranks_are_compared_or_it_is_said_that_they_cannot_be(
+    verify, text, kind, says
+):
+    result = verify(text)
+    assert [one.kind for one in result.differences] == ([kind] if kind else [])
+    told = format_verification("train.py", result)
+    assert says in told
+    assert "rt." not in told
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", MISTAKES)
 def test_each_mistake_is_found(verify, name):

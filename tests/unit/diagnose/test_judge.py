@@ -268,6 +268,17 @@ def test_wrong_options_of_a_launcher_are_no_ranks_and_a_command_that_is_not_ther
     assert told("env: 'pyhton3': No such file or directory\n" + end.format(127)).class_ == "command"
 
 
+def test_mpichs_exit_code_is_a_signal_where_its_words_are_cut_off(told):
+    ends = "=   PID 6915 RUNNING AT node1\n=   EXIT CODE: {}\n[proxy:1@node2] x.c:490: assert (!closed) failed\n"
+    assert told(ends.format(9)).class_ == "host-memory"
+    assert told(ends.format(3)).class_ == "exit-status"
+
+
+def test_an_error_that_nobody_has_signed_is_of_no_rank_though_one_is_named(told):
+    error = "mpi4py.MPI.Exception: Message truncated, error stack:\nMessage from rank 0 and tag 0 truncated"
+    assert told(raised(None, error)).rank is None
+
+
 def test_a_warning_signal_that_nobody_catches_is_the_walltimes(told):
     cause = told("srun: error: node2: task 1: User defined signal 1\n")
     assert (cause.class_, cause.also, cause.rank) == ("walltime", ("killed",), None)

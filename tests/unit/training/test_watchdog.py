@@ -5,11 +5,12 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from hpcddp.guard.hpcddp_stand import judge_wait
+from hpcddp.guard.hpcddp_stand import find_place, judge_wait
 from hpcddp.runs.hang import Stand, format_stands, name_ranks
 from hpcddp.runs.heartbeat import MAY_WAIT, OWN, WAITS
 from hpcddp.training.watchdog import find_stand
@@ -99,3 +100,9 @@ def test_ranks_at_one_line_stand_together_and_the_silent_are_named() -> None:
 def test_ranks_are_named_by_spans() -> None:
     assert name_ranks([3]) == "rank 3"
     assert name_ranks([5, 0, 1, 2, 6, 9]) == "ranks 0-2, 5-6, 9"
+
+
+def test_a_thread_between_two_lines_stands_at_the_first_of_its_function():
+    code = compile("x = 1", "train.py", "exec")
+    line, inside, _ = find_place(SimpleNamespace(f_code=code, f_lineno=None, f_back=None, f_globals={}))  # type: ignore[arg-type]
+    assert (line, inside) == ("train.py:1, in <module>", "")
