@@ -122,11 +122,7 @@ TORCH_OLDEST := $(shell sed -n 's/^train = .*"torch>=\([0-9.]*\)".*/\1/p' pyproj
 # A part of the long tests that changes from day to day, for CI.
 .PHONY: test-part
 test-part: $(STAMP) $(MPI_STAMPS) ## a sixteenth of the long tests: today's
-	@part=$$(( 10#$$(date +%j) % 16 )); \
-	mapfile -t tests < <($(PYTEST) --collect-only -q -m 'slow and not cluster and not gpu' 2>/dev/null | grep '::' \
-	  | awk -v p=$$part 'NR % 16 == p'); \
-	echo "part $$part of 16 of the long tests: $${tests[*]:-none}"; \
-	[ "$${#tests[@]}" = 0 ] || $(PYTEST) $(SIDE_BY_SIDE) "$${tests[@]}"
+	$(PYTEST) tests $(SIDE_BY_SIDE) -m 'slow and not cluster and not gpu' --part $$(date +%-j)/16
 
 .PHONY: benchmark
 benchmark: $(STAMP) ## how long the commands take to start, against bare Python and bare jinja2

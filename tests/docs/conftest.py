@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -35,11 +36,10 @@ def blocks_of(page: Path) -> Iterator[Block]:
         yield Block(page, text[: found.start()].count("\n") + 2, found[2], found[3], body)
 
 
-def blocks() -> Iterator[Block]:
+@functools.cache
+def blocks() -> tuple[Block, ...]:
     """Every fenced block of the English pages: the Japanese ones have the same (test_japanese.py)."""
-    for page in PAGES:
-        if page not in JAPANESE:
-            yield from blocks_of(page)
+    return tuple(block for page in PAGES if page not in JAPANESE for block in blocks_of(page))
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
