@@ -39,7 +39,7 @@ def test_the_file_follows_an_end_that_is_moved(tmp_path, monkeypatch):
     nobody: typing.Any = None  # no launcher runs
     attempts = Attempts(order, {}, job, attempt, nobody, nobody, lambda _text: None, by_hand=False)
     attempts._end, attempts._attempt = Moved(job, End(2000000000, "before"), {}), attempt
-    attempts._stop_request = StopRequest(attempt)
+    attempts._stop_request = attempts._stack_requests = StopRequest(attempt)  # nobody has any
     monkeypatch.setattr(attempts._reports, "tell_end", told.append)
     attempts._look_around()
     attempts._reports.close()
