@@ -124,8 +124,8 @@ _OF_MEDIAN = 1 / 2
 #: The first that fits counts.
 FLOORS = {
     "B200": (1000, 3800),
-    "H200": (490, 2300),
     "GH200": (490, 1900),
+    "H200": (490, 2300),
     "H100 PCIe": (300, 1000),
     "H100 NVL": (300, 1800),
     "H100": (490, 1600),
@@ -340,7 +340,7 @@ def check_interface(node: Node, _job: Job) -> Found:
 
 
 def check_line(node: Node, _job: Job) -> Found:
-    """The job file's own line of shell (`preflight: LINE`), with another status than 0."""
+    """The job file's own line of shell, with another status than 0."""
     if not node.line:
         return None
     return f"the job file's own check ended with status {node.line}", f"run it on {node.host}"
