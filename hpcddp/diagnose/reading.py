@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 _MOST = 1 << 28  # bytes of one file, from its end
 _DIGITS = b"0123456789"
 _TRACEBACK = "Traceback (most recent call last)"
+_PLAIN = _TRACEBACK.encode() + b":"
 _LATER = ("During handling of the above exception", "was the direct cause of the following")
 #: What stands in front of a traceback that ends nothing.
 _IGNORED = ("Exception ignored in", "Logging error", "Exception in thread", "atexit")
@@ -229,8 +230,10 @@ _NOTHING = _Kind(False, False, ())
 class _Open:
     """A traceback that has not come to its exception."""
 
-    def __init__(self, prefix: str, rank: int | None, chain: int, *, is_logged: bool, is_ignored: bool) -> None:
-        self.prefix, self.rank, self.chain = prefix, rank, chain
+    def __init__(
+        self, begin: int, prefix: str, rank: int | None, chain: int, *, is_logged: bool, is_ignored: bool
+    ) -> None:
+        self.begin, self.prefix, self.rank, self.chain = begin, prefix, rank, chain
         self.is_logged, self.is_ignored = is_logged, is_ignored
         self.frames: list[str] = []
         self.lines = 0
@@ -253,6 +256,9 @@ class _Reader:
         self._known: dict[bytes, _Kind] = {}  # by the line without digits
         self._rows: dict[str, Row | None] = {}  # of exceptions, by their text
         self._frames: dict[str, str] = {}  # by the lines of a traceback
+        self._repeated: dict[tuple[bytes, ...], dict[int | None, int]] = {}  # lines -> rank -> the mark of its last
+        self._moved: dict[int, int] = {}  # a mark -> the number of its last line
+        self._longest = 0  # of those, in lines
         self._loggers: dict[bytes, bool] = {}  # by a line in front of a traceback, without digits
         self._open: list[_Open] = []
         self._chains = 0
@@ -265,7 +271,13 @@ class _Reader:
         """Fill the log."""
         known = self._known
         whole = self._find_whole(text)
+        after = 0
         for at, line in enumerate(self._log.lines):
+            if at < after:
+                continue
+            if self._repeated and line == _PLAIN and not self._open and (count := self._skip_repeated(at)):
+                after = at + count
+                continue
             if whole and at in whole:
                 kind = self._classify(line.translate(None, _DIGITS))
                 self._look(at, line, _Kind(says=True, is_special=kind.is_special, rows=(*kind.rows, *whole[at])))
@@ -280,6 +292,8 @@ class _Reader:
                     continue
                 if kind.says or self._open or self._quoted:
                     self._look(at, piece, kind)
+        for index, number in self._moved.items():
+            self._log.marks[index] = self._log.marks[index]._replace(number=number)
 
     def _find_whole(self, text: bytes) -> dict[int, tuple[Row, ...]]:
         """The lines with words that hold digits."""
@@ -295,6 +309,23 @@ class _Reader:
                 if len(found) > 1000:
                     break
         return found
+
+    def _skip_repeated(self, at: int) -> int:
+        """How many lines from here are a traceback that was caught and logged before, by the same rank: of a thousand
+        such ones the last counts. 0: they are none."""
+        lines = self._log.lines
+        end = next((n for n in range(at + 1, at + 2 + self._longest) if lines[n : n + 1] and lines[n][:1] != b" "), 0)
+        known = self._repeated.get(tuple(lines[at + 1 : end + 1]))
+        before = lines[at - 1] if at else b""
+        if known is None or not lines[end + 1 : end + 2] or not lines[end + 1].strip():
+            return 0
+        label = _LABEL.search(before)
+        rank = next(iter(_read_number(label.groups())), None) if label is not None else self._log.source.rank
+        if rank not in known or not self._is_logged(before.decode(errors="replace")):
+            return 0
+        self._moved[known[rank]] = end + 1 + self._log.skipped
+        self._last = "", end, self._log.marks[known[rank]]
+        return end + 1 - at
 
     def _classify(self, alike: bytes) -> _Kind:
         if not _ANY.search(alike):
@@ -361,7 +392,7 @@ class _Reader:
             is_ignored = any(word in before for word in _IGNORED)
             if follows and self._last[2] is not None and self._last[2].is_logged:
                 is_logged = True
-            self._open.append(_Open(prefix, rank, chain, is_logged=is_logged, is_ignored=is_ignored))
+            self._open.append(_Open(at, prefix, rank, chain, is_logged=is_logged, is_ignored=is_ignored))
             self._chained = ""
             return True
         if any(word in line for word in _LATER):
@@ -447,6 +478,10 @@ class _Reader:
             named.get("signal", 0), frame=one.find_frame(self._frames), chain=one.chain, is_raised=True,
             is_logged=one.is_logged, ranks=_read_ranks(match), is_quoted=self._is_quoted,
         )  # fmt: skip
+        if one.is_logged and not one.prefix and not self._is_quoted:
+            lines = self._log.lines[one.begin + 1 : at + 1]
+            self._repeated.setdefault(tuple(lines), {})[one.rank] = len(self._log.marks)
+            self._longest = max(self._longest, len(lines))
         self._log.marks.append(mark)
         self._last = one.prefix.strip(), at, mark
 
@@ -455,6 +490,8 @@ class _Reader:
     ) -> None:
         if row.level == RESTART:
             self._log.marks.clear()
+            self._repeated.clear()
+            self._moved.clear()
             self._log.exit_status = None
             return
         named = _read_groups(match)

@@ -279,6 +279,14 @@ def test_an_error_that_nobody_has_signed_is_of_no_rank_though_one_is_named(told)
     assert told(raised(None, error)).rank is None
 
 
+def test_of_a_traceback_that_was_caught_many_times_the_last_counts(told):
+    logged = "2026-11-25 19:09:02,494 [rank 1] ERROR store: reading failed\n"
+    many = "".join(f"[rank 1] INFO step {n}\n{logged}{raised(None, 'OSError: shard 3 is broken')}" for n in range(50))
+    assert told(many + "".join(f"[rank 1] INFO step {n}\n" for n in range(3))).class_ == "none"
+    cause = told(many + raised(0, RESET))
+    assert (cause.class_, cause.rank, cause.line) == ("exception", 1, 6 * 50)
+
+
 def test_a_warning_signal_that_nobody_catches_is_the_walltimes(told):
     cause = told("srun: error: node2: task 1: User defined signal 1\n")
     assert (cause.class_, cause.also, cause.rank) == ("walltime", ("killed",), None)
