@@ -64,11 +64,10 @@ def measure_node(looks: int) -> tuple[float, int]:
         attempt = AttemptFolder(RunFolder(folder), "1.1")
         os.makedirs(attempt.path)
         sampler = Sampler(attempt, "node", os.environ, lambda: [0.0] * 6)
-        sampler._open()
-        sampler._look(0.0, 1)  # asks each process once
+        sampler._look(1)  # asks each process once
         began = time.process_time()
-        for nth in range(looks):
-            sampler._look(float(nth), 1)
+        for _ in range(looks):
+            sampler._look(1)
         return (time.process_time() - began) / looks, sum(map(str.isdecimal, os.listdir("/proc")))
 
 

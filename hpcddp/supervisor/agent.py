@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from typing import NoReturn
 
     from hpcddp.runs.folder import AttemptFolder
+    from hpcddp.supervisor.usage import Sampler
 else:
     import _signal as signal  # the same without enumerations, which cost exec a tenth of its time
 
@@ -64,6 +65,7 @@ class Agent:
         self._signals: list[int] = []  # that came from elsewhere, and that the supervisor does not know of yet
         self._wait_s = 0.0  # at most, before this process ends
         self._unheard_s = 0.0  # for how long the supervisor was not heard before the rank was ended for that
+        self._sampler: Sampler | None = None
         self._alive: int | None = None  # open as long as this process is there
         self.was_ended = False  # by the supervisor's word, or since it was not heard any more
 
@@ -83,7 +85,8 @@ class Agent:
         if self._listener is not None:
             from hpcddp.supervisor.usage import Sampler  # of one agent on each node
 
-            Sampler(self._attempt, self._host, self._env, self._read_phases).start()
+            self._sampler = Sampler(self._attempt, self._host, self._env, self._read_phases)
+            self._sampler.start()
 
     def _read_phases(self) -> list[float]:
         """Of the first rank that says them."""

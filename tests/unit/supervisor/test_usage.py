@@ -110,17 +110,31 @@ def test_a_line_has_the_most_memory_and_the_mean_use_of_its_looks(
     uses = iter([80.0, 60.0, 40.0])
     monkeypatch.setenv("PATH", "/nowhere")
     sampler = Sampler(attempt, "node1", os.environ, lambda: [1.0, 2.0])
-    sampler._open()
     for memory in (5, 9, 7):
+        gpu = ["NVIDIA H100", next(uses), 100.0, 800.0]
         monkeypatch.setattr(Processes, "read", lambda _, memory=memory: (3.14159, memory, 4))
-        sampler._gpus.each = {0: ["NVIDIA H100", next(uses), 100.0, 800.0]}
-        sampler._look(10.0, together)
+        if memory == 5:
+            sampler._open()
+        sampler._gpus.each = {0: gpu}
+        sampler._look(together)
     lines = [json.loads(line) for line in Path(attempt.usage("node1")).read_text().splitlines()]
     expected = [(5, 80.0, 1), (9, 60.0, 1), (7, 40.0, 1)] if together == 1 else [(9, 70.0, 2)]
     assert [(line["memory"], line["gpus"][0][1], line["looks"]) for line in lines] == expected
     assert {"host": "node1", "cpus": 4, "cpu_s": 3.14, "phases": [1.0, 2.0], "by": "processes"}.items() <= lines[
         0
     ].items()
+
+
+def test_the_end_of_a_rank_has_a_line_too_unless_a_look_hangs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("PATH", "/nowhere")
+    monkeypatch.setattr(usage, "_LAST_S", 0.01)
+    attempt = AttemptFolder(RunFolder(str(tmp_path)), "7.1")
+    os.makedirs(attempt.path)
+    sampler = Sampler(attempt, "node1", os.environ, list)
+    sampler.finish()
+    with sampler._lock:
+        sampler.finish()
+    assert len(Path(attempt.usage("node1")).read_text().splitlines()) == 1
 
 
 def test_a_folder_that_cannot_be_written_ends_the_sampler_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
