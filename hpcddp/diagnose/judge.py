@@ -18,6 +18,7 @@ from hpcddp.diagnose.rows import (
     LATE,
     LOST,
     MARK,
+    MAY_BE_MISSING,
     NOBODY,
     OF_SIGNALS,
     PROGRAM,
@@ -573,6 +574,7 @@ class _Judge:
             first = next(mark for mark in said if _alike(mark) == _alike(waits[0]))
             return self._cause(first, None)
         weak = [mark for mark in self._of(WEAK) if mark.cause != "singletons"]
+        weak = [mark for mark in weak if not MAY_BE_MISSING.search(mark.text) or self._is_last(mark)]
         ran = self._has_run
         if not ran and self._has_failed is None:  # a job script that ended with an error of a program in it
             is_bad = is_bad or any(self._is_last(mark) for mark in (*said, *weak))

@@ -191,7 +191,7 @@ ROWS = (
     Row("command", WEAK, SCRIPT, "command not found, No such file or directory (bash, sh, env)", "not found|such file or directory|bad interpreter|cannot execute|non-PBS mpiexec", r"no non-PBS mpiexec|^\S+: (?:line )?\d+: (?:exec: )?(?P<what>[^:]+): (command not found|not found|No such file or directory|cannot execute)|^(?:-?bash|z?sh|ksh): (?P<what_too>[^:]+): (command not found|No such file|not found)|bad interpreter|^(?:\S*/)?(?:env|nohup|nice|exec|time|timeout|setsid|taskset|numactl|xargs|stdbuf)(?:: failed to (?:run command|execute)| \S+)?:? ['\u2018\"]?(?P<what_more>[^:'\u2019\"]+)['\u2019\"]?: No such file", "which {what} in the job script: load its module before"),
     Row("command", WEAK, SCRIPT, "syntax error near unexpected token (bash)", "syntax error|unexpected end|unexpected EOF|bad substitution|ambiguous redirect", r"^\S+: (?:line )?\d+: .*(syntax error|unexpected end of file|unexpected EOF|bad substitution|ambiguous redirect)", "bash -n SCRIPT; hpcddp lint SCRIPT"),
     Row("arguments", WEAK, SCRIPT, "NAME: unbound variable (bash)", "unbound variable|parameter not set|parameter null", r"^\S+: (?:line )?\d+: (?P<what>[^:]+): (unbound variable|parameter (null or )?not set)", "the scheduler may not pass the variable on: export it in the job script, or env: in the job file"),
-    Row("command", WEAK, SCRIPT, "modules are unknown (Lmod), Unable to locate a modulefile", "modulefile|odules? are unknown|not a modulefile", r"Unable to locate a modulefile|module\(s\) are unknown|modules? are unknown", "module spider NAME, or module avail, on a node of that kind"),
+    Row("command", WEAK, SCRIPT, "modules are unknown (Lmod), Unable to locate a modulefile", "modulefile|are unknown|not a modulefile", r"Unable to locate a modulefile|module\(s\) are unknown|modules? are unknown", "module spider NAME, or module avail, on a node of that kind"),
     Row("import", WEAK, ENVIRONMENT, "No matching distribution found (pip), PackagesNotFoundError (conda)", "matching distribution|satisfies the requirement|PackagesNotFound|EnvironmentNameNotFound|EnvironmentLocationNotFound|onda init|ResolutionImpossible|installation candidate", r"No matching distribution found|that satisfies the requirement|PackagesNotFoundError|Environment(Name|Location)NotFound|Run 'conda init'|ResolutionImpossible|has no installation candidate", "make the environment on the login node, before the job; conda info --envs"),
     Row("permission", WEAK, SCRIPT, "Permission denied (bash)", "ermission denied", r"^\S+: line \d+: (?P<what>[^:]+): Permission denied", "ls -l {what}"),
     Row("exit-status", WEAK, PROGRAM, "hpcddp: …, with a hint", "hpcddp: ", r"^hpcddp: (?!warning)(?P<what>.+)\nhint: (?P<hint>.+)", "{hint}"),
@@ -246,8 +246,10 @@ OF_SIGNALS = {
     "interrupted": (NOBODY, "type the command again: a run resumes from its newest checkpoint"),
 }
 
+#: What many scripts try to call where it is not there, and go on: a cause only as a log's last line.
+MAY_BE_MISSING = re.compile(r": (module|nvidia-smi|ml|conda|rocm-smi): command not found")
 #: A line that no row is compared with: it may hold any row's words, and nothing is wrong.
 NOISE = re.compile(
-    r"\bNCCL (INFO|TRACE)\b|\[c10d\] The hostname of the client socket|: (module|nvidia-smi|ml|conda|rocm-smi): command not found"
+    r"\bNCCL (INFO|TRACE)\b|\[c10d\] The hostname of the client socket"
     r"|FutureWarning|UserWarning|DeprecationWarning|error_file: <N/A>|Sending process \d+ closing signal"
 )

@@ -55,6 +55,8 @@ def is_library(path: str) -> bool:
         import sysconfig
 
         _libraries.extend(sysconfig.get_path(name) + os.sep for name in ("stdlib", "purelib", "platlib"))
+    if "/site-packages/" in path or "/dist-packages/" in path:  # also of another environment, on PYTHONPATH
+        return True
     return path.startswith((*_libraries, "<frozen")) or (path.startswith(_PACKAGE) and not path.startswith(_TRAINER))
 
 

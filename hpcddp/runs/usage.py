@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 from hpcddp.errors import HpcddpError
 from hpcddp.guard.hpcddp_stand import PHASES
 from hpcddp.record import Record
-from hpcddp.runs.folder import AttemptFolder, RunFolder, list_holders
+from hpcddp.runs.folder import AttemptFolder, RunFolder, job_of, list_holders
 from hpcddp.runs.jsonfile import read_object
 from hpcddp.runs.lock import Holder, read_holder, read_holder_end
 from hpcddp.runs.metrics import AtLine, MetricsReader, StepLine
@@ -143,7 +143,9 @@ def _read_attempts(run: RunFolder, nodes: int, now: float, made: StepsOf) -> lis
         if steps[nth] and good is not None and steps[nth][-1][0] > good:
             lost_s = ends - max((at for step, at in steps[nth] if step <= good), default=begins)
         used = _read_nodes(run.attempt(holder.attempt))
-        found.append(AttemptUse(holder.attempt, begins, ends - begins, max(nodes, len(used)), lost_s, tuple(used)))
+        # the plan is that of the newest job; one before it may have had other nodes
+        planned = nodes if job_of(holder.attempt) == job_of(held[-1][1].attempt) or not used else 0
+        found.append(AttemptUse(holder.attempt, begins, ends - begins, max(planned, len(used)), lost_s, tuple(used)))
     return found
 
 

@@ -67,6 +67,7 @@ class Directives(Record):
         False  # whether constraints and the site's own words are part of the size, as in PBS's select, with their place
     )
     reservation_is_queue: bool = False
+    output_name: str = "{name}.o{number}"  # of the output of a job that names no file
     home_output: str = ""  # pattern of a directive with which the output lies in the home folder
     overwrites_output: bool = False  # whether a later job of one output file replaces what an earlier one wrote
 

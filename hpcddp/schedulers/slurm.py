@@ -337,6 +337,7 @@ SCHEDULER = Scheduler(
         attached=True,
         outputs=("--output", "--error"),
         output=r"[\w.+/%-]*[\w.+%-]",  # %x, %j; a file
+        output_name="{name}-{number}.out",  # as the template says
         constraint=r"[\w.&|*()\[\]-]+",
         both_constraints="{}&{}",
         mail={"begin": "BEGIN", "end": "END", "fail": "FAIL"},

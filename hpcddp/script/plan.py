@@ -16,6 +16,7 @@ from hpcddp.record import Record
 from hpcddp.runs.command import identify_command
 from hpcddp.runs.folder import RUNS
 from hpcddp.runs.settings import ACCEPT, KEEP
+from hpcddp.schedulers.job_id import parse_id
 from hpcddp.schedulers.registry import find_scheduler, scripted_schedulers
 from hpcddp.script.agents import plan_rank_maker, remark_counted
 from hpcddp.script.container import plan_container, plan_python
@@ -40,7 +41,7 @@ from hpcddp.script.sweeping import name_run, plan_sweep
 from hpcddp.supervisor.order import THEN
 from hpcddp.units import format_count, format_walltime
 
-__all__ = ["JobPlan", "PlannedBy", "plan_job", "remark_name"]
+__all__ = ["JobPlan", "PlannedBy", "name_output", "plan_job", "remark_name"]
 
 
 # What a request may choose on a site: queue, account, launcher, and the words that only this site asks for.
@@ -672,10 +673,25 @@ def remark_name(plan: JobPlan) -> str | None:
 
 def _remark_output(plan: JobPlan) -> str | None:
     """Where the job's output lies, if that is not where everybody looks."""
-    pattern = find_scheduler(plan.site.scheduler).directives.home_output
-    keeps = next((text for text in plan.directives if pattern and re.fullmatch(pattern, text)), None)
+    keeps = _find_home_output(plan)
     name, number = ("oID.INDEX", "number and index") if plan.options.array else ("oID", "number")
     return keeps and f"the job's output will be ~/{plan.job_name}.{name}, with the job's {number} ({keeps})"
+
+
+def _find_home_output(plan: JobPlan) -> str | None:
+    """The directive by which the job's output lies in the home folder."""
+    pattern = find_scheduler(plan.site.scheduler).directives.home_output
+    return next((text for text in plan.directives if pattern and re.fullmatch(pattern, text)), None)
+
+
+def name_output(plan: JobPlan, job: str, folder: str, home: str) -> str:
+    """The file with the output of this job, submitted from `folder`; "" where the scheduler fills in its name."""
+    name = plan.options.output or find_scheduler(plan.site.scheduler).directives.output_name.format(
+        name=plan.job_name, number=parse_id(job).number
+    )
+    if plan.options.array or not re.fullmatch(r"[\w.+/-]+", name, re.ASCII):
+        return ""
+    return os.path.join(home if _find_home_output(plan) and not plan.options.output else folder, name)
 
 
 def _remark_literal(plan: JobPlan) -> str | None:

@@ -229,6 +229,14 @@ def test_a_job_script_whose_output_ends_with_an_error_failed_by_it(told):
     assert told(line, has_failed=False).class_ == "none"
 
 
+def test_a_program_that_is_not_everywhere_is_a_cause_as_the_last_line_only(told):
+    line = "/var/spool/job00005/slurm_script: line 18: module: command not found\n"
+    assert told(line).class_ == "command"
+    assert told(f"{line}all done\n").class_ == "none"
+    lmod = 'Lmod has detected the following error:  The following module(s) are unknown: "openmpi/5.1"\n'
+    assert told(f"{lmod}\nPlease check the spelling\n").class_ == "command"
+
+
 def test_the_same_words_of_all_ranks_before_the_same_status_are_of_all(told):
     ends = (
         "srun: error: node1: task 0: Exited with exit code 2\nsrun: error: node2: tasks 1-2: Exited with exit code 2\n"

@@ -203,7 +203,6 @@ FOLLOWS = [
 NOTHING = [
     "node1:1254:1254 [0] NCCL INFO ncclOsDlopen(libnccl-env.so) failed: libnccl-env.so: cannot open shared object file",
     "[W1125 18:47:19.4 socket.cpp:207] [c10d] The hostname of the client socket cannot be retrieved. err=-3",
-    "job.sh: line 7: module: command not found",
     "W1125 18:47:07.8 1197 torch/distributed/elastic/multiprocessing/api.py:1028] Sending process 1203 closing signal SIGTERM",
 ]
 

@@ -517,6 +517,8 @@ def test_each_scheduler_says_the_id_in_its_own_way(
     assert capsys.readouterr().out == f"{job}\n"
     (noted,) = read_submissions(RunFolder("runs/python"))
     assert noted.job == job
+    form = "python-{}.out" if "slurm" in site else "python.o{}"
+    assert noted.output == ("" if "--array" in more else str(here / form.format(re.match(r"\d+", job)[0])))
     assert (here / "given.sh").read_text() == (here / "runs/python/submitted/000001/script.sh").read_text()
 
 

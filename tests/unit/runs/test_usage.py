@@ -139,3 +139,12 @@ def test_a_run_without_any_line_has_its_hours_and_one_that_has_not_begun_is_refu
     end(run, 0, 3600.0)
     assert main(["efficiency", "early"]) == 0
     assert capsys.readouterr().out == "runs/early: 1 attempt\n  paid       1.00 node-hours\n"
+
+
+def test_a_job_before_is_paid_for_the_nodes_that_it_had(run: RunFolder) -> None:
+    """The plan is that of the newest job."""
+    before = read_efficiency(run)
+    Path(run.plan).write_text(json.dumps({"schema": 1, "nodes": 8, "ranks_per_node": 4}))
+    after = read_efficiency(run)
+    assert [one.nodes for one in before.attempts] == [2, 2]
+    assert [one.nodes for one in after.attempts] == [2, 8]
