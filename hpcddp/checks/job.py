@@ -432,8 +432,9 @@ def format_verdict(verdict: Verdict) -> str:
     if good:
         times = sorted(one.ms for one in verdict.pairs.values() if not one.error)
         middle = len(good) // 2
-        told = f"{verdict.means}, {format_count(len(good), 'pair')}: {good[0]:.3g} to {good[-1]:.3g} Gb/s"
-        lines.append(f"{'links':8} {told}, median {good[middle]:.3g} Gb/s and {times[middle]:.3g} ms")
+        span = f"{good[0]:.3g} to {good[-1]:.3g} Gb/s, median " if len(good) > 1 else ""
+        told = f"{verdict.means}, {format_count(len(good), 'pair')}: {span}{good[middle]:.3g} Gb/s"
+        lines.append(f"{'links':8} {told} and {times[middle]:.3g} ms")
     if verdict.all_reduce_gbps is not None:
         lines.append(f"{'links':8} all-reduce over the hosts: {verdict.all_reduce_gbps:.3g} Gb/s")
     failed = [host for host, state in verdict.hosts.items() if state == FAILED]

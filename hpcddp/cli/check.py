@@ -29,10 +29,11 @@ from hpcddp.schedulers.allocation import Allocation
 from hpcddp.schedulers.registry import find_allocation, find_scheduler
 from hpcddp.schedulers.run import run_program
 from hpcddp.script.site import Site
+from hpcddp.script.site_check import ModulesCompared
 from hpcddp.script.site_file import chosen_site, open_site
 from hpcddp.supervisor.order import split_check
 from hpcddp.supervisor.recovery import reach_hosts
-from hpcddp.units import parse_count, read_number
+from hpcddp.units import format_count, parse_count, read_number
 
 if TYPE_CHECKING:
     from hpcddp.ranks.launcher import Word
@@ -259,15 +260,24 @@ def check_site_rows(site: Site, found: SiteFound, queue: str, account: str) -> I
         yield Check("account", f"you may charge {', '.join(found.accounts[:8])}", state=OK)
     elif unknown:
         yield Check("account", unknown[0].removeprefix("accounts: "), "the site's own command lists them", NOT_ASKED)
-    modules = [one.text for one in found.differences if one.text.startswith("module")]
-    others = [one.text for one in found.differences if not one.text.startswith("module")]
-    if modules:
-        yield Check("modules", "; ".join(modules), hint, FAILED)
-    elif site.modules.load:
-        asked = any(one.startswith("module") for one in found.unasked)
-        yield Check("modules", ", ".join(site.modules.load), "", NOT_ASKED if asked else OK)
-    if others:
-        yield Check("site's file", f"{len(others)} things differ: {others[0]}", hint, WARNING)
+    if site.modules.load:
+        yield check_modules(site, found.modules, hint)
+    if found.differences:
+        count = len(found.differences)
+        told = f"{format_count(count, 'thing')} differ{'s' if count == 1 else ''}: {found.differences[0].text}"
+        yield Check("site's file", told, hint, WARNING)
+
+
+def check_modules(site: Site, found: ModulesCompared, hint: str) -> Check:
+    """The site's modules, all of which a login shell has to find."""
+    if found.differences:
+        return Check("modules", "; ".join(one.text for one in found.differences), hint, FAILED)
+    if not found.has_command:
+        remedy = f"modules: {{init: source FILE}} in {site.file}, with the file that defines it"
+        return Check("modules", "; ".join(found.unasked), remedy, FAILED)
+    if found.unasked:
+        return Check("modules", "; ".join(found.unasked), hint, NOT_ASKED)
+    return Check("modules", ", ".join(site.modules.load), state=OK)
 
 
 def check_folder(folder: str, site: Site, mounts: str = "/proc/mounts") -> Iterator[Check]:

@@ -18,7 +18,7 @@ from hpcddp.login.planning import find_site_here, plan_request
 from hpcddp.schedulers.registry import find_scheduler
 from hpcddp.script.plan import list_missing
 from hpcddp.script.site import Site
-from hpcddp.script.site_file import chosen_site, open_site
+from hpcddp.script.site_file import SiteChoice, chosen_site, open_site
 from hpcddp.script.spec import read_spec
 
 _DESCRIPTION = f"""\
@@ -50,7 +50,9 @@ def run(args: argparse.Namespace, env: Mapping[str, str]) -> int:
     given, _ = read_keys(args)
     asks = sys.stdin.isatty() and sys.stderr.isatty()
     choice = chosen_site(named_site(args), None, "", env) or find_site_here(env)
-    site = open_site(choice, env) if "site" in given or not asks else _ask_site(choice.site, choice.reason, env)
+    if "site" not in given and asks:
+        choice = _ask_site(choice, env)
+    site = open_site(choice, env)
     in_file = os.path.abspath(site.file) if os.path.basename(choice.site) != choice.site else site.name
     given["site"] = in_file, choice.reason
     scheduler = find_scheduler(site.scheduler)
@@ -65,7 +67,7 @@ def run(args: argparse.Namespace, env: Mapping[str, str]) -> int:
         for one in list_missing(read_spec(given, site.vars), site, cpus_known=scheduler.this_machine):
             key, example = _key_of(one.option, one.example)
             given[key] = _ask(f"{one.what}, such as {example}", ""), _ANSWER
-    plan = plan_request(given, in_file, None, env)  # the errors of a request come before anything is written
+    plan = plan_request(given, choice, env)  # the errors of a request come before anything is written
     _write(given)
     tell_each(plan.remarks)
     queue_it = f"hpcddp render --nodes 4 | {next(iter(scheduler.commands.submit), 'bash')}"
@@ -93,16 +95,18 @@ def _ask(question: str, found: str, *, needed: bool = True) -> str:
             return line.strip() or found
 
 
-def _ask_site(found: str, reason: str, env: Mapping[str, str]) -> Site:
-    print(f"({reason}; hpcddp sites lists all)", file=sys.stderr)
+def _ask_site(found: SiteChoice, env: Mapping[str, str]) -> SiteChoice:
+    """The first answer that is a site."""
+    print(f"({found.reason}; hpcddp sites lists all)", file=sys.stderr)
     while True:
-        name = _ask("site", found)
-        choice = chosen_site(name, None, "", env)
-        assert choice is not None
+        name = _ask("site", found.site)
+        choice = found if name == found.site else SiteChoice(name, _ANSWER)
         try:
-            return open_site(choice, env)
+            open_site(choice, env)
         except HpcddpError as error:
             tell(str(error))
+        else:
+            return choice
 
 
 def _find_command() -> str:

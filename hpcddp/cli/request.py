@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from hpcddp.cli.parser import VerbParser
 from hpcddp.cli.streams import tell_each
 from hpcddp.errors import RequestError
-from hpcddp.login.planning import on_path, plan_request
+from hpcddp.login.planning import choose_site, on_path, plan_request
 from hpcddp.ranks.launchers import JOB_LAUNCHERS, LAUNCHERS
 from hpcddp.schedulers.registry import scripted_schedulers
 from hpcddp.script.fields import read_flag, read_variables
@@ -85,7 +85,7 @@ def add_options(parser: VerbParser, settable: str) -> argparse._ArgumentGroup:
 def read_plan(args: argparse.Namespace, env: Mapping[str, str]) -> JobPlan:
     """Options, job file and site to a plan; which site and why, and what the plan remarks, go to stderr."""
     given, job_file = read_keys(args)
-    plan = plan_request(given, named_site(args), job_file, env)
+    plan = plan_request(given, choose_site(given, named_site(args), job_file, env), env)
     tell_each(plan.remarks)
     return plan
 

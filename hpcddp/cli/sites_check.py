@@ -16,7 +16,15 @@ from hpcddp.schedulers.registry import find_scheduler
 from hpcddp.schedulers.row import QueueFound
 from hpcddp.schedulers.run import ask_queues, run_program
 from hpcddp.script.site import Site
-from hpcddp.script.site_check import CHECKED, Difference, compare_modules, compare_queues, list_unsaid, unlisted_queues
+from hpcddp.script.site_check import (
+    CHECKED,
+    Difference,
+    ModulesCompared,
+    compare_modules,
+    compare_queues,
+    list_unsaid,
+    unlisted_queues,
+)
 from hpcddp.script.site_file import (
     SiteChoice,
     chosen_site,
@@ -34,14 +42,15 @@ _DIFFERS = 1
 
 
 class SiteFound(Record):
-    """What differs, what could not be asked, and what is for people to know and no difference. `queues`: the
-    scheduler's; `accounts`: those that the user may charge."""
+    """What differs, what could not be asked, and what is for people to know and no difference, of the scheduler.
+    `queues`: the scheduler's; `accounts`: those that the user may charge; `modules`: of the module system."""
 
     differences: tuple[Difference, ...] = ()
     unasked: tuple[str, ...] = ()
     remarks: tuple[str, ...] = ()
     queues: tuple[QueueFound, ...] = ()
     accounts: tuple[str, ...] = ()
+    modules: ModulesCompared = ModulesCompared()
 
 
 def check_site(name: str | None, env: Mapping[str, str], *, as_json: bool, write: bool) -> int:
@@ -50,30 +59,32 @@ def check_site(name: str | None, env: Mapping[str, str], *, as_json: bool, write
     site = open_site(choice, env)
     overlay = _find_overlay(choice, site, env) if write else ""
     found = compare_site(site, env)
+    differences = (*found.differences, *found.modules.differences)
+    unasked = (*found.unasked, *found.modules.unasked)
     written, refused = "", None
     if write:
         try:
-            written = _write_overlay(site, found.differences, overlay)
+            written = _write_overlay(site, differences, overlay)
         except HpcddpError as error:  # the report is said all the same
             refused = error
     if as_json:
-        told = [{"text": one.text, "correction": one.correction or None} for one in found.differences]
-        record = {"site": site.name, "file": site.file, "differences": told, "not_asked": found.unasked}
+        told = [{"text": one.text, "correction": one.correction or None} for one in differences]
+        record = {"site": site.name, "file": site.file, "differences": told, "not_asked": unasked}
         sys.stdout.write(json.dumps({**record, "remarks": found.remarks, "written": written or None}, indent=2) + "\n")
     else:
-        tell_each([*found.unasked, *found.remarks])
-        (sys.stderr if write else sys.stdout).write(_report(site, found))
+        tell_each([*unasked, *found.remarks])
+        (sys.stderr if write else sys.stdout).write(_report(site, differences, unasked))
         if written:
             write_exactly(f"{written}\n")
     if refused is not None:
         raise refused
-    return _DIFFERS if found.differences else 0
+    return _DIFFERS if differences else 0
 
 
-def _report(site: Site, found: SiteFound) -> str:
-    lines = [f"{one.text}{'' if one.correction else '  (correct it by hand)'}" for one in found.differences]
+def _report(site: Site, differences: Sequence[Difference], unasked: Sequence[str]) -> str:
+    lines = [f"{one.text}{'' if one.correction else '  (correct it by hand)'}" for one in differences]
     count = f"{len(lines)} differ" if len(lines) != 1 else "1 differs"
-    agreed = "nothing differs in what could be asked" if found.unasked else "nothing differs"
+    agreed = "nothing differs in what could be asked" if unasked else "nothing differs"
     return "".join(f"{line}\n" for line in [*lines, f"site {site.name}: {count if lines else agreed}"])
 
 
@@ -99,17 +110,15 @@ def compare_site(site: Site, env: Mapping[str, str]) -> SiteFound:
     accounts, unknown = ask_accounts(site, env)
     remarks += [f"accounts that you may charge: {', '.join(accounts[:12])}"] if accounts else []
     unasked += unknown
+    modules = ModulesCompared()
     if site.modules.load:
         try:
-            modules, unknown = compare_modules(
+            modules = compare_modules(
                 site, lambda lines: run_program(["bash", "-l"], env, lines, patience_s=_PATIENCE_S)
             )
         except SchedulerError as error:
-            unasked.append(f"modules: {error.message}")
-        else:
-            differences += modules
-            unasked += unknown
-    return SiteFound(tuple(differences), tuple(unasked), tuple(remarks), tuple(queues), tuple(accounts))
+            modules = ModulesCompared(unasked=(f"modules: {error.message}",))
+    return SiteFound(tuple(differences), tuple(unasked), tuple(remarks), tuple(queues), tuple(accounts), modules)
 
 
 def survey_site(site: Site, env: Mapping[str, str]) -> list[QueueFound]:

@@ -8,11 +8,15 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hpcddp.errors import LaunchError, RequestError
 from hpcddp.login.judge import RunStatus, find_status
 from hpcddp.uncaught import two_lines
+
+if TYPE_CHECKING:
+    from hpcddp.script.site import Site
+    from hpcddp.script.spec import JobSpec
 
 
 class Job:
@@ -58,11 +62,11 @@ class Job:
 
     def render(self) -> str:
         """The job script. A sweep that is several scripts is a RequestError, as for `hpcddp render`."""
-        from hpcddp.login.planning import plan_spec, read_request, stamp_of_day
+        from hpcddp.login.planning import plan_spec, stamp_of_day
         from hpcddp.script.render import render_script
 
         with two_lines():
-            spec, site, _ = read_request(self._read_keys(), self._site(), self._file, os.environ)
+            spec, site, _ = self._read_request()
             return render_script(plan_spec(spec, site, _CREATED_BY, stamp_of_day(os.environ)))
 
     def submit(self) -> str:
@@ -70,11 +74,10 @@ class Job:
 
         SchedulerError with the scheduler's words if it refuses the job; then nothing is left of it.
         """
-        from hpcddp.login.planning import read_request
         from hpcddp.login.submit import check_parts, plan_parts, submit_parts
 
         with two_lines():
-            spec, site, _ = read_request(self._read_keys(), self._site(), self._file, os.environ)
+            spec, site, _ = self._read_request()
             parts = plan_parts(spec, site, os.environ, _CREATED_BY)
             check_parts(parts, os.environ)
             queued = submit_parts(parts, os.environ)
@@ -140,9 +143,12 @@ class Job:
             raise LaunchError("this job was not submitted", "job.submit(), or hpcddp.Job(run=NAME) for one that was")
         return self._run
 
-    def _site(self) -> str | None:
-        site = self._keys.get("site")
-        return None if site is None else str(site)
+    def _read_request(self) -> tuple[JobSpec, Site, tuple[str, ...]]:
+        from hpcddp.login.planning import choose_site, read_request
+
+        given, site = self._read_keys(), self._keys.get("site")
+        choice = choose_site(given, None if site is None else str(site), self._file, os.environ)
+        return read_request(given, choice, os.environ)
 
     def _read_keys(self) -> Mapping[str, tuple[object, str]]:
         from hpcddp.script.site_file import load_yaml

@@ -95,12 +95,14 @@ def _spawning_line(path: str) -> int:
 GivenKeys = Mapping[str, tuple[object, str]]
 
 
-def read_request(
-    given: GivenKeys, named: str | None, job_file: str | None, env: Mapping[str, str]
-) -> tuple[JobSpec, Site, tuple[str, ...]]:
-    """The spec, its site, and what to say of both. `named`: the site of an option, which wins over the file's."""
+def choose_site(given: GivenKeys, named: str | None, job_file: str | None, env: Mapping[str, str]) -> SiteChoice:
+    """The site of a request. `named`: that of an option, which wins over the file's."""
     in_file = given.get("site", ("", ""))[0] if job_file else None
-    choice = chosen_site(named, str(in_file or "") or None, job_file or "", env) or find_site_here(env)
+    return chosen_site(named, str(in_file or "") or None, job_file or "", env) or find_site_here(env)
+
+
+def read_request(given: GivenKeys, choice: SiteChoice, env: Mapping[str, str]) -> tuple[JobSpec, Site, tuple[str, ...]]:
+    """The spec, its site, and what to say of both."""
     site = open_site(choice, env)
     if os.path.basename(choice.site) != site.name:  # a file: job.yaml has to lead to it again, from any folder
         given = {**given, "site": (os.path.abspath(choice.site), choice.reason)}
@@ -129,9 +131,9 @@ def today(env: Mapping[str, str]) -> float:
     return float(said) if said.isdecimal() else time.time()
 
 
-def plan_request(given: GivenKeys, named: str | None, job_file: str | None, env: Mapping[str, str]) -> JobPlan:
+def plan_request(given: GivenKeys, choice: SiteChoice, env: Mapping[str, str]) -> JobPlan:
     """The plan; its remarks also say which site it is for, and why."""
-    spec, site, remarks = read_request(given, named, job_file, env)
+    spec, site, remarks = read_request(given, choice, env)
     plan = plan_spec(spec, site, stamp=stamp_of_day(env))
     return plan._replace(remarks=(*remarks, *plan.remarks))
 

@@ -149,14 +149,23 @@ _NAME = re.compile(r"[\w.+-]+(/[\w.+-]+)*", re.ASCII)
 
 class ModulesFound(Record):
     """`missing`: a module of the file that is not there -> those of the same name that are. `problem`: why the module
-    system could not be asked."""
+    system could not be asked; `has_command`: whether a login shell has `module`."""
 
     missing: Mapping[str, tuple[str, ...]] = {}  # never written to
     problem: str = ""
+    has_command: bool = True
 
 
-def compare_modules(site: Site, ask: Callable[[str], Answer]) -> tuple[list[Difference], list[str]]:
-    """The modules of the file that are not there, and what could not be asked. `ask` gives lines to a login shell.
+class ModulesCompared(Record):
+    """What differs, what could not be asked, and whether a login shell has the command `module`."""
+
+    differences: tuple[Difference, ...] = ()
+    unasked: tuple[str, ...] = ()
+    has_command: bool = True
+
+
+def compare_modules(site: Site, ask: Callable[[str], Answer]) -> ModulesCompared:
+    """The modules of the file beside those of a login shell, to which `ask` gives lines.
 
     A module may show only what others need once it is loaded: behind one that is not there nothing is known.
     """
@@ -164,17 +173,17 @@ def compare_modules(site: Site, ask: Callable[[str], Answer]) -> tuple[list[Diff
     answer = ask(module_questions(site, load))
     found = read_modules(answer.stdout, answer.status)
     if found.problem:
-        return [], [found.problem]
+        return ModulesCompared(unasked=(found.problem,), has_command=found.has_command)
     missing = [name for name in load if name in found.missing]
     if not missing:
-        return [], []
+        return ModulesCompared()
     first, *behind = missing
     others = found.missing[first]
     known = f"; there is {', '.join(others[:6])}" if others else ""
     right = [others[0] if name == first else name for name in load] if len(others) == 1 else []
     correction: dict[str, Any] = {"modules": {"load": right, "source": CHECKED}} if right else {}
     told = Difference(f"module {first} is not there{known}", correction)
-    return [told], [f"module {name}: not found without {first}" for name in behind]
+    return ModulesCompared((told,), tuple(f"module {name}: not found without {first}" for name in behind))
 
 
 def module_questions(site: Site, load: Sequence[str]) -> str:
@@ -193,7 +202,9 @@ def module_questions(site: Site, load: Sequence[str]) -> str:
 def read_modules(text: str, status: int) -> ModulesFound:
     """What the shell lines of `module_questions` have printed. Where `is-avail` is not known, a line of the list has to
     be the module, or a version of it."""
-    if "HPCDDP-NO-MODULES" in text or ("HPCDDP-ASKED" not in text):
+    if "HPCDDP-NO-MODULES" in text:
+        return ModulesFound(problem="a login shell here has no `module` command", has_command=False)
+    if "HPCDDP-ASKED" not in text:
         return ModulesFound(problem=f"the module system does not answer in a login shell (status {status})")
     missing: dict[str, tuple[str, ...]] = {}
     for part in text.split("HPCDDP-MODULE ")[1:]:

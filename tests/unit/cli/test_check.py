@@ -15,13 +15,14 @@ from hpcddp.checks import job as checker
 from hpcddp.checks import process
 from hpcddp.checks.environment import FAILED, NOT_ASKED, OK, WARNING
 from hpcddp.checks.job import Asked, Checker, Verdict, format_verdict
+from hpcddp.checks.links import Exchange
 from hpcddp.checks.process import Worker
-from hpcddp.cli.check import check_fit, check_folder, check_site_rows, fill_words, find_file_system
+from hpcddp.cli.check import check_fit, check_folder, check_modules, check_site_rows, fill_words, find_file_system
 from hpcddp.cli.sites_check import SiteFound
 from hpcddp.ranks.launcher import FromShell, IfSet
-from hpcddp.schedulers.row import QueueFound
-from hpcddp.script.site import Account, Queue, Site
-from hpcddp.script.site_check import Difference
+from hpcddp.schedulers.row import Answer, QueueFound
+from hpcddp.script.site import Account, Modules, Queue, Site
+from hpcddp.script.site_check import Difference, compare_modules
 from hpcddp.supervisor.order import split_check
 
 # In a launch.
@@ -143,6 +144,15 @@ def test_a_process_that_does_not_reach_the_checker_says_so_by_the_launcher(tmp_p
     assert "port 1: connection refused" in named(found)["checker's port"]
 
 
+@pytest.mark.parametrize(
+    ("rates", "told"),
+    [([3.79], "1 pair: 3.79 Gb/s and 0.5 ms"), ([2, 3, 4], "3 pairs: 2 to 4 Gb/s, median 3 Gb/s and 0.5 ms")],
+)
+def test_links_have_a_span_where_there_are_several(rates: list[float], told: str) -> None:
+    pairs = {("a", f"b{i}"): Exchange(gbps, 0.5) for i, gbps in enumerate(rates)}
+    assert format_verdict(Verdict({}, (), pairs=pairs, means="TCP")).splitlines()[0] == f"links    TCP, {told}"
+
+
 # A device.
 
 
@@ -251,16 +261,40 @@ GPU, OLD = QueueFound("gpu"), QueueFound("old", is_open=False)
             ("gpu", ""),
             {"queue": OK, "site's file": WARNING},
         ),
-        (
-            SiteFound((Difference("module cuda/1 is not there"),), queues=(GPU,)),
-            ("gpu", ""),
-            {"queue": OK, "modules": FAILED},
-        ),
     ],
 )
 def test_the_scheduler_s_word_decides_on_queue_and_account(found: SiteFound, asked: tuple, states: dict) -> None:
     rows = {row.name: row.state for row in check_site_rows(SITE._replace(account=Account()), found, *asked)}
     assert rows == {"scheduler": OK, **states}
+
+
+SILENT = "the module system does not answer in a login shell (status 1)"
+
+
+@pytest.mark.parametrize(
+    ("lines", "status", "row"),
+    [
+        ("HPCDDP-MODULE cuda/12.4\nHPCDDP-THERE\nHPCDDP-ASKED", 0, (OK, "cuda/12.4", "")),
+        ("HPCDDP-MODULE cuda/12.4\nHPCDDP-ASKED", 0, (FAILED, "module cuda/12.4 is not there", "CHECK")),
+        (
+            "HPCDDP-NO-MODULES",
+            0,
+            (FAILED, "a login shell here has no `module` command", "modules: {init: source FILE}"),
+        ),
+        ("", 1, (NOT_ASKED, SILENT, "CHECK")),
+    ],
+    ids=["there", "not there", "no command", "no answer"],
+)
+def test_modules_are_well_only_where_a_login_shell_finds_them(lines: str, status: int, row: tuple) -> None:
+    site = SITE._replace(modules=Modules(load=("cuda/12.4",)))
+    found = check_modules(site, compare_modules(site, lambda _: Answer(status, lines, "")), "CHECK")
+    assert (found.state, found.message, found.remedy.partition(" in s.yaml")[0]) == row
+
+
+@pytest.mark.parametrize(("count", "told"), [(1, "1 thing differs: a"), (2, "2 things differ: a")])
+def test_what_differs_is_counted(count: int, told: str) -> None:
+    found = SiteFound((Difference("a"),) * count, queues=(GPU,))
+    assert [row.message for row in check_site_rows(SITE, found, "gpu", "") if row.name == "site's file"] == [told]
 
 
 MOUNTS = "ext4 / ext4 rw 0 0\nhome:/ /home nfs4 rw 0 0\ntmpfs /home/me/ram tmpfs rw 0 0\nlus /a\\040b lustre rw 0 0\n"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import shutil
 import sys
 from pathlib import Path
 from typing import NamedTuple
@@ -11,6 +12,7 @@ import pytest
 import yaml
 
 from hpcddp.cli.main import main
+from tests.conftest import REPO
 
 
 class Said(NamedTuple):
@@ -95,6 +97,31 @@ def test_nothing_is_written_of_a_request_that_is_not_whole(init, tmp_path, optio
     assert said in result.err
     assert "hint: " in result.err
     assert not (tmp_path / "hpcddp.yaml").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "env", "config", "answers", "site"),
+    [
+        (["--site", "local"], "abci3", "", None, "local (--site)"),
+        ([], "local", "", None, "local ($HPCDDP_SITE)"),
+        ([], "", "site: local\n", None, "local (site in HOME/.config/hpcddp/config.yaml)"),
+        ([], "", "", None, "local (there is no"),
+        ([], "local", "", "\n\n", "local ($HPCDDP_SITE)"),
+        ([], "abci3", "", "./my.yaml\n\n", "my (your answer)"),
+    ],
+)
+def test_the_site_is_said_with_its_true_source(
+    init, tmp_path, monkeypatch, options, env, config, answers, site
+) -> None:
+    if env:
+        monkeypatch.setenv("HPCDDP_SITE", env)
+    (tmp_path / "home/.config/hpcddp").mkdir(parents=True)
+    (tmp_path / "home/.config/hpcddp/config.yaml").write_text(config)
+    shutil.copy(REPO / "templates/sites/local.yaml", tmp_path / "my.yaml")
+    said = init(*options, "--", "true", answers=answers)
+    assert f"hpcddp: site {site.replace('HOME', str(tmp_path / 'home'))}" in said.err, said.err
+    written = yaml.safe_load((tmp_path / "hpcddp.yaml").read_text())["site"]
+    assert written == (str(tmp_path / "my.yaml") if site.startswith("my ") else "local")
 
 
 def test_a_file_that_is_there_stays(init, tmp_path) -> None:
