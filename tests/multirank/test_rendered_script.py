@@ -50,7 +50,7 @@ def test_a_job_with_gpus_that_sees_none_does_not_train(openmpi5, run, tmp_path):
     done = run(["bash"], stdin=done.stdout, cwd=tmp_path, env=openmpi5.env | hidden)
     assert done.returncode == 4
     printed = done.stdout + done.stderr
-    assert "hpcddp: the job has 2 GPUs on each node, and rank " in printed, printed  # by each rank that gets so far
+    assert "the job has 2 GPUs on each node, and rank " in printed, printed  # by each rank that gets so far
     assert "hint: to train on CPUs, with any program: export ACCELERATE_USE_CPU=true, " in printed
     assert not (tmp_path / "trained").exists()
     for command in (["python", "-c", "pass", "--device=cpu"], ["hpcddp", "env"]):  # on CPUs; no training

@@ -150,7 +150,7 @@ def test_programs_that_know_nothing_of_hpcddp_are_started_again_too(
     assert "was killed by SIGKILL" in causes[0]
     assert all(cause.endswith(": ValueError: as before") for cause in causes[1:])
     assert "the same error came three times, and no step is known between them" in done.stderr
-    assert done.stdout.count("hpcddp: rank 1 on ") == 4
+    assert done.stderr.count("hpcddp: rank 1 on ") == 4
 
 
 # A program that catches a signal and goes on, and is struck after it.

@@ -46,7 +46,7 @@ def test_a_sharded_model_has_the_weights_of_one_process_at_every_step(
 def test_what_does_not_go_with_a_strategy_is_refused_in_words(run_ranks: RunRanks) -> None:
     expected = {
         "unknown": "(parallel=…) 'fsdb' is not known | one of ddp, zero1, fsdp, hsdp (did you mean 'fsdp'?)",
-        "too many": 'shard=2 is for 2 ranks, and there are 3 ranks on 2 nodes | parallel={"data": -1, "shard": 3}',
+        "too many": 'shard=2 is for 2 ranks, and there are 3 ranks on 2 nodes | parallel="fsdp"',
         "ddp": "parallel ddp takes no blocks",
         "exact": "8 slices are not as many for each of 3 ranks",
         "uneven": "hsdp needs as many ranks on each node; there are 2 on node0, 1 on node1",
