@@ -19,18 +19,22 @@ from hpcddp.checks.environment import FAILED, NOT_ASKED, OK, WARNING, Check
 from hpcddp.checks.job import Asked, Checker, Verdict, format_verdict, verdict_record
 from hpcddp.checks.process import look_at_disk
 from hpcddp.cli.parser import VerbParser
+from hpcddp.cli.request import named_site, read_keys
 from hpcddp.cli.sites_check import SiteFound, compare_site, survey_site
 from hpcddp.cli.streams import tell
 from hpcddp.errors import LaunchError, RequestError, SchedulerError
-from hpcddp.login.planning import find_site_here
+from hpcddp.login.planning import choose_site
 from hpcddp.ranks.launcher import EXPORTED_ALWAYS, FromShell, IfSet
 from hpcddp.runs.jsonfile import write_object
 from hpcddp.schedulers.allocation import Allocation
 from hpcddp.schedulers.registry import find_allocation, find_scheduler
+from hpcddp.schedulers.row import QueueFound
 from hpcddp.schedulers.run import run_program
-from hpcddp.script.site import Site
+from hpcddp.script.plan import plan_queue
+from hpcddp.script.site import Queue, Site
 from hpcddp.script.site_check import ModulesCompared
-from hpcddp.script.site_file import chosen_site, open_site
+from hpcddp.script.site_file import open_site
+from hpcddp.script.spec import JobSpec, quote_word, read_spec
 from hpcddp.supervisor.order import split_check
 from hpcddp.supervisor.recovery import reach_hosts
 from hpcddp.units import format_count, parse_count, read_number
@@ -54,10 +58,11 @@ def build_parser() -> VerbParser:
     example = "hpcddp check\nhpcddp check --site abci3 --account gaa50000\nhpcddp check --fast --hosts node1,node2"
     also = {_FAILED: "something has failed"}
     parser = VerbParser("check", _DESCRIPTION, example=example, exits=(2, 3, 4), also=also, takes_command=True)
+    parser.set_defaults(job=None, demo=False, fresh=False, set=[])  # which `render` has, and `read_keys` looks at
     parser.usage = "hpcddp check [options] [-- launcher [argument ...]]"
     add = parser.add_argument_group("on a login node").add_argument
     add("--site", metavar="S", help="a site's name, or the path of its YAML file (what this machine shows)")
-    add("--queue", metavar="Q", help="the queue of the job (the site's)")
+    add("--queue", metavar="Q", help="the queue of the job (that of ./hpcddp.yaml, or the site's)")
     add("--account", metavar="A", help="the account of the job")
     add = parser.add_argument_group("in a job").add_argument
     add("--fast", action="store_true", help="neither torch, nor GPUs' speed, nor links: some seconds")
@@ -216,42 +221,40 @@ _ARCHS = {
 
 
 def check_login(args: argparse.Namespace, env: Mapping[str, str]) -> Iterator[Check]:
-    """Every row, also of what is well."""
-    choice = chosen_site(args.site, None, "", env) or find_site_here(env)
+    """Every row, also of what is well, for the site, queue and account that `hpcddp render` would take here."""
+    given, job_file = read_keys(args)
+    choice = choose_site(given, named_site(args), job_file, env)
     site = open_site(choice, env)
+    spec = read_spec(given, site.vars)
     yield Check("site", f"{site.name} ({choice.reason})", state=OK)
     if not find_scheduler(site.scheduler).this_machine:
         try:
             found = compare_site(site, env)
             if not found.queues and find_scheduler(site.scheduler).commands.survey:
                 found = found._replace(queues=tuple(survey_site(site, env)))  # of a file without queues
-            yield from check_site_rows(site, found, args.queue or site.queue, args.account or "")
+            yield from check_site_rows(site, found, spec, f"hpcddp sites check {quote_word(choice.site)}")
         except SchedulerError as error:
             yield Check("scheduler", error.message, error.hint, FAILED)
     yield from check_folder(os.getcwd(), site)
-    yield from check_python(site, sys.executable, env)
+    yield from check_python(site, spec.queue or site.queue, sys.executable, env)
 
 
-def check_site_rows(site: Site, found: SiteFound, queue: str, account: str) -> Iterator[Check]:
-    """The scheduler, its queue and account, and the modules, as `hpcddp sites check` finds them."""
+def check_site_rows(site: Site, found: SiteFound, spec: JobSpec, hint: str) -> Iterator[Check]:
+    """The scheduler, its queue and account, and the modules, as `hpcddp sites check` finds them. `hint`: that line."""
     name = find_scheduler(site.scheduler).title
     live = {one.name: one for one in found.queues}
-    hint = f"hpcddp sites check {site.name}"
     if not live:
         yield Check("scheduler", f"{name}: {'; '.join(found.unasked)}", hint, NOT_ASKED)
     else:
         yield Check("scheduler", f"{name} answers, and has {', '.join(sorted(live)[:8])}", state=OK)
-        called = site.queues[queue].partition or queue if queue in site.queues else queue
-        if not queue:
-            yield Check("queue", "the site has none that is chosen by itself", "--queue Q", NOT_ASKED)
-        elif called not in live:
-            yield Check(
-                "queue", f"{queue} is none of the scheduler's", f"--queue with one of {', '.join(live)}", FAILED
-            )
-        elif not live[called].is_open:
-            yield Check("queue", f"{queue} takes no jobs now", "another --queue", FAILED)
-        else:
-            yield Check("queue", f"{queue} takes jobs", state=OK)
+    try:
+        queue = plan_queue(spec, site)
+    except RequestError as error:
+        yield Check("queue", error.message, error.hint, FAILED)
+    else:
+        if live:
+            yield check_queue(site, live, queue, hint)
+    account = spec.account or ""
     unknown = [one for one in found.unasked if one.startswith("accounts")]
     if account and found.accounts and account not in found.accounts:
         remedy = f"--account with one of {', '.join(found.accounts[:8])}"
@@ -266,6 +269,21 @@ def check_site_rows(site: Site, found: SiteFound, queue: str, account: str) -> I
         count = len(found.differences)
         told = f"{format_count(count, 'thing')} differ{'s' if count == 1 else ''}: {found.differences[0].text}"
         yield Check("site's file", told, hint, WARNING)
+
+
+def check_queue(site: Site, live: Mapping[str, QueueFound], queue: str, hint: str) -> Check:
+    """The queue of a request among those of the scheduler. `hint`: what shows how the site's file and these differ."""
+    called = {name: one.partition or name for name, one in site.queues.items()} or {name: name for name in live}
+    now = live.get(called.get(queue, queue))
+    others = ", ".join(name for name, one in called.items() if one in live and live[one].is_open)
+    remedy = f"--queue one of {others}" if others else hint
+    if not queue:
+        return Check("queue", "the site has none that is chosen by itself", remedy, NOT_ASKED)
+    if now is None:
+        return Check("queue", f"{queue} is none of the scheduler's", remedy, FAILED)
+    if not now.is_open:
+        return Check("queue", f"{queue} takes no jobs now", remedy, FAILED)
+    return Check("queue", f"{queue} takes jobs", state=OK)
 
 
 def check_modules(site: Site, found: ModulesCompared, hint: str) -> Check:
@@ -313,8 +331,8 @@ def find_file_system(folder: str, mounts: str = "/proc/mounts") -> tuple[str, st
     return found
 
 
-def check_python(site: Site, python: str, env: Mapping[str, str]) -> Iterator[Check]:
-    """Whether this Python imports torch, and whether that was built for the site's GPUs and processors."""
+def check_python(site: Site, queue: str, python: str, env: Mapping[str, str]) -> Iterator[Check]:
+    """Whether this Python imports torch, and whether that was built for the GPUs of the site's queue."""
     try:
         answer = run_program([python, "-c", _TORCH], env, patience_s=_IMPORT_S)
     except SchedulerError as error:  # it is no scheduler's
@@ -328,29 +346,27 @@ def check_python(site: Site, python: str, env: Mapping[str, str]) -> Iterator[Ch
     found: dict[str, Any] = json.loads(answer.stdout.strip().splitlines()[-1])
     built = f"CUDA {found['cuda']}" if found["cuda"] else f"ROCm {found['hip']}" if found["hip"] else "CPUs alone"
     yield Check("torch", f"{found['torch']}, for {built}, {platform.machine()}", state=OK)
-    yield from check_fit(site, found)
+    yield from check_fit(site, queue, found)
 
 
-def check_fit(site: Site, found: Mapping[str, Any]) -> Iterator[Check]:
+def check_fit(site: Site, queue: str, found: Mapping[str, Any]) -> Iterator[Check]:
     """A torch that was built for other GPUs than those of the site's queue."""
-    queue = site.queues.get(site.queue)
-    gpu = (queue.gpu or "") if queue is not None else ""
-    if queue is None or not queue.gpus or not gpu:
+    node = site.queues.get(queue, Queue())
+    gpu = node.gpu or ""
+    if not node.gpus or not gpu:
         return
-    wanted = "hip" if queue.vendor == "amd" else "cuda" if queue.vendor == "nvidia" else ""
+    wanted = "hip" if node.vendor == "amd" else "cuda" if node.vendor == "nvidia" else ""
     remedy = "install the build for it: https://pytorch.org/get-started/locally/"
     arch = next((arch for part, arch in _ARCHS.items() if part in gpu), "")
     archs = str(found["archs"]).split()
     newer = any(one.startswith("compute_") for one in archs)  # which the driver compiles for it
     if wanted and not found[wanted]:
-        yield Check(
-            "torch's GPUs", f"queue {site.queue} has {gpu}, and this torch was built without it", remedy, FAILED
-        )
+        yield Check("torch's GPUs", f"queue {queue} has {gpu}, and this torch was built without it", remedy, FAILED)
     elif arch and archs and arch not in archs and not newer and not _has_same_generation(arch, archs):
-        told = f"queue {site.queue} has {gpu} ({arch}), and this torch was built for {', '.join(archs)}"
+        told = f"queue {queue} has {gpu} ({arch}), and this torch was built for {', '.join(archs)}"
         yield Check("torch's GPUs", told, remedy, FAILED)
     else:
-        yield Check("torch's GPUs", f"{gpu} of queue {site.queue}", state=OK if arch and archs else NOT_ASKED)
+        yield Check("torch's GPUs", f"{gpu} of queue {queue}", state=OK if arch and archs else NOT_ASKED)
 
 
 def _has_same_generation(arch: str, archs: Sequence[str]) -> bool:

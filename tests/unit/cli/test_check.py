@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import sys
 import time
 from collections.abc import Sequence
@@ -17,13 +18,16 @@ from hpcddp.checks.environment import FAILED, NOT_ASKED, OK, WARNING
 from hpcddp.checks.job import Asked, Checker, Verdict, format_verdict
 from hpcddp.checks.links import Exchange
 from hpcddp.checks.process import Worker
+from hpcddp.cli import check as login
 from hpcddp.cli.check import check_fit, check_folder, check_modules, check_site_rows, fill_words, find_file_system
 from hpcddp.cli.sites_check import SiteFound
 from hpcddp.ranks.launcher import FromShell, IfSet
 from hpcddp.schedulers.row import Answer, QueueFound
 from hpcddp.script.site import Account, Modules, Queue, Site
 from hpcddp.script.site_check import Difference, compare_modules
+from hpcddp.script.spec import JobSpec
 from hpcddp.supervisor.order import split_check
+from tests.conftest import REPO
 
 # In a launch.
 
@@ -251,11 +255,7 @@ GPU, OLD = QueueFound("gpu"), QueueFound("old", is_open=False)
         (SiteFound(queues=(GPU,), accounts=("lab",)), ("gpu", "lab"), {"queue": OK, "account": OK}),
         (SiteFound(queues=(GPU,), accounts=("lab",)), ("gqu", "nobody"), {"queue": FAILED, "account": FAILED}),
         (SiteFound(queues=(OLD,)), ("old", ""), {"queue": FAILED}),
-        (
-            SiteFound(queues=(GPU,), unasked=("accounts: no command",)),
-            ("", ""),
-            {"queue": NOT_ASKED, "account": NOT_ASKED},
-        ),
+        (SiteFound(queues=(GPU,), unasked=("accounts: no command",)), ("", ""), {"queue": OK, "account": NOT_ASKED}),
         (
             SiteFound((Difference("queue x: it is gone"),), queues=(GPU,)),
             ("gpu", ""),
@@ -264,8 +264,77 @@ GPU, OLD = QueueFound("gpu"), QueueFound("old", is_open=False)
     ],
 )
 def test_the_scheduler_s_word_decides_on_queue_and_account(found: SiteFound, asked: tuple, states: dict) -> None:
-    rows = {row.name: row.state for row in check_site_rows(SITE._replace(account=Account()), found, *asked)}
+    spec = JobSpec(queue=asked[0] or None, account=asked[1] or None)
+    rows = {row.name: row.state for row in check_site_rows(SITE._replace(account=Account()), found, spec, "")}
     assert rows == {"scheduler": OK, **states}
+
+
+OF_SITE = {"gpu": Queue(), "small": Queue(partition="debug"), "gone": Queue()}
+LIVE = (GPU, OLD, QueueFound("debug"))
+
+
+@pytest.mark.parametrize(
+    ("queues", "live", "queue", "row"),
+    [
+        (OF_SITE, LIVE, "small", (OK, "small takes jobs", "")),
+        (OF_SITE, LIVE, "nope", (FAILED, "queue 'nope' is not one of site s's", "--queue one of gpu, small, gone")),
+        (OF_SITE, (), "nope", (FAILED, "queue 'nope' is not one of site s's", "--queue one of gpu, small, gone")),
+        (OF_SITE, LIVE, "gone", (FAILED, "gone is none of the scheduler's", "--queue one of gpu, small")),
+        (OF_SITE, (OLD,), "gone", (FAILED, "gone is none of the scheduler's", "CHECK")),
+        ({}, LIVE, "nope", (FAILED, "nope is none of the scheduler's", "--queue one of gpu, debug")),
+        ({}, LIVE, "old", (FAILED, "old takes no jobs now", "--queue one of gpu, debug")),
+        ({}, LIVE, "", (NOT_ASKED, "the site has none that is chosen by itself", "--queue one of gpu, debug")),
+    ],
+)
+def test_a_queue_s_hint_has_the_queues_that_render_would_take(
+    queues: dict, live: tuple, queue: str, row: tuple
+) -> None:
+    site = SITE._replace(queue="", queues=queues)
+    rows = check_site_rows(site, SiteFound(queues=live), JobSpec(queue=queue or None), "CHECK")
+    assert [(one.state, one.message, one.remedy) for one in rows if one.name == "queue"] == [row]
+
+
+HINT = "hpcddp sites check "
+JOB_FILE = "site: generic-slurm\nqueue: debug\naccount: lab\nnodes: 4\ncommand: python train.py\n"
+
+
+@pytest.mark.parametrize(
+    ("options", "env", "job_file", "checked"),
+    [
+        ([], {}, JOB_FILE, ("generic-slurm", "debug", "lab", HINT + "generic-slurm")),
+        (
+            ["--queue", "q", "--account", "a"],
+            {},
+            JOB_FILE,
+            ("generic-slurm", "q", "a", HINT + "generic-slurm"),
+        ),
+        (["--site", "generic-pbs"], {}, JOB_FILE, ("generic-pbs", "debug", "lab", HINT + "generic-pbs")),
+        ([], {"HPCDDP_SITE": "generic-pbs"}, JOB_FILE, ("generic-pbs", "debug", "lab", HINT + "generic-pbs")),
+        ([], {"HPCDDP_SITE": "DIR/x y.yaml"}, "", ("x y", None, None, HINT + "'DIR/x y.yaml'")),
+        (["--site", "./x y.yaml"], {}, "", ("x y", None, None, HINT + "'./x y.yaml'")),
+    ],
+)
+def test_the_request_that_render_would_take_here_is_checked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: list, env: dict, job_file: str, checked: tuple
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    shutil.copy(REPO / "templates/sites/generic-slurm.yaml", tmp_path / "x y.yaml")
+    if job_file:
+        (tmp_path / "hpcddp.yaml").write_text(job_file)
+    found = []
+
+    def note(site: Site, _: SiteFound, spec: JobSpec, hint: str) -> list:
+        found.append((site.name, spec.queue, spec.account, hint))
+        return []
+
+    monkeypatch.setattr(login, "compare_site", lambda *_: SiteFound(queues=(GPU,)))
+    monkeypatch.setattr(login, "check_site_rows", note)
+    monkeypatch.setattr(login, "check_python", lambda *_: [])
+    here = {name: value.replace("DIR", str(tmp_path)) for name, value in env.items()}
+    args = login.build_parser().parse_args(options)
+    args.command = []
+    list(login.check_login(args, here))
+    assert found == [(*checked[:3], checked[3].replace("DIR", str(tmp_path)))]
 
 
 SILENT = "the module system does not answer in a login shell (status 1)"
@@ -294,7 +363,9 @@ def test_modules_are_well_only_where_a_login_shell_finds_them(lines: str, status
 @pytest.mark.parametrize(("count", "told"), [(1, "1 thing differs: a"), (2, "2 things differ: a")])
 def test_what_differs_is_counted(count: int, told: str) -> None:
     found = SiteFound((Difference("a"),) * count, queues=(GPU,))
-    assert [row.message for row in check_site_rows(SITE, found, "gpu", "") if row.name == "site's file"] == [told]
+    assert [row.message for row in check_site_rows(SITE, found, JobSpec(), "CHECK") if row.name == "site's file"] == [
+        told
+    ]
 
 
 MOUNTS = "ext4 / ext4 rw 0 0\nhome:/ /home nfs4 rw 0 0\ntmpfs /home/me/ram tmpfs rw 0 0\nlus /a\\040b lustre rw 0 0\n"
@@ -333,7 +404,7 @@ def test_a_folder_that_cannot_be_written_is_named() -> None:
 )
 def test_torch_has_to_fit_the_site_s_gpus(gpu: str, vendor: str, torch: dict, state: str) -> None:
     site = SITE._replace(queues={"gpu": Queue(gpus=4, gpu=gpu, vendor=vendor)})
-    assert [one.state for one in check_fit(site, {"hip": None, **torch})] == [state]
+    assert [one.state for one in check_fit(site, "gpu", {"hip": None, **torch})] == [state]
 
 
 def test_this_machine_is_checked_as_json(run, tmp_path: Path) -> None:
