@@ -279,6 +279,9 @@ def check_queue(site: Site, live: Mapping[str, QueueFound], queue: str, hint: st
     remedy = f"--queue one of {others}" if others else hint
     if not queue:
         return Check("queue", "the site has none that is chosen by itself", remedy, NOT_ASKED)
+    node = site.queues.get(queue, Queue())
+    if site.queue_option == "--qos" or (node.qos and not node.partition):  # which is in no list of partitions
+        return Check("queue", f"{queue} is a QOS: not asked (sacctmgr show qos)", hint, NOT_ASKED)
     if now is None:
         return Check("queue", f"{queue} is none of the scheduler's", remedy, FAILED)
     if not now.is_open:

@@ -337,6 +337,16 @@ def test_the_request_that_render_would_take_here_is_checked(
     assert found == [(*checked[:3], checked[3].replace("DIR", str(tmp_path)))]
 
 
+@pytest.mark.parametrize(
+    ("option", "node"), [("--qos", Queue()), ("", Queue(qos="short"))], ids=["of the site", "of the queue"]
+)
+def test_a_qos_is_not_looked_for_among_the_partitions(option: str, node: Queue) -> None:
+    site = SITE._replace(queue_option=option, queues={"gpu": Queue(), "regular": node})
+    rows = check_site_rows(site, SiteFound(queues=LIVE), JobSpec(queue="regular"), "CHECK")
+    said = [(one.state, one.message) for one in rows if one.name == "queue"]
+    assert said == [(NOT_ASKED, "regular is a QOS: not asked (sacctmgr show qos)")]
+
+
 SILENT = "the module system does not answer in a login shell (status 1)"
 
 
