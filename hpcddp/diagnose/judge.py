@@ -60,6 +60,10 @@ _BY_LAUNCHER = re.compile(
 #: What only tells where to read more.
 _TELLS_WHERE = re.compile(r"(?i)(set the environment|try|for|see|please|usage:|run) ")
 _LABELLED = re.compile(r"\b[Rr]ank[ =:]?(\d+)\b|^\[\d+\] ")
+#: An error of hpcddp's that tells of another rank's.
+_OF_ANOTHER = re.compile(r"^hpcddp: (?:\S+: )?rank (?P<rank>\d+) on \S+ failed: ")
+#: One that follows from another rank's end, of which it knows nothing.
+_FOLLOWS = re.compile(r"^hpcddp: (?:\S+: )?(?:a rank failed, and rank |rank 0 left before|rank 0 did not say)")
 _IN_USE = re.compile(r"EADDRINUSE|[Aa]ddress already in use")
 _CANCELLED = re.compile(r"CANCELLED AT|job killed: ")
 _WORDS = re.compile(r"[A-Za-z]{2,}")
@@ -339,6 +343,8 @@ class _Judge:
         """How the rank ended that ended first, where it has raised nothing."""
         late = {mark.rank for mark in self._of(LATE)}
         step = next((mark for mark in self._of(LOST) if mark.cause == "killed" and "CANCELLED AT" in mark.body), None)
+        if (refused := self._find_refused(step)) is not None:
+            return refused
         if step is not None and not self._ended_before(step):  # before any rank's end
             return self._of_signal(step._replace(signal=0), None)
         ends = [mark for mark in self._ends if not (mark.signal in {0, _SIGABRT} and mark.rank in late)]
@@ -363,6 +369,62 @@ class _Judge:
         if signals and not late:
             return self._of_signal(signals[0], signals[0].rank if signals[0].rank is not None else self._find_missing())
         return self._find_own_end(ends)
+
+    def _find_refused(self, step: Mark | None) -> Cause | None:
+        """An error of hpcddp's own that is the last word of a rank, or of the job, and that no kill stands before.
+        `step`: the line of the scheduler that ended the ranks."""
+        said = [mark for mark in self._of(WEAK) if "\n" in mark.body and self._is_last_word(mark)]
+        kills = [
+            mark
+            for mark in self._ends
+            if mark.signal or (mark.status or 0) > 128 or mark.cause in {"killed", "interrupted"}
+        ]
+        kills += [*self._of(MARK), *([step] if step is not None else [])]
+        if self._has_failed is False or not any(
+            all(kill.log == mark.log and kill.number > mark.number for kill in kills) for mark in said
+        ):
+            return None
+        last = {(mark.log, mark.rank): mark for mark in said}.values()
+        own = [mark for mark in last if not _OF_ANOTHER.match(mark.body)]
+        told = [mark for mark in last if mark not in own]
+        named = next((int(found["rank"]) for mark in told if (found := _OF_ANOTHER.match(mark.body))), None)
+        if named is not None:
+            mark = next((m for m in own if m.rank == named), None) or next((m for m in own if m.rank is None), told[0])
+            return self._of_refused(mark, named)
+        ends = [end.rank for end in self._ends if end.rank is not None]
+        mark = next((mark for mark in own if mark.rank is not None and mark.rank in ends[:1]), own[0])
+        alike = [one for one in own if _alike(one) == _alike(mark)]
+        if len(self._world) > 1 and len(alike) >= len(self._world):
+            return self._of_refused(mark, ALL)
+        others = self._world - {log.source.rank for log in self._logs}  # whose output is in the job's
+        rank = mark.rank if mark.rank is not None else next(iter(ends), None)
+        return self._of_refused(mark, next(iter(others)) if rank is None and len(others) == 1 else rank)
+
+    def _is_last_word(self, mark: Mark) -> bool:
+        """Whether its rank says nothing behind this error of hpcddp's. In the output of a failed job others or
+        its launcher may say a little, but not why."""
+        known = [one for one in self._marks if one.log == mark.log]
+        if _FOLLOWS.match(mark.body) or any(one.number == mark.number and one.level in {LOST, LATE} for one in known):
+            return False
+        log = self._logs[mark.log]
+        ends = [one.number for one in known if one.number > mark.number and one.level in {END, LOST, LATE}]
+        below = log.lines[
+            mark.number - log.skipped : min(ends, default=len(log.lines) + log.skipped + 1) - 1 - log.skipped
+        ]
+        begun = next((at for at, line in enumerate(below) if b"Traceback (most recent" in line), len(below))
+        texts = [line.decode(errors="replace") for line in below[:begun]]
+        texts = [text for text in texts if _WORDS.search(text) and not re.match(r"\s|(\S+ )?(hint|hpcddp): ", text)]
+        is_bad = bool(self._has_failed) or bool(self._exit_status) or bool(ends)
+        if not is_bad or log.source.rank is not None:
+            return not texts
+        return len(texts) <= 12 and not any(_SAYS_WHY.search(text) for text in texts)
+
+    def _of_refused(self, mark: Mark, rank: int | str | None) -> Cause:
+        """Its hint is the remedy; a row may know its class."""
+        known = (one for one in self._marks if one.log == mark.log and one.number == mark.number)
+        row = next((one.row for one in known if one.row is not None and one.level in {CAUSE, RAISED}), None)
+        cause = self._cause(mark, rank)
+        return cause if row is None else cause._replace(class_=row.cause, whose=row.whose)
 
     def _find_said(self, end: Mark, rank: int | None) -> Mark | None:
         """What a rank that crashed has printed of a lack of something, right before."""
@@ -464,7 +526,7 @@ class _Judge:
                 or "hostname of the client" in line
                 or "NCCL" in line
                 or "ommand not found" in line
-                or line.startswith("hpcddp: ")
+                or line.startswith(("hpcddp: ", "hint: "))
                 or _TELLS_WHERE.match(line)
             ):
                 continue
@@ -585,6 +647,7 @@ class _Judge:
         refused = [mark for mark in weak if "\n" in mark.body]
         if refused and is_bad:
             return self._cause(refused[-1], refused[-1].rank)
+        weak = [mark for mark in weak if mark not in refused]
         if weak and not ran and (is_bad or self._has_failed is None):
             return self._cause(weak[-1], None)
         return None

@@ -398,16 +398,34 @@ class _Reader:
         if any(word in line for word in _LATER):
             self._chained = self._strip(line)[1].strip() + "|"
             return True
-        if line.startswith("hint: ") and at and self._log.lines[at - 1].startswith(b"hpcddp: "):
-            above = self._log.lines[at - 1].decode(errors="replace").strip()
-            match = _REFUSED.match(f"{above}\n{line}")
-            if match is not None:
-                self._add(at - 1, above, f"{above}\n{line}", _REFUSED, match, rank, self._log.source.host, "")
+        if "hint: " in line and self._look_at_hint(at, line, rank):
             return True
         if "xit" in line or "status" in line:
             for found in _EXIT.finditer(line):
                 self._log.exit_status = int(found[1] or found[2])
         return False
+
+    def _look_at_hint(self, at: int, line: str, rank: int | None) -> bool:
+        """Whether the line is the hint of an error of hpcddp's, whose first line indented ones may continue."""
+        body, prefix = self._strip(line)
+        if not body.startswith("hint: "):
+            return False
+        for above in range(at - 1, max(at - 20, -1), -1):
+            text = self._log.lines[above].decode(errors="replace").rstrip()[4 if self._is_quoted else 0 :]
+            first, label = self._strip(text)
+            if label.strip() != prefix.strip():
+                break
+            if text[len(label) :].startswith(" "):
+                continue
+            whole = f"{first}\n{body}"
+            match = _REFUSED.match(whole) if not _REPORT.search(first) else None
+            if match is not None:
+                labelled = _PREFIX.match(prefix)
+                rank = next(iter(_read_number(labelled.groups())), rank) if labelled is not None else rank
+                host = self._quoted[1] if self._is_quoted and self._quoted is not None else self._log.source.host
+                self._add(above, text, whole, _REFUSED, match, rank, host, prefix)
+            break
+        return True
 
     def _new_chain(self) -> int:
         self._chains += 1

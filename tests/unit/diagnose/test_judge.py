@@ -323,3 +323,97 @@ def test_a_workers_own_traceback_is_read_behind_every_label_of_the_launcher(told
 )
 def test_a_record_alone_says_what_it_can(reason, status, state, cause):
     assert judge_record(reason, status, state).class_ == cause
+
+
+SUM = (
+    "rt.save_best(value) got 0.487931 on rank 0 and 0.49678 on rank 1: each rank evaluates its own share of the data\n"
+)
+SUM_HINT = "hint: rt.save_best(rt.sum(correct) / samples), with the sums of all ranks\n"
+OTHER = f"hpcddp: rank 1 on vm failed: RequestError: {SUM}{SUM_HINT}hint: the log of rank 1 has the whole story\n"
+BATCH = "hpcddp: global batch: 200 = 2 ranks x 100 x 1; 2 ranks on 1 node (vm), launcher openmpi, gloo on cpu\n"
+EPOCH = "epoch   0  train 1.0237  val 0.4879  acc 0.358\n"
+RECORDED = "hpcddp: run runs/bert was recorded with other settings: global_batch: 32 -> 48\n"
+ACCEPT = "hint: --accept global_batch takes the new; a run of its own: --fresh, or another name\n"
+ACCELERATOR = (
+    "[2026-11-26 11:24:59,890] [WARNING] [real_accelerator.py:213:get_accelerator] Setting accelerator to CPU.\n"
+)
+RANGE = "hpcddp: m_range.py:45: a second epoch began outside of rt.epochs(): a resumed run would not know the rest\n"
+LOOP = "hint: for epoch in rt.epochs(10): for x, y in loader: …\n"
+OF_RANK_0 = (
+    f"hpcddp: rank 0 on vm failed: RequestError: {RANGE[23:]}{LOOP}hint: the log of rank 0 has the whole story\n"
+)
+SRUN = "srun: error: node2: task {}: Exited with exit code 2\n"
+
+
+def prterun(rank: int, status: int) -> str:
+    """Open MPI 5's words on the rank that ended first."""
+    bar = 74 * "-" + "\n"
+    first = "prterun detected that one or more processes exited with non-zero status,\n"
+    first += "thus causing the job to be terminated. The first process to do so was:\n\n"
+    return f"{bar}{first}   Process name: [prterun-vm-11000@1,{rank}]\n   Exit code:    {status}\n{bar}"
+
+
+QUOTED = (
+    f"hpcddp: rank 1 on vm ended with status 2. The end of its output:\n    hpcddp: m_sum.py:64: {SUM}    {SUM_HINT}"
+)
+QUOTED += "  all of it: /u/runs/m-sum/attempts/7.1/logs/rank-0001.vm.log\n"
+JOB, RANK_1 = "job_0_log", "rank_0001_vm_log"
+
+
+@pytest.mark.parametrize(
+    ("logs", "rank", "line", "text"),
+    [
+        (
+            {JOB: BATCH + EPOCH + OTHER + prterun(0, 6), RANK_1: f"hpcddp: m_sum.py:64: {SUM}{SUM_HINT}"},
+            1,
+            1,
+            "m_sum.py",
+        ),
+        ({RANK_1: f"hpcddp: m_sum.py:64: {SUM}{SUM_HINT}"}, 1, 1, "m_sum.py:64"),
+        ({JOB: BATCH + EPOCH + OTHER + prterun(0, 6)}, 1, 3, "rank 1 on vm failed: RequestError: rt.save_best"),
+        ({JOB: BATCH + EPOCH + QUOTED + prterun(0, 6)}, 1, 4, "m_sum.py:64"),
+        ({JOB: BATCH + EPOCH + RANGE + LOOP + prterun(0, 2), RANK_1: OF_RANK_0}, 0, 3, "m_range.py:45"),
+        ({JOB: ACCELERATOR + RECORDED + ACCEPT + SRUN.format(0)}, 0, 2, "recorded with other settings"),
+        (
+            {JOB: ACCELERATOR + RECORDED + "  batch: 8 -> 12\n" + ACCEPT + SRUN.format(0)},
+            0,
+            2,
+            "global_batch: 32 -> 48",
+        ),
+        ({JOB: ACCELERATOR + RECORDED + ACCEPT + SRUN.format(1), RANK_1: RECORDED + ACCEPT}, ALL, 1, "recorded with"),
+        ({JOB: f"0: {EPOCH}1: {RECORDED}1: {ACCEPT}{SRUN.format(1)}"}, 1, 2, "recorded with other settings"),
+    ],
+)
+def test_an_error_of_hpcddps_that_is_a_ranks_last_word_is_the_cause_and_its_hint_the_remedy(
+    told, logs, rank, line, text
+):
+    for has_failed in (None, True):
+        cause = told(**logs, has_failed=has_failed)
+        assert (cause.class_, cause.rank, cause.line) == ("exit-status", rank, line)
+        assert "hpcddp: " in cause.text
+        assert text in cause.text
+        hint = next(hint for hint in (SUM_HINT, ACCEPT, LOOP) if hint[6:].strip() == cause.remedy)
+        assert any(hint in log for log in logs.values())
+
+
+@pytest.mark.parametrize(
+    ("log", "class_"),
+    [
+        (f"{RECORDED}{ACCEPT}{EPOCH}", "none"),
+        (f"hpcddp: warning: OMP_NUM_THREADS=8 is more than its 2 CPUs\n{ACCEPT}", "none"),
+        (BATCH, "none"),
+        ("hpcddp: run t: unfinished (a signal) after step 4, epoch 0\n  resume    the same command again\n", "none"),
+        (f"{raised(1, 'KeyError: 5')}{RECORDED}{ACCEPT}", "exception"),
+        (f"srun: error: node2: task 1: Segmentation fault\n{RECORDED}{ACCEPT}", "crash"),
+        (f"{RECORDED}{ACCEPT}srun: error: node2: task 1: Killed\n", "exit-status"),
+        (f"{RECORDED}{ACCEPT}srun: error: node2: task 1: Terminated\n", "exit-status"),
+        (f"hpcddp: train.py:3: no checkpoint in /x: No such file or directory\n{ACCEPT}", "file-missing"),
+    ],
+)
+def test_a_remark_of_hpcddps_is_no_error_and_a_cause_before_it_counts_more(told, log, class_):
+    assert told(log).class_ == class_
+
+
+def test_a_programs_own_last_words_behind_a_remark_with_a_hint_count_more(told):
+    cause = told(f"{RECORDED}{ACCEPT}ERROR: unknown optimizer 'adanm'\n{SRUN.format(1)}")
+    assert cause.text == "ERROR: unknown optimizer 'adanm'"
