@@ -457,7 +457,7 @@ class _Judge:
         elif class_ == "walltime":
             rank, also = None, ("killed",)
         elif class_ == "killed":
-            remedy = f"{name} came from outside: {remedy}"
+            remedy = f"{name} came from outside: {(mark.row.remedy if mark.row is not None else '') or remedy}"
         elif class_ == "interrupted":
             rank = None
         return self._cause(mark, rank)._replace(class_=class_, also=also, remedy=remedy, whose=whose)

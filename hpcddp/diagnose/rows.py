@@ -113,12 +113,12 @@ ROWS = (
     Row("walltime", RECORD, REQUEST, "TIMEOUT (sacct), exceeded resource walltime (qstat)", "TIMEOUT|TimeLimit|DEADLINE|walltime|status -29", r"TIMEOUT|TimeLimit|DEADLINE|exceeded resource walltime|exit status -29\b", _TIME),
     Row("host-memory", RECORD, REQUEST, "OUT_OF_MEMORY (sacct), exceeded resource mem (qstat)", "OUT_OF_MEMORY|OutOfMemory|exceeded resource|status -2", r"OUT_OF_MEMORY|OutOfMemory|exceeded resource \w*mem|exit status -2[67]\b", _MEMORY),
     Row("killed", RECORD, CLUSTER, "NODE_FAIL, PREEMPTED, BOOT_FAIL (sacct)", "NODE_FAIL|NodeDown|BOOT_FAIL|PREEMPT|status -20", r"NODE_FAIL|NodeDown|BOOT_FAIL|PREEMPT|exit status -20\b", _LOST_NODE),
-    Row("walltime", RECORD, REQUEST, "deadline (a run's state)", "deadline", r"\bdeadline\b", _TIME),
-    Row("killed", RECORD, SENDER, "CANCELLED (sacct), terminated by (qstat)", "CANCELLED|terminated by|status 271", r"CANCELLED|terminated by|exit status 271\b", "submit it again: a run resumes from its newest checkpoint"),
+    Row("walltime", RECORD, REQUEST, "deadline, SIGUSR1 (a run's state)", "deadline|SIGUSR", r"\bdeadline\b|^SIGUSR[12](; checkpoint|; exit|$)", _TIME),
+    Row("killed", RECORD, SENDER, "CANCELLED (sacct), terminated by (qstat), SIGTERM (a run's state)", "CANCELLED|terminated by|status 271|SIG|job was cancelled", r"CANCELLED|terminated by|exit status 271\b|^SIG(TERM|HUP)(; checkpoint|; exit|$)|^its job was cancelled", "submit it again: a run resumes from its newest checkpoint"),
     # The supervisor
     Row("killed", CAUSE, CLUSTER, "hpcddp: node2 is silent, vanished without a word", "hpcddp: ", r"^hpcddp: (?:the first cause: )?(?:(?P<host>[\w.-]+) is silent.*\(rank (?P<rank>\d+)\)|rank (?P<rank_too>\d+) on (?P<host_too>[\w.-]+) vanished)", _LOST_NODE),
     Row("unfit", CAUSE, MACHINE, "hpcddp: no rank was started: node3 is unfit", "is unfit", r"^hpcddp: (?:no rank was started: )?(?:the launch|(?P<host>[\w.-]+)) is unfit", "tell the site; spares: 1 and max_restarts: N in the job file start without the node"),
-    Row("walltime", CAUSE, REQUEST, "hpcddp: unfinished: step 900 (deadline)", "hpcddp: unfinished", r"^hpcddp: unfinished: .*\(deadline\)", _TIME),
+    Row("walltime", CAUSE, REQUEST, "hpcddp: … the run stopped (deadline)", "(deadline)", r"^hpcddp: (?:unfinished: |stopped after |run \S+: unfinished |.*the (?:run|job) stopped ).*\(deadline\)", _TIME),
     Row("early-exit", CAUSE, PROGRAM, "hpcddp: rank 1 … ended with status 0 while others still trained", "while ", r"^hpcddp: (?:the first cause: )?rank (?P<rank>\d+) on (?P<host>[\w.-]+) ended with status 0 while ", "all ranks have to take the same number of steps: drop_last=True, or a sampler that pads"),
     Row("hang", CAUSE, PROGRAM, "hpcddp: no rank gets on; rank 1 …", "no rank gets on", r"^hpcddp: .*no rank gets on.*; rank (?P<rank>\d+) on (?P<host>[\w.-]+)", _WHO_CAME_LATE),
     Row("none", RESTART, NOBODY, "hpcddp: start 2 of at most 4", "hpcddp: start", r"^hpcddp: start \d+ of at most"),
@@ -228,6 +228,7 @@ ROWS = (
     Row("killed", END, SENDER, "Received 15 death signal (torchrun)", "death signal|got signal", r"Received (?:Signals\.)?(?P<signal>\w+) death signal|got signal: (?P<signal_too>\d+)", _WHO_KILLED),
     Row("killed", END, SENDER, "Abort is in progress (Open MPI)", "Abort is in progress", r"Abort is in progress", _WHO_KILLED),
     Row("killed", END, SENDER, "hpcddp: SIGTERM came", "came", r"^hpcddp: (?P<signal>SIG\w+) came", _WHO_KILLED),
+    Row("killed", END, SENDER, "hpcddp: … the run stopped (SIGTERM)", "stopped", r"^hpcddp: (?:stopped after .*|.*the (?:run|job) stopped )\((?P<signal>SIG\w+)\)", "submit it again: a run resumes from its newest checkpoint"),
     Row("interrupted", END, NOBODY, "Ctrl-C", "trl-C|ctrl-c|Aborted!", r"hpcddp: Ctrl-C|Sending Ctrl-C to processes|Press Ctrl-C again|^Aborted!$", "type the command again: a run resumes from its newest checkpoint"),
     Row("none", END, NOBODY, "line 9: 4711 Killed (bash)", "Killed|Segmentation fault|Aborted|Bus error|Illegal instruction|Terminated|loating point exception|loating exception", r"^(?:\S+: line \d+: +\d+ +)?(?P<signal>Killed|Segmentation fault|Aborted|Bus error|Illegal instruction|Terminated|Floating point exception)(?: +\(core dumped\))?(?: {2,}.*)?$"),
 )  # fmt: skip

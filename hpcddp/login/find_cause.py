@@ -56,7 +56,9 @@ def diagnose_status(run: RunFolder, status: RunStatus) -> Cause:
     said = judge_record(status.why, status.exit_status)
     names_rank = said.class_ == cause.class_ and said.rank is not None and cause.rank is None
     is_better = said.class_ != "unknown" and (
-        cause.class_ in {"unknown", "none"} or "killed" in {cause.class_, *cause.also} or names_rank
+        cause.class_ in {"unknown", "none"}
+        or ("killed" in {cause.class_, *cause.also} and not status.why.startswith("SIG"))  # which says no more
+        or names_rank
     )
     return said if is_better else cause
 

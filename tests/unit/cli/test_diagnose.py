@@ -9,6 +9,7 @@ import pytest
 
 from hpcddp.cli.main import main
 from hpcddp.runs.folder import RunFolder
+from hpcddp.runs.state import write_state
 from hpcddp.schedulers import slurm
 from hpcddp.schedulers.row import Answer
 from tests.unit.login.runs import held, submitted
@@ -73,6 +74,27 @@ def test_the_schedulers_record_says_why_where_the_logs_do_not(run, tmp_path, mon
     )
     assert main(["diagnose", "train"]) == 0
     assert capsys.readouterr().out.startswith("runs/train: walltime: ")
+
+
+@pytest.mark.parametrize(
+    ("line", "cause"),
+    [
+        ("[rank 1] INFO step 3", ("killed", None)),
+        ("srun: error: node2: task 1: Killed", ("host-memory", 1)),
+        ("hpcddp: the script ends here: the run stopped (SIGTERM)", ("killed", 2)),
+    ],
+)
+def test_a_run_that_a_signal_stopped_says_so_where_its_logs_say_no_more(
+    line, cause, run, tmp_path, monkeypatch, capsys
+):
+    logs = Path("runs/train/attempts/7.1/logs")
+    (logs / "rank-0001.node2.log").write_text("[rank 1] INFO step 3\n")
+    (logs / "job.log").write_text(f"[rank 0] INFO step 3\n{line}\n")
+    write_state(run.attempt("7.1"), "unfinished", step=3, epoch=0, reason="SIGTERM")
+    scheduler(tmp_path, monkeypatch, squeue="")
+    assert main(["diagnose", "train", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)["cause"]
+    assert (found["class"], found["rank"] if found["rank"] is not None else found["line"]) == cause
 
 
 def test_of_the_jobs_own_output_the_schedulers_words_count_and_nothing_twice(run, tmp_path, monkeypatch, capsys):

@@ -316,6 +316,12 @@ def test_a_workers_own_traceback_is_read_behind_every_label_of_the_launcher(told
         ("", 137, "failed", "host-memory"),
         ("", 139, "failed", "crash"),
         ("", 1, "failed", "unknown"),
+        ("SIGTERM", None, "unfinished", "killed"),
+        ("SIGTERM; checkpoint at step 9", 143, "unfinished", "killed"),
+        ("its job was cancelled", None, "cancelled", "killed"),
+        ("SIGUSR1", 85, "unfinished", "walltime"),
+        ("deadline", 85, "unfinished", "walltime"),
+        ("SIGTERM; rank 1 on node2: ValueError: a", 1, "failed", "unknown"),
         ("", 0, "finished", "none"),
         ("no rank gets on; rank 1 on node2 stands at train.py:7, in main: work()", 137, "failed", "hang"),
         ("rank 1 on node2: ValueError: a", 1, "failed", "unknown"),
@@ -417,3 +423,22 @@ def test_a_remark_of_hpcddps_is_no_error_and_a_cause_before_it_counts_more(told,
 def test_a_programs_own_last_words_behind_a_remark_with_a_hint_count_more(told):
     cause = told(f"{RECORDED}{ACCEPT}ERROR: unknown optimizer 'adanm'\n{SRUN.format(1)}")
     assert cause.text == "ERROR: unknown optimizer 'adanm'"
+
+
+@pytest.mark.parametrize(
+    ("line", "class_"),
+    [
+        ("hpcddp: stopped after step 495 (SIGTERM): unfinished, saved at step 495", "killed"),
+        ("hpcddp: the script ends here: the run stopped (SIGTERM)", "killed"),
+        ("hpcddp: no training begins: the job stopped (SIGTERM) in run runs/t", "killed"),
+        ("hpcddp: the script ends here: the run stopped (SIGUSR1)", "walltime"),
+        ("hpcddp: the script ends here: the run stopped (deadline)", "walltime"),
+        ("hpcddp: stopped after step 495 (deadline): unfinished, saved at step 495", "walltime"),
+        ("hpcddp: run t: unfinished (deadline) after step 354, epoch 29", "walltime"),
+    ],
+)
+def test_a_run_that_was_stopped_says_by_what(told, line, class_):
+    for has_failed in (None, True):
+        cause = told(f"{EPOCH}{line}\n", has_failed=has_failed)
+        assert (cause.class_, cause.rank, cause.text) == (class_, None, line)
+        assert class_ != "killed" or cause.remedy.endswith("submit it again: a run resumes from its newest checkpoint")

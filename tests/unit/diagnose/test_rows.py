@@ -17,6 +17,7 @@ LINES = {
         "TERM_RUNLIMIT: job killed after reaching LSF run time limit.",
         "time limit of 25 s reached",
         "hpcddp: unfinished: step 900 (deadline)",
+        "hpcddp: the script ends here: the run stopped (deadline)",
     ],
     "killed": [
         "=>> PBS: job killed: node 1 (node2) requested job die, code 15009",
@@ -28,6 +29,7 @@ LINES = {
         "W1125 18:55:19.846000 1851 torch/distributed/elastic/agent/server/api.py:753] Received 15 death signal, shutting down",
         "Abort is in progress...hit ctrl-c again to forcibly terminate",
         "hpcddp: SIGTERM came: each rank gets it",
+        "hpcddp: the script ends here: the run stopped (SIGTERM)",
     ],
     "host-memory": [
         "slurmstepd-node2: error: StepId=8.0 exceeded memory limit (990330880 > 943718400), being killed",
