@@ -71,7 +71,7 @@ CLUSTERS := -n 6
 CAN_CLUSTER = grep -qs '^VERSION_CODENAME=bookworm' /etc/os-release && unshare --net --mount --pid --fork true 2>/dev/null
 
 .PHONY: test test-pythons
-test: $(STAMP) $(MPI_STAMPS) ## all checks that need no root, no GPU and no scheduler: about 4 minutes on 2 cores
+test: $(STAMP) $(MPI_STAMPS) ## all checks that need no root, no GPU and no scheduler: about 6 minutes on 2 cores
 	$(MAKE) --no-print-directory --jobs=3 --output-sync lint types test-pythons
 	$(PYTEST) $(SIDE_BY_SIDE) -m 'not slow and not cluster and not gpu'
 test-pythons: $(STAMP) ## the login node's side in short, on this machine's oldest and newest Python
