@@ -115,7 +115,9 @@ if TYPE_CHECKING:
     Found = tuple[str, str] | None
 
 SHM = "/dev/shm"  # noqa: S108  # its size is asked for, nothing is written
-_LEAST_SHM_MB, _SMALL_SHM_MB, _LEAST_FILES, _LEAST_DISK_MB, _LEAST_INODES = 16, 512, 1024, 1024, 1000
+_LEAST_SHM_MB, _SMALL_SHM_MB, _LEAST_FILES = 16, 512, 1024
+#: With less of it a folder of a job is taken to be full.
+LEAST_DISK_MB, LEAST_INODES = 1024, 1000
 _MOST_CLOCK_S = 1.0
 _LEFT_MB = 1024  # of a GPU's memory, that no process of this check holds
 _OF_MEDIAN = 1 / 2
@@ -200,9 +202,9 @@ def check_disk(node: Node, _job: Job) -> Found:
     for folder, (free_mb, files, error) in node.disks.items():
         if error:
             return f"nothing can be written to {folder}: {error}", f"df -h {folder}; df -i {folder}; your quota"
-        if free_mb < _LEAST_DISK_MB:
+        if free_mb < LEAST_DISK_MB:
             return f"{folder} has {free_mb} MiB left", f"remove what is not needed: du -sh {folder}/*"
-        if 0 <= files < _LEAST_INODES:
+        if 0 <= files < LEAST_INODES:
             return f"{folder} has room for {files} more files", f"find {folder} -type f | wc -l"
     return None
 

@@ -104,7 +104,6 @@ def look_at_disk(folder: str) -> tuple[int, int, str]:
     path = os.path.join(folder, f".hpcddp-check-{os.uname().nodename}-{os.getpid()}")
     error = ""
     try:
-        found = os.statvfs(folder)
         number = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         try:
             left = _MB

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from hpcddp.checks.environment import FAILED, NOT_ASKED, OK, WARNING, Check
 from hpcddp.checks.job import Asked, Checker, Verdict, format_verdict, verdict_record
+from hpcddp.checks.node import LEAST_DISK_MB, LEAST_INODES
 from hpcddp.checks.process import look_at_disk
 from hpcddp.cli.parser import VerbParser
 from hpcddp.cli.request import named_site, read_keys
@@ -316,7 +317,7 @@ def check_folder(folder: str, site: Site, mounts: str = "/proc/mounts") -> Itera
     free_mb, files, error = look_at_disk(folder)
     if error:
         yield Check("disk", f"nothing can be written to {folder}: {error}", "df -h .; df -i .; your quota", FAILED)
-    elif free_mb < 1024 or 0 <= files < 1000:
+    elif free_mb < LEAST_DISK_MB or 0 <= files < LEAST_INODES:
         yield Check("disk", f"{folder} has {free_mb} MiB left, and {files} files", "df -h .; df -i .", FAILED)
     else:
         yield Check("disk", f"{free_mb // 1024} GiB free", state=OK)
