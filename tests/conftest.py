@@ -12,7 +12,7 @@ import sys
 import tempfile
 import time
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -40,6 +40,10 @@ settings.load_profile("same")
 
 # What a program may inherit from whoever runs the tests: nothing that a launcher or a scheduler set.
 _INHERITED = ("HOME", "LANG", "TMPDIR", "USER", "SSL_CERT_FILE", "PIP_", "SOURCE_DATE_EPOCH", "XDG_CONFIG_DIRS")
+
+
+# Where each test gets a folder of its own for what its programs leave there.
+_SHARED_TMP = os.environ.get("TMPDIR", "/tmp")
 
 
 def marked(mark: str, proc: Path = Path("/proc")) -> dict[int, str]:
@@ -119,18 +123,29 @@ def run_command(
     clean = {name: value for name, value in os.environ.items() if name.startswith(_INHERITED)}
     clean["PATH"] = f"{Path(sys.executable).parent}:/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin"
     name, value = mark.split("=")
-    with tempfile.TemporaryDirectory(prefix="t-", dir=clean.get("TMPDIR", "/tmp"), ignore_cleanup_errors=True) as room:
-        # A killed mpirun of Open MPI 5 leaves a folder that is named by its number there, and a later one that gets the
-        # same number ends with 213: "The PMIx server's listener thread failed to start".
+    with _temporary_folder() as room:
         return _run_in(
-            argv,
-            clean | {"TMPDIR": room} | dict(env or {}) | {name: value},
-            mark,
-            cwd,
-            stdin,
-            hangs,
-            grace_s,
+            argv, clean | {"TMPDIR": room} | dict(env or {}) | {name: value}, mark, cwd, stdin, hangs, grace_s
         )
+
+
+@contextlib.contextmanager
+def _temporary_folder() -> Iterator[str]:
+    """A folder for TMPDIR, its path short enough for a socket's.
+
+    A killed mpirun of Open MPI 5 leaves a folder that is named by its number in TMPDIR, and a later one that gets the
+    same number ends with 213: "The PMIx server's listener thread failed to start".
+    """
+    with tempfile.TemporaryDirectory(prefix="t-", dir=_SHARED_TMP, ignore_cleanup_errors=True) as folder:
+        yield folder
+
+
+@pytest.fixture(autouse=True)
+def own_tmpdir(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """What a test starts by itself finds nothing that another test or another day has left."""
+    with _temporary_folder() as folder:
+        monkeypatch.setenv("TMPDIR", folder)
+        yield
 
 
 def _run_in(
