@@ -80,10 +80,10 @@ class Opening(AbstractContextManager[_T]):
                 is_handled = self._inner.__exit__(kind, error, trace)
         except HpcddpError as explained:  # what the body's error comes of
             if error is not None and explained.__cause__ is error:
-                _report_if_last(explained, find_line(trace))
+                _report_if_last(explained, find_script_line(trace))
             raise
         if isinstance(error, HpcddpError):
-            _report_if_last(error, find_line(trace))
+            _report_if_last(error, find_script_line(trace))
         return is_handled
 
 
@@ -94,7 +94,7 @@ def _keep_for_ever(thing: object) -> None:
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(thing))
 
 
-def find_line(trace: TracebackType | None) -> str:
+def find_script_line(trace: TracebackType | None) -> str:
     """`train.py:41`, the innermost line of the user's own that an error came through; empty if there is none."""
     found = ""
     while trace is not None:

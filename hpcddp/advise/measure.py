@@ -23,7 +23,7 @@ from torch.utils.checkpoint import checkpoint
 from hpcddp.advise.memory import Activations, Model, Parameter, Stages
 from hpcddp.advise.source import describe, said_of
 from hpcddp.errors import RequestError
-from hpcddp.uncaught import find_line
+from hpcddp.uncaught import find_script_line
 
 TYPE_CHECKING = False
 
@@ -79,7 +79,7 @@ def hint_of_pass(error: BaseException, shape: Sequence[int], *, tokens: bool) ->
     given, numbers = f"--input {','.join(map(str, shape[1:]))}", "numbers"
     if tokens:
         given, numbers = f"--sequence {shape[1]}", "token numbers"
-    where = find_line(error.__traceback__)
+    where = find_script_line(error.__traceback__)
     return (
         f"its input was {given}, {numbers} of shape {tuple(shape)}{f'; the error is at {where}' if where else ''};"
         " token numbers: --sequence 1024; others: --input 3,224,224"

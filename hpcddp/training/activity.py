@@ -42,7 +42,7 @@ def waiting() -> Iterator[None]:
         _waits[thread] -= 1
 
 
-def is_waiting(thread: int) -> bool:
+def waits_for_ranks(thread: int) -> bool:
     """Whether this thread waits for other ranks by hpcddp's own means."""
     return _waits.get(thread, 0) > 0
 

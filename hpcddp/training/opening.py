@@ -374,7 +374,7 @@ def open_runtime(env: MutableMapping[str, str], options: RuntimeOptions) -> Iter
         if verifying is not None:
             stack.callback(verifying.closed)
         stack.enter_context(signals.installed())
-        pulse = stack.enter_context(beating(env))
+        heartbeat = stack.enter_context(beating(env))
         group = options.group
         if group is None:
             group = stack.enter_context(
@@ -407,7 +407,7 @@ def open_runtime(env: MutableMapping[str, str], options: RuntimeOptions) -> Iter
         rt = Runtime(setup, gradients, watch, metrics, report, note, stack)
         if over:
             add_line(NameError, lambda: _NO_TURN if rt._saves.is_finished else "")
-        stack.enter_context(pulse.following(lambda: rt.steps, watch.move_deadline))
+        stack.enter_context(heartbeat.following(lambda: rt.steps, watch.move_deadline))
         if stall_s is not None and group.world_size > 1:
             tell = partial(_tell_hang, rt, report)
             watchdog = Watchdog(group, stall_s, end_s, lambda: watch.pace.batches, report.say, tell)

@@ -174,7 +174,7 @@ class Progress:
 # What rank 0 prints when a run starts and when it ends, as text.
 
 
-def format_start(plan: str, ranks: str, resumed_from: int | None, *, saves: bool) -> str:
+def format_first_line(plan: str, ranks: str, resumed_from: int | None, *, saves: bool) -> str:
     """One line: the batch plan, the ranks and their devices, and from which step the run resumes, if from any. Which
     run it is was said when its folder was chosen."""
     resumed = f"resumed from step {resumed_from}" if resumed_from is not None else None
@@ -267,7 +267,7 @@ class Report:
         """The run's objects are there, from this step's checkpoint or new: say so, and open the sinks."""
         self._has_started = True
         folder, group = self._setup.folder, self._setup.group
-        self.say(format_start(plan, group.describe(), resumed_from, saves=folder is not None))
+        self.say(format_first_line(plan, group.describe(), resumed_from, saves=folder is not None))
         if self._speaks and folder is not None:
             self._sinks = Sinks(self._names, SinkRequest(os.path.abspath(folder.run.path), resumed_from or 0))
 

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from hpcddp.training.options import RuntimeOptions
 
 
-class Trial(Protocol):
+class TrialHooks(Protocol):
     """Asked and told by the training; `hpcddp/verify/ranks.py` has the one that writes down what it hears."""
 
     def options(self, options: RuntimeOptions) -> RuntimeOptions:
@@ -40,4 +40,4 @@ class Trial(Protocol):
         """The loop is done with a batch."""
 
 
-current: Trial | None = None
+current: TrialHooks | None = None

@@ -27,7 +27,7 @@ from hpcddp.errors import PEER_FAILED
 from hpcddp.guard.hpcddp_stand import count_collectives, find_place, list_places
 from hpcddp.runs.hang import Hang, Stand, find_hang, format_stands, read_hang_limits
 from hpcddp.runs.heartbeat import VARIABLE, WAITS, Page, Place, open_page
-from hpcddp.training.activity import is_at_files, is_waiting
+from hpcddp.training.activity import is_at_files, waits_for_ranks
 from hpcddp.training.rendezvous.failure import Failure
 from hpcddp.training.rendezvous.group import Group
 from hpcddp.training.rendezvous.process_group import open_group
@@ -214,7 +214,7 @@ _LEAST_CPU = 0.02  # of the time
 _PAST = 8  # looks after the lease's end: a process that was suspended lets its agent be first
 
 
-class Pulse:
+class Heartbeat:
     """Of the thread that makes it, from then on. Without a page nobody listens, and nothing is done."""
 
     def __init__(self, page: Page | None) -> None:
@@ -285,16 +285,16 @@ class Pulse:
         place = Place()
         if frame is not None:
             stand = find_stand(frame, 0)
-            place = Place(str(stand), WAITS if is_waiting(self._thread) else stand.waits)
+            place = Place(str(stand), WAITS if waits_for_ranks(self._thread) else stand.waits)
         with suppress(OSError, ValueError):
             self._page.write_place(place)
 
 
 @contextmanager
-def beating(env: Mapping[str, str]) -> Iterator[Pulse]:
+def beating(env: Mapping[str, str]) -> Iterator[Heartbeat]:
     """Beat in the body, if anybody listens."""
-    pulse = Pulse(open_page(env.get(VARIABLE)))
+    heartbeat = Heartbeat(open_page(env.get(VARIABLE)))
     try:
-        yield pulse
+        yield heartbeat
     finally:
-        pulse.stop()
+        heartbeat.stop()

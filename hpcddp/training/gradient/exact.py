@@ -44,7 +44,7 @@ def fold_pairs(rows: Tensor) -> Tensor:
     return rows[0]
 
 
-class Exchange:
+class Reducer:
     """Sums flat vectors over the data ranks. Each method is a collective, which every rank calls in the same order.
 
     gloo moves CPU memory only: with `through_cpu` vectors on a GPU are copied there first.
@@ -111,8 +111,8 @@ class TreeSum:
     log2 of them are kept at a time.
     """
 
-    def __init__(self, exchange: Exchange) -> None:
-        self._exchange = exchange
+    def __init__(self, reducer: Reducer) -> None:
+        self._reducer = reducer
         self._levels: list[tuple[int, list[Tensor]]] = []  # slices in it, their sum
 
     def add(self, tensors: list[Tensor]) -> None:
@@ -132,7 +132,7 @@ class TreeSum:
         """
         for _, earlier in reversed(self._levels):
             add_to_each(last, [earlier[index] for index in indices])
-        return self._exchange.sum_in_tree(flat)
+        return self._reducer.sum_in_tree(flat)
 
     def clear(self) -> None:
         """Before the next global batch."""
@@ -146,8 +146,8 @@ class IntegerSum:
     the tensors of all its slices.
     """
 
-    def __init__(self, exchange: Exchange, slices: int) -> None:
-        self._exchange = exchange
+    def __init__(self, reducer: Reducer, slices: int) -> None:
+        self._reducer = reducer
         self._bits = min(_SIGNIFICANT_BITS, 62 - slices.bit_length())  # the sum of all slices stays below 2^62
         self._slices: list[list[Tensor]] = []
 
@@ -159,10 +159,10 @@ class IntegerSum:
         """As of TreeSum; a tensor that holds a NaN or an infinity in any slice becomes NaN throughout."""
         slices = [[tensors[index] for index in indices] for tensors in self._slices] + [last]
         peaks = torch.stack([largest_magnitudes(tensors) for tensors in slices])
-        peak = self._exchange.largest(torch.where(peaks.isfinite(), peaks, torch.inf).amax(0))
+        peak = self._reducer.largest(torch.where(peaks.isfinite(), peaks, torch.inf).amax(0))
         _, exponent = torch.frexp(torch.where(peak.isfinite(), peak, 1.0))
         scale = torch.ldexp(torch.ones_like(peak), (self._bits - exponent).clamp(max=1000))
-        units = self._exchange.sum_integers(
+        units = self._reducer.sum_integers(
             torch.cat([self._count_units(alike, scale[nth]) for nth, alike in enumerate(zip(*slices, strict=True))])
         )
         parts = torch.split(units, [view.numel() for view in last])
@@ -184,11 +184,11 @@ class IntegerSum:
         self._slices.clear()
 
 
-def make_sum(method: str, exchange: Exchange, slices: int) -> TreeSum | IntegerSum:
+def make_sum(method: str, reducer: Reducer, slices: int) -> TreeSum | IntegerSum:
     """`method` is "tree" or "integer". RequestError for a tree that another world size would grow differently."""
     if method == "integer":
-        return IntegerSum(exchange, slices)
-    data_size = exchange.data_size
+        return IntegerSum(reducer, slices)
+    data_size = reducer.data_size
     each, rest = divmod(slices, data_size)
     if data_size > 1 and (rest or each & (each - 1)):
         fits = [w for w in range(1, slices + 1) if slices % w == 0 and not (slices // w) & (slices // w - 1)]
@@ -196,7 +196,7 @@ def make_sum(method: str, exchange: Exchange, slices: int) -> TreeSum | IntegerS
             f"the tree over {slices} slices cannot be shared by {data_size} ranks: each needs a power of two of them",
             f"use {' or '.join(map(str, sorted({1, *fits})))} ranks, or exact='integer' from the first run on",
         )
-    return TreeSum(exchange)
+    return TreeSum(reducer)
 
 
 # Buffers that change in a forward pass, such as BatchNorm's running statistics, in an exact run.
@@ -265,9 +265,9 @@ class ExactGradients(Gradients):
         several = layout.data_size > 1
         # a group of its own: a thread sums buckets in it one after the other while backward runs
         ranks = open_data_group(layout, "gloo") if on_cpu and several else layout.data_group
-        self._exchange = Exchange(layout, ranks, through_cpu=on_cpu and group.device.type == "cuda")
-        self._sum = make_sum(method, self._exchange, slices)
-        self._buffers = SliceBuffers(make_sum(method, self._exchange, slices), slices)
+        self._reducer = Reducer(layout, ranks, through_cpu=on_cpu and group.device.type == "cuda")
+        self._sum = make_sum(method, self._reducer, slices)
+        self._buffers = SliceBuffers(make_sum(method, self._reducer, slices), slices)
         self._aside: list[tuple[nn.Parameter, Tensor]] = []  # gradients from before this pass
         self._is_last = True  # whether this is the last slice of the step
         self._summed: set[int] = set()  # indices that DDP has passed on in this step

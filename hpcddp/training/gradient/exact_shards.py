@@ -131,7 +131,7 @@ class ExactShards(ExactGradients):
         """Give each parameter the whole gradient of the global batch, if any slice of any rank has one for it."""
         used = torch.zeros(len(last), dtype=torch.int64, device=self._device)
         used[sorted(self._used)] = 1
-        total = self._exchange.sum_integers(used).tolist()
+        total = self._reducer.sum_integers(used).tolist()
         for indices in _group_alike(last, [nth for nth, count in enumerate(total) if count]):
             sizes = [last[index].numel() for index in indices]
             flat = torch.cat([last[index].reshape(-1) for index in indices])

@@ -16,7 +16,7 @@ from hpcddp.training.torch_compat import Look, is_as_before, local_part, look_at
 _MOST_LOOKED_AT = 256  # parameters of an optimizer, where several optimizers share the backward passes
 
 
-class State(Enum):
+class GradientState(Enum):
     """Of the gradients of one optimizer's parameters."""
 
     NONE = "none came since they were cleared"
@@ -26,7 +26,12 @@ class State(Enum):
 
 
 # what a step on such gradients is; None: right
-STEP = {State.NONE: STEP_AGAIN, State.WHOLE: None, State.SEVERAL: STEP_ON_SEVERAL, State.USED: STEP_AGAIN}
+STEP = {
+    GradientState.NONE: STEP_AGAIN,
+    GradientState.WHOLE: None,
+    GradientState.SEVERAL: STEP_ON_SEVERAL,
+    GradientState.USED: STEP_AGAIN,
+}
 
 
 class KnownParameters:
@@ -46,7 +51,7 @@ class OptimizerGradients:
 
     def __init__(self, optimizer: Optimizer, known: KnownParameters) -> None:
         self.optimizer = optimizer
-        self.state = State.NONE
+        self.state = GradientState.NONE
         self._batch = 0  # the last whose gradient is in the sum
         self._known = known
         self._held = -1  # parameters, when they were looked at last
@@ -88,11 +93,11 @@ class OptimizerGradients:
 
     def expect_batch(self, batch: int) -> None:
         """A backward pass over this batch comes: what is left of those before?"""
-        if self.state in (State.WHOLE, State.SEVERAL):
+        if self.state in (GradientState.WHOLE, GradientState.SEVERAL):
             if self._are_cleared():
-                self.state = State.NONE
+                self.state = GradientState.NONE
             elif self._batch != batch:
-                self.state = State.SEVERAL
+                self.state = GradientState.SEVERAL
 
     def _are_cleared(self) -> bool:
         if self._one is None or self._one.grad is None:
@@ -117,8 +122,8 @@ class OptimizerGradients:
         self.look()
         if self._one is None:
             return
-        if self.state is not State.SEVERAL:
-            self.state = State.WHOLE
+        if self.state is not GradientState.SEVERAL:
+            self.state = GradientState.WHOLE
         self._batch = batch
 
     def look(self) -> None:
@@ -174,11 +179,11 @@ class OptimizerGradients:
 
     def check_step_behind(self) -> None:
         """RequestError if the optimizer cannot step outside of the loop over the batches."""
-        if self.state is State.SEVERAL:
+        if self.state is GradientState.SEVERAL:
             raise STEP_ON_SEVERAL.error(kind=self.kind)
 
     def note_step(self) -> None:
-        self.state, self._before = State.USED, None
+        self.state, self._before = GradientState.USED, None
         self._left = (None, 0)  # `zero_grad` frees its memory now
 
 

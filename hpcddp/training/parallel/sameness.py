@@ -56,11 +56,11 @@ class SameWeights:
         self._gone_on += 1
 
     def check(self, step: int, *, at_end: bool = False) -> None:
-        """See `check_numbers` and `compare`. Nothing if that was done at this step; at the end of the run there may
+        """See `check_finite` and `compare`. Nothing if that was done at this step; at the end of the run there may
         have been evaluations since then, and changes of the weights."""
         is_new, self._checked_at = self._checked_at != step, step
         if is_new:
-            check_numbers(self._models, self._layout, step)
+            check_finite(self._models, self._layout, step)
         if is_new or at_end:
             self.compare(step, at_end=at_end)
 
@@ -98,7 +98,7 @@ class SameWeights:
                 raise _differ(weight, apart, bits, layout, step)
 
 
-def check_numbers(models: Sequence[nn.Module], layout: Layout, step: int) -> None:
+def check_finite(models: Sequence[nn.Module], layout: Layout, step: int) -> None:
     """RequestError, on every rank, if a weight that is trained is NaN or infinite on one of them. A collective."""
     named = [
         (f"{name} of {type(model).__name__}", _local(parameter))

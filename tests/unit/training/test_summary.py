@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from hpcddp.training.report import Summary, format_start, format_summary
+from hpcddp.training.report import Summary, format_first_line, format_summary
 
 PLAN, RANKS = "256 = 2 ranks x 128 x 1", "2 ranks on 1 node (n1), launcher openmpi, gloo on cpu"
 
 
 def test_the_start_is_one_line_with_plan_ranks_and_step() -> None:
-    assert format_start(PLAN, RANKS, None, saves=True) == f"global batch: {PLAN}; {RANKS}"
-    assert format_start(PLAN, RANKS, 0, saves=True) == f"global batch: {PLAN}; {RANKS}; resumed from step 0"
+    assert format_first_line(PLAN, RANKS, None, saves=True) == f"global batch: {PLAN}; {RANKS}"
+    assert format_first_line(PLAN, RANKS, 0, saves=True) == f"global batch: {PLAN}; {RANKS}; resumed from step 0"
 
 
 def test_a_start_without_a_run_folder_says_that_nothing_is_saved() -> None:
-    assert format_start(PLAN, RANKS, None, saves=False).endswith("; no run folder: nothing is saved")
+    assert format_first_line(PLAN, RANKS, None, saves=False).endswith("; no run folder: nothing is saved")
 
 
 def test_a_finished_run_has_no_way_to_go_on() -> None:
