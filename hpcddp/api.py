@@ -84,13 +84,13 @@ def init(
     contradicts itself, ranks are missing or doubled, or two would share a GPU.
     """
     _require_torch("hpcddp.init()")
-    from hpcddp.training.arguments import check_choice, read_seconds
+    from hpcddp.training.arguments import check_choice, read_positive
     from hpcddp.training.rendezvous.store_address import CHANNELS
     from hpcddp.training.watchdog import open_watched_group
 
     with two_lines():
-        timeout_s = read_seconds(timeout_s, "hpcddp.init(timeout_s={})")
-        read_seconds(arrival_timeout_s, "hpcddp.init(arrival_timeout_s={})")
+        timeout_s = read_positive(timeout_s, "hpcddp.init(timeout_s={})")
+        read_positive(arrival_timeout_s, "hpcddp.init(arrival_timeout_s={})")
         check_choice(rendezvous, CHANNELS, "hpcddp.init(rendezvous={})")
     return Opening(
         open_watched_group(
@@ -190,10 +190,10 @@ def runtime(
     from hpcddp.training.arguments import (
         check_choice,
         check_kind,
-        read_names,
+        read_one_or_more,
         read_optional,
+        read_positive,
         read_save_every,
-        read_seconds,
         read_whole,
     )
     from hpcddp.training.opening import UnopenedRuntime, open_runtime
@@ -213,17 +213,17 @@ def runtime(
             max_micro_batch=read_optional(max_micro_batch, call("max_micro_batch={}")),
             parallel=None if parallel is None else read_parallel(parallel, "hpcddp.runtime(parallel=…)"),
             run_dir=run_dir,
-            accept=read_names(accept, call("accept={}"), '["lr"]'),
-            keep=read_names(keep, call("keep={}"), '["lr"]'),
+            accept=read_one_or_more(accept, call("accept={}"), '["lr"]'),
+            keep=read_one_or_more(keep, call("keep={}"), '["lr"]'),
             save_every=read_save_every(save_every, call("save_every={}")),
             keep_checkpoints=read_whole(keep_checkpoints, call("keep_checkpoints={}")),
             checkpoint=checkpoint,
             group=group,
             backend=backend,
-            timeout_s=read_seconds(timeout_s, call("timeout_s={}")),
+            timeout_s=read_positive(timeout_s, call("timeout_s={}")),
             rendezvous=rendezvous,
             exact=exact,
             slices=read_optional(slices, call("slices={}")),
-            log_to=None if log_to is None else read_names(log_to, call("log_to={}"), '["tensorboard"]'),
+            log_to=None if log_to is None else read_one_or_more(log_to, call("log_to={}"), '["tensorboard"]'),
         )
     return UnopenedRuntime(open_runtime(os.environ, options))

@@ -64,7 +64,7 @@ def read_epochs(count: Any) -> int:
     return read_whole(count, "rt.epochs({})", least=0)
 
 
-def read_seconds(value: Any, call: str) -> float | None:
+def read_positive(value: Any, call: str) -> float | None:
     """A number above 0, or None."""
     if value is None:
         return None
@@ -104,7 +104,7 @@ def check_choice(value: Any, known: Sequence[str], call: str) -> None:
         raise RequestError(f"{call.format(repr(value))}: there is no such one", f"one of {', '.join(known)}")
 
 
-def read_names(value: Any, call: str, example: str) -> tuple[str, ...]:
+def read_one_or_more(value: Any, call: str, example: str) -> tuple[str, ...]:
     """A name, or several."""
     names = (value,) if isinstance(value, str) else value
     if not isinstance(names, Sequence | Set) or not all(isinstance(name, str) for name in names):

@@ -18,7 +18,7 @@ from hpcddp.training.arguments import (
     read_epochs,
     read_optional,
     read_path,
-    read_seconds,
+    read_positive,
     read_value,
     read_whole,
 )
@@ -105,7 +105,7 @@ def test_what_can_be_meant_is_taken() -> None:
     )
     assert [read_value(value, "{}") for value in (1, numpy.float32(1), torch.ones(1), numpy.array(1.0))] == [1.0] * 4
     assert (read_path("a/b", "{}"), read_path(Path("a"), "{}")) == (Path("a/b"), Path("a"))
-    assert (read_seconds(None, "{}"), read_seconds(60, "{}")) == (None, 60.0)
+    assert (read_positive(None, "{}"), read_positive(60, "{}")) == (None, 60.0)
 
 
 def test_the_methods_read_their_arguments() -> None:
