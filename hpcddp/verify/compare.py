@@ -19,7 +19,7 @@ Event = dict[str, Any]
 Place = tuple[int, int]  # the opening of a runtime in the script, and the step, from 0
 
 
-class Trial(NamedTuple):
+class TrialRecord(NamedTuple):
     """A short run, and what it has recorded."""
 
     title: str  # such as `2 ranks`
@@ -43,7 +43,7 @@ class Trial(NamedTuple):
         return found
 
 
-class Difference(NamedTuple):
+class Mismatch(NamedTuple):
     """The first thing that differs between two runs, or between the ranks of one; or how one failed."""
 
     kind: str
@@ -70,7 +70,7 @@ def read_events(folder: str, ranks: int) -> list[list[Event]]:
     return found
 
 
-def find_failure(trial: Trial) -> Difference | None:
+def find_failure(trial: TrialRecord) -> Mismatch | None:
     """A rank that failed, died, or did not end."""
     failed = []
     for rank in range(trial.ranks):
@@ -81,26 +81,26 @@ def find_failure(trial: Trial) -> Difference | None:
             failed.append((rank, end["error"]))
     if failed and not (trial.stuck and all(_PEERS in error for _, error in failed)):
         rank, error = min(failed, key=lambda one: (_PEERS in one[1], one[0]))
-        return Difference("failed", (trial.title,), name=error, rank=rank, ranks=trial.ranks)
+        return Mismatch("failed", (trial.title,), name=error, rank=rank, ranks=trial.ranks)
     if trial.stuck:
         last = trial.events[trial.stuck[0]][-1:]
         place = (last[0]["opening"], last[0]["step"]) if last else None
         over = [rank for rank in range(trial.ranks) if rank not in trial.stuck]
         stands = zip(trial.stuck, trial.stacks, strict=False)
         where = ", ".join(f"rank {rank} at {line}" for rank, line in stands if line)
-        return Difference("hang", (trial.title,), place, where, (over, list(trial.stuck)), ranks=trial.ranks)
+        return Mismatch("hang", (trial.title,), place, where, (over, list(trial.stuck)), ranks=trial.ranks)
     return None
 
 
-def find_alone(trial: Trial) -> Difference | None:
+def find_alone(trial: TrialRecord) -> Mismatch | None:
     """A script of which nothing can be compared: each rank trained by itself, or no optimizer of torch made a step."""
     if not all(trial.steps(rank) for rank in range(trial.ranks)):
-        return Difference("idle", (trial.title,), ranks=trial.ranks)
+        return Mismatch("idle", (trial.title,), ranks=trial.ranks)
     worlds = [event["world"] for rank in range(trial.ranks) for event in trial.of_kind("gradients", rank)]
-    return Difference("alone", (trial.title,), ranks=trial.ranks) if max(worlds) == 1 else None
+    return Mismatch("alone", (trial.title,), ranks=trial.ranks) if max(worlds) == 1 else None
 
 
-def compare_ranks(trial: Trial) -> Difference | None:
+def compare_ranks(trial: TrialRecord) -> Mismatch | None:
     """The ranks of one run: their modules, and the gradients and weights of each step."""
     in_parts = any(e["cut"] for e in trial.of_kind("opened")) or any(e["in_parts"] for e in trial.of_kind("weights"))
     found = []
@@ -116,28 +116,28 @@ def compare_ranks(trial: Trial) -> Difference | None:
                         continue
                 elif in_parts or mine["digest"] == its["digest"]:
                     continue
-                difference = Difference(kind, (trial.title,), place, *values, rank=rank, ranks=trial.ranks)
+                difference = Mismatch(kind, (trial.title,), place, *values, rank=rank, ranks=trial.ranks)
                 found.append((place, order, difference))
                 break
     return min(found, key=lambda one: one[:2])[2] if found else None
 
 
-def compare_whole(one: Trial, many: Trial) -> Difference | None:
+def compare_whole(one: TrialRecord, many: TrialRecord) -> Mismatch | None:
     """One process with the whole batch against several ranks with their shares: equal but for rounding."""
     steps = [many.steps(rank) for rank in range(many.ranks)]
     found = _compare_steps(one.steps(), steps, _compare_step)
     if found is None:
         far = next((far for event in many.of_kind("untrained") if (far := _farthest(event, _GRADIENT * _LATER))), None)
         if far is not None:
-            found = Difference("untrained", (), None, far[1], (far[3], far[2]), far[0])
+            found = Mismatch("untrained", (), None, far[1], (far[3], far[2]), far[0])
     return found and found._replace(runs=(one.title, many.title), ranks=many.ranks)
 
 
-def compare_bits(one: Trial, other: Trial, *, same_ranks: bool) -> Difference | None:
+def compare_bits(one: TrialRecord, other: TrialRecord, *, same_ranks: bool) -> Mismatch | None:
     """Two runs that are to be equal to the bit: the gradients that reach the optimizers; with `same_ranks` also each
     rank's losses and weights."""
 
-    def compare(mine: list[Event], others: list[list[Event]], _times: float) -> Difference | None:
+    def compare(mine: list[Event], others: list[list[Event]], _times: float) -> Mismatch | None:
         return _compare_step_bits(mine, others[0], all_of_it=same_ranks)
 
     found = None
@@ -146,73 +146,73 @@ def compare_bits(one: Trial, other: Trial, *, same_ranks: bool) -> Difference | 
     ends = [[e["digest"] for e in trial.of_kind("untrained")] for trial in (one, other)]
     if found is None and same_ranks and ends[0][-1:] != ends[1][-1:]:
         far = _farthest(other.of_kind("untrained")[-1], 0.0) or [0.0, "", 0.0, 0.0]
-        found = Difference("untrained", (), None, far[1], (far[3], far[2]), far[0])
+        found = Mismatch("untrained", (), None, far[1], (far[3], far[2]), far[0])
     return found and found._replace(runs=(one.title, other.title), ranks=other.ranks)
 
 
-_Compare = Callable[[list[Event], list[list[Event]], float], Difference | None]
+_Compare = Callable[[list[Event], list[list[Event]], float], Mismatch | None]
 
 
 def _compare_steps(
     one: dict[Place, list[Event]], many: list[dict[Place, list[Event]]], compare: _Compare
-) -> Difference | None:
+) -> Mismatch | None:
     """The first difference, by step."""
     for place in sorted({*one, *(place for steps in many for place in steps)}):
         lacking = next((rank for rank, steps in enumerate(many) if place not in steps), None)
         if place not in one or lacking is not None:
-            return Difference("steps", (), place, values=(len(one), len(many[lacking or 0])), rank=lacking)
+            return Mismatch("steps", (), place, values=(len(one), len(many[lacking or 0])), rank=lacking)
         found = compare(one[place], [steps[place] for steps in many], 1.0 if place[1] < _FIRST_STEPS else _LATER)
         if found is not None:
             return found._replace(place=place)
     return None
 
 
-def _compare_step(one: list[Event], many: list[list[Event]], times: float) -> Difference | None:
+def _compare_step(one: list[Event], many: list[list[Event]], times: float) -> Mismatch | None:
     """What each rank's backward passes and optimizers have of one step. `times`: the tolerances are so many times as
     large."""
     count = len(_of_kind(one, "batch"))
     for rank, events in enumerate(many):
         totals = [[(e["total"], e["epoch"]) for e in _of_kind(part, "batch")[:1]] for part in (one, events)]
         if totals[0] != totals[1]:
-            return Difference("batch", (), values=(totals[0], totals[1]), rank=rank)
+            return Mismatch("batch", (), values=(totals[0], totals[1]), rank=rank)
     losses, theirs = _of_kind(one, "loss"), [_of_kind(events, "loss") for events in many]
     if count != 1 or any(len(_of_kind(events, "batch")) != 1 for events in many):  # micro batches: their sum
         losses, theirs = _add_up(losses), [_add_up(found) for found in theirs]
     for rank, found in enumerate(theirs):
         if len(found) != len(losses):
-            return Difference("passes", (), values=(len(losses), len(found)), rank=rank)
+            return Mismatch("passes", (), values=(len(losses), len(found)), rank=rank)
     for nth, event in enumerate(losses):
         mine, whole = event["share"], math.fsum(found[nth]["share"] for found in theirs)
         if (off := _relative(mine, whole)) > _LOSS * times:
-            return Difference("loss", (), values=(mine, whole), off=off, factor=whole / mine if mine else math.nan)
+            return Mismatch("loss", (), values=(mine, whole), off=off, factor=whole / mine if mine else math.nan)
     steps = _of_kind(one, "gradients")
     for rank, events in enumerate(many):
         calls = _of_kind(events, "gradients")
         if len(calls) != len(steps):
-            return Difference("calls", (), values=(len(steps), len(calls)), rank=rank)
+            return Mismatch("calls", (), values=(len(steps), len(calls)), rank=rank)
         for mine, its in zip(steps, calls, strict=True):
             if (setting := _compare_settings(mine, its)) is not None:
-                return Difference("settings", (), None, setting[0], setting[1:], rank=rank)
+                return Mismatch("settings", (), None, setting[0], setting[1:], rank=rank)
             if (far := _farthest(its, _GRADIENT * times)) is not None:
-                return Difference("gradients", (), None, far[1], (far[3], far[2]), far[0], its["factor"], rank)
+                return Mismatch("gradients", (), None, far[1], (far[3], far[2]), far[0], its["factor"], rank)
     return None
 
 
-def _compare_step_bits(one: list[Event], other: list[Event], *, all_of_it: bool) -> Difference | None:
+def _compare_step_bits(one: list[Event], other: list[Event], *, all_of_it: bool) -> Mismatch | None:
     kinds = ("loss", "gradients", "weights") if all_of_it else ("gradients",)
     for kind in kinds:
         mine, its = _of_kind(one, kind), _of_kind(other, kind)
         if len(mine) != len(its):
-            return Difference("passes" if kind == "loss" else "calls", (), values=(len(mine), len(its)))
+            return Mismatch("passes" if kind == "loss" else "calls", (), values=(len(mine), len(its)))
         for a, b in zip(mine, its, strict=True):
             if kind == "loss" and a["value"] != b["value"]:
                 values = a["value"], b["value"]
-                return Difference("loss", (), values=values, off=_relative(*values))
+                return Mismatch("loss", (), values=values, off=_relative(*values))
             if kind == "gradients" and (setting := _compare_settings(a, b)) is not None:
-                return Difference("settings", (), None, setting[0], setting[1:])
+                return Mismatch("settings", (), None, setting[0], setting[1:])
             if kind != "loss" and a["digest"] != b["digest"]:
                 far = _farthest(b, 0.0) or [0.0, "", b.get("norm"), a.get("norm")]
-                return Difference(kind, (), None, far[1], (far[3], far[2]), far[0], b.get("factor", 1.0))
+                return Mismatch(kind, (), None, far[1], (far[3], far[2]), far[0], b.get("factor", 1.0))
     return None
 
 

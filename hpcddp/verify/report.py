@@ -7,39 +7,39 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from hpcddp.units import format_count
-from hpcddp.verify.compare import Difference
+from hpcddp.verify.compare import Mismatch
 from hpcddp.verify.trials import Verification
 
 
-class Cause(NamedTuple):
+class UsualCause(NamedTuple):
     """A usual cause of a pattern, and what to write instead."""
 
-    fits: Callable[[Difference], bool]
+    fits: Callable[[Mismatch], bool]
     cause: str
     instead: str
     certain: bool = False
 
 
-def _is_of(*kinds: str, resumed: bool = False) -> Callable[[Difference], bool]:
+def _is_of(*kinds: str, resumed: bool = False) -> Callable[[Mismatch], bool]:
     return lambda one: one.kind in kinds and _is_resumed(one) == resumed
 
 
-def _is_resumed(one: Difference) -> bool:
+def _is_resumed(one: Mismatch) -> bool:
     return any("resumed" in title for title in one.runs)
 
 
-def _is_first(*kinds: str) -> Callable[[Difference], bool]:
+def _is_first(*kinds: str) -> Callable[[Mismatch], bool]:
     return lambda one: one.kind in kinds and not _is_resumed(one) and (one.place is None or one.place[1] == 0)
 
 
-def _is_later(*kinds: str) -> Callable[[Difference], bool]:
+def _is_later(*kinds: str) -> Callable[[Mismatch], bool]:
     return lambda one: one.kind in kinds and not _is_resumed(one) and one.place is not None and one.place[1] > 0
 
 
-def _is_times(power: int, *kinds: str) -> Callable[[Difference], bool]:
+def _is_times(power: int, *kinds: str) -> Callable[[Mismatch], bool]:
     """Whether it is about as many times as much as there are ranks."""
 
-    def fits(one: Difference) -> bool:
+    def fits(one: Mismatch) -> bool:
         factor, ranks = one.factor, float(one.ranks) ** power
         if one.kind == "settings" and one.values and all(isinstance(v, float) and v for v in one.values):
             factor = one.values[1] / one.values[0]
@@ -52,92 +52,92 @@ _SAME_WAY = "decide by what is the same on all ranks: rt.mean(loss), rt.steps, r
 
 # The first row that fits and is `certain` is the only one.
 CAUSES = (
-    Cause(
+    UsualCause(
         _is_times(-1, "loss"),
         "a sum over the samples, a sum divided by a constant, or loss / rt.world_size",
         "the mean over the batch; of a sum: rt.backward(loss, summed=True)",
         certain=True,
     ),
-    Cause(
+    UsualCause(
         _is_times(1, "loss", "gradients"),
         "loss * rt.world_size, or gradients summed over the ranks once more",
         "leave it out: rt.backward has averaged them",
         certain=True,
     ),
-    Cause(
+    UsualCause(
         _is_times(1, "settings"),
         "lr * rt.world_size",
         "leave it out: the global batch is the same on any number of ranks",
         certain=True,
     ),
-    Cause(
+    UsualCause(
         _is_first("loss"),
         "a mean over what counts (mask, ignore_index, class weights), another number on each rank",
         "loader = rt.loader(loader, count=lambda batch: …), which says how much counts",
     ),
-    Cause(
+    UsualCause(
         _is_first("loss"),
         "a statistic of the batch: Dice, normalised rewards, the hardest half, a root or logarithm of the mean",
         "a loss that is a mean over samples; what needs no gradient by rt.sum(…) or rt.gather(…)",
     ),
-    Cause(
+    UsualCause(
         _is_first("loss"),
         "rt.rank, or what only one rank has, in the loss, the input or the model",
         "the same on all ranks: torch.manual_seed(0) before data and model; the loader gives each rank its samples",
     ),
-    Cause(
+    UsualCause(
         _is_later("loss"),
         "the loop keeps something of one rank's samples: len(x) added up, a running loss, a memory by index",
         "rt.steps for a counter; rt.mean(loss); rt.sum(…) or rt.gather(…) before it is kept",
     ),
-    Cause(
+    UsualCause(
         _is_of("gradients"),
         "gradients changed after rt.backward by what one rank sees: len(x), noise, the norm of its shard",
         "torch.nn.utils.clip_grad_norm_(…); noise by rt.broadcast(torch.randn(…))",
     ),
-    Cause(_is_of("gradients"), "a part of the loss by loss.backward()", "rt.backward(part) for each part"),
-    Cause(
+    UsualCause(_is_of("gradients"), "a part of the loss by loss.backward()", "rt.backward(part) for each part"),
+    UsualCause(
         _is_of("settings"),
         "a learning rate that follows one rank's loss or samples, or a number of steps divided by the ranks",
         "rt.mean(loss); len(loader) and rt.steps, which are the same on all ranks",
     ),
-    Cause(
+    UsualCause(
         _is_of("steps", "batch", "passes", "calls"),
         "a break, a skip or another iterable in zip() that depends on the rank or its samples",
         _SAME_WAY,
     ),
-    Cause(_is_of("modes"), "model.eval() or another dropout on one rank", "the same line on every rank"),
-    Cause(
+    UsualCause(_is_of("modes"), "model.eval() or another dropout on one rank", "the same line on every rank"),
+    UsualCause(
         _is_of("attributes"),
         "a tensor drawn without a seed when the model is made, neither a parameter nor a buffer",
         "self.register_buffer(name, tensor), or torch.manual_seed(0) first",
     ),
-    Cause(
+    UsualCause(
         _is_of("weights"),
         "weights changed by what one rank sees: noise, a decay by its samples, its own best weights",
         "noise by rt.broadcast(torch.randn(…)); decide by rt.mean(loss)",
     ),
-    Cause(
+    UsualCause(
         _is_of("untrained"),
         "an average of weights or a teacher that follows what one rank sees",
         "the same update on every rank, once per step",
     ),
-    Cause(
+    UsualCause(
         lambda one: one.kind == "hang" and one.ranks > 1,
         "a branch, a break or an rt.sum(…) on one rank alone, which the others wait for",
         _SAME_WAY,
     ),
-    Cause(
+    UsualCause(
         lambda one: one.kind == "failed" and any(word in one.name for word in ("CUDA", "NVIDIA")),
         "the script names a GPU, and hpcddp verify runs on the CPU",
         "rt.device in place of 'cuda'; rt.prepare puts model and batches there",
     ),
-    Cause(
+    UsualCause(
         _is_of("untrained", resumed=True),
         "an average of weights or a teacher that no checkpoint has",
         "give it to rt.prepare: model, ema, optimizer, loader = rt.prepare(model, ema, optimizer, loader)",
     ),
-    Cause(
+    UsualCause(
         _is_of("loss", "gradients", "settings", "weights", "steps", "batch", "passes", "calls", resumed=True),
         "a variable of the loop that begins again: a counter, a threshold, a running mean, a state, a generator",
         "rt.steps for a counter; an object with state_dict() and load_state_dict(), given to rt.prepare",
@@ -146,37 +146,37 @@ CAUSES = (
 
 #: Of scripts without hpcddp.runtime, of which only the ranks of one run are compared.
 PLAIN_CAUSES = (
-    Cause(
+    UsualCause(
         _is_of("alone"),
         "the process group is never opened, or another one than that of RANK and WORLD_SIZE",
         "torch.distributed.init_process_group('gloo') where there is no GPU",
     ),
-    Cause(
+    UsualCause(
         _is_of("idle"),
         "the training is over before a step, or steps by an optimizer that is none of torch's",
         "hpcddp.runtime, whose loop is compared",
     ),
-    Cause(
+    UsualCause(
         _is_first("gradients"),
         "the model that is trained is not wrapped: each rank has the gradients of its own samples",
         "model = DistributedDataParallel(model); of Accelerate: model = accelerator.prepare(model)",
     ),
-    Cause(
+    UsualCause(
         _is_of("gradients"),
         "gradients changed after the backward pass by what one rank sees, or no_sync() around an optimizer's step",
         "the same change on every rank; no_sync() around all backward passes but the last",
     ),
-    Cause(
+    UsualCause(
         _is_of("weights", "settings"),
         "weights that start differently, or a learning rate by rank",
         "torch.manual_seed(0) before the model is made; the same settings on every rank",
     ),
-    Cause(
+    UsualCause(
         lambda one: one.kind == "hang",
         "a branch, a break or a collective on one rank alone, which the others wait for",
         "decide by what is the same on all ranks: all_reduce the loss first",
     ),
-    Cause(
+    UsualCause(
         lambda one: one.kind == "failed" and any(word in one.name for word in ("CUDA", "NVIDIA", "GPU")),
         "the script names a GPU, or NCCL, and hpcddp verify runs on the CPU",
         "'cuda' and 'nccl' if torch.cuda.is_available(), else 'cpu' and 'gloo'",
@@ -192,7 +192,7 @@ _BY_DEFINITION = {
 }
 
 
-def describe(one: Difference) -> str:
+def describe_mismatch(one: Mismatch) -> str:
     """The difference in one line."""
     step = "" if one.place is None else f"step {one.place[1] + 1}: "
     if one.place is not None and one.place[0] > 0:
@@ -244,7 +244,7 @@ def _ranks(ranks: list[int]) -> str:
     return ("rank " if len(ranks) == 1 else "ranks ") + ", ".join(map(str, ranks))
 
 
-def list_causes(one: Difference, *, plain: bool = False) -> list[Cause]:
+def list_causes(one: Mismatch, *, plain: bool = False) -> list[UsualCause]:
     """The usual causes of this pattern, the likeliest first. `plain`: of a script without hpcddp.runtime."""
     found = [cause for cause in (PLAIN_CAUSES if plain else CAUSES) if cause.fits(one)]
     return found[:1] if found and found[0].certain else found
@@ -278,7 +278,7 @@ def format_verification(script: str, result: Verification) -> str:
         lines.append(f"{script}: not the same training on any number of ranks, or after a stop")
     told: set[str] = set()
     for one in result.differences:
-        lines.append(f"  {describe(one)}")
+        lines.append(f"  {describe_mismatch(one)}")
         causes = [cause for cause in list_causes(one, plain=not result.whole) if cause.cause not in told]
         for cause in causes:
             told.add(cause.cause)
@@ -308,7 +308,7 @@ def verification_record(script: str, result: Verification) -> dict[str, Any]:
                 "name": one.name or None,
                 "values": list(one.values) if one.values else None,
                 "rank": one.rank,
-                "text": describe(one),
+                "text": describe_mismatch(one),
                 "causes": [
                     {"cause": cause.cause, "instead": cause.instead}
                     for cause in list_causes(one, plain=not result.whole)

@@ -17,8 +17,8 @@ from hpcddp.errors import LaunchError, RequestError
 from hpcddp.ranks.launchers import LAUNCHERS
 from hpcddp.units import format_count
 from hpcddp.verify.compare import (
-    Difference,
-    Trial,
+    Mismatch,
+    TrialRecord,
     compare_bits,
     compare_ranks,
     compare_whole,
@@ -50,8 +50,8 @@ class Verification(NamedTuple):
     which the script was stopped."""
 
     steps: int
-    trials: tuple[Trial, ...]
-    differences: tuple[Difference, ...]
+    trials: tuple[TrialRecord, ...]
+    differences: tuple[Mismatch, ...]
     whole: bool
     resumes: tuple[int, ...] = ()
     numbers: tuple[str, str] | None = None  # a printed line of one and of two ranks
@@ -76,9 +76,9 @@ class _Runs:
     def __init__(self, plan: Plan, folder: str, host: subprocess.Popen[str], say: Callable[[str], None]) -> None:
         self._plan, self._folder, self._host, self._say = plan, folder, host, say
         self._patience_s, self._left_s = _PATIENCE_S, plan.limit_s
-        self.trials: list[Trial] = []
+        self.trials: list[TrialRecord] = []
 
-    def run(self, name: str, ranks: int, title: str, *, reference: str = "", **task: Any) -> Trial:
+    def run(self, name: str, ranks: int, title: str, *, reference: str = "", **task: Any) -> TrialRecord:
         """One run; one of the same name continues it."""
         folder = f"{self._folder}/{name}"
         workdir = f"{folder}/work"
@@ -100,9 +100,9 @@ class _Runs:
             )
         self._patience_s = max(self._patience_s, 10 * answer["gap_s"])
         self._left_s = max(self._left_s - answer["took_s"], 1.0)
-        stacks = tuple(find_line(_read(f"{folder}/rank-{rank}.stack")) for rank in answer["stuck"])
+        stacks = tuple(find_script_line(_read(f"{folder}/rank-{rank}.stack")) for rank in answer["stuck"])
         events, output = read_events(folder, ranks), _read(f"{folder}/rank-0.out")
-        trial = Trial(title, ranks, events, tuple(answer["stuck"]), answer["took_s"], stacks, output)
+        trial = TrialRecord(title, ranks, events, tuple(answer["stuck"]), answer["took_s"], stacks, output)
         self._say(f"{title}: {format_count(len(trial.steps()), 'step')}, {answer['took_s']:.1f} s")
         self.trials.append(trial)
         return trial
@@ -118,7 +118,7 @@ def compare(plan: Plan, folder: str, host: subprocess.Popen[str], say: Callable[
     if not opened:
         two = runs.run("two", 2, "2 ranks")
         return _conclude(runs, two, [find_failure(two) or find_alone(two) or compare_ranks(two)], whole=False)
-    found: list[Difference | None] = []
+    found: list[Mismatch | None] = []
     several = (2,) if opened[0]["exact"] in {True, "tree"} else (2, 3)  # a tree takes powers of two
     for ranks in several:
         many = runs.run(f"many-{ranks}", ranks, f"{ranks} ranks", reference="of-one", by_sample=True)
@@ -153,7 +153,7 @@ def compare(plan: Plan, folder: str, host: subprocess.Popen[str], say: Callable[
     return _conclude(runs, one, found, whole=True, resumes=stops)
 
 
-def _first(ranks: Difference | None, runs: Difference | None, failure: Difference | None) -> Difference | None:
+def _first(ranks: Mismatch | None, runs: Mismatch | None, failure: Mismatch | None) -> Mismatch | None:
     """The earliest of these: between the ranks of a run, between two runs, and how one failed. Of one step the one that
     says most."""
     if failure is not None and runs is not None and runs.kind == "steps":
@@ -163,7 +163,7 @@ def _first(ranks: Difference | None, runs: Difference | None, failure: Differenc
     return min(known, key=lambda one: (one.place is None, one.place or (0, 0))) if known else None
 
 
-def _choose_stops(straight: Trial) -> tuple[int, ...]:
+def _choose_stops(straight: TrialRecord) -> tuple[int, ...]:
     """Steps after which the script is stopped: within an epoch, at its end, and within the next."""
     steps = [event for event in straight.of_kind("batch") if event["opening"] == 0]
     made = len({event["step"] for event in steps})
@@ -173,7 +173,7 @@ def _choose_stops(straight: Trial) -> tuple[int, ...]:
 
 
 def _conclude(
-    runs: _Runs, one: Trial, found: Sequence[Difference | None], *, whole: bool, resumes: tuple[int, ...] = ()
+    runs: _Runs, one: TrialRecord, found: Sequence[Mismatch | None], *, whole: bool, resumes: tuple[int, ...] = ()
 ) -> Verification:
     two = next((trial for trial in runs.trials if trial.ranks == 2), None)
     numbers = next(list_other_numbers(one.output, two.output), None) if two is not None and whole else None
@@ -242,7 +242,7 @@ def _read(path: str) -> str:
         return ""
 
 
-def find_line(stack: str) -> str:
+def find_script_line(stack: str) -> str:
     """Of a stack as faulthandler prints it, the innermost line that is the script's: in no package."""
     found = re.findall(r'File "(.+)", line (\d+) in', stack)
     own = [f"{os.path.basename(file)}:{line}" for file, line in found if not re.search(r"/lib/|/hpcddp/|<frozen", file)]

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from hpcddp.cli.main import main
-from hpcddp.verify.compare import Difference, Trial, compare_whole, list_other_numbers
-from hpcddp.verify.report import CAUSES, describe, format_verification, list_causes, verification_record
-from hpcddp.verify.trials import Plan, Verification, compare, copy_folder, find_line, hosting
+from hpcddp.verify.compare import Mismatch, TrialRecord, compare_whole, list_other_numbers
+from hpcddp.verify.report import CAUSES, describe_mismatch, format_verification, list_causes, verification_record
+from hpcddp.verify.trials import Plan, Verification, compare, copy_folder, find_script_line, hosting
 
 _spec = importlib.util.spec_from_file_location("verify_scripts", Path(__file__).with_name("scripts.py"))
 scripts = importlib.util.module_from_spec(_spec)
@@ -141,8 +141,8 @@ def _events(share: float, *, lr: float = 0.1, off: float = 0.0, step: int = 0) -
     ]
 
 
-def _trial(*ranks: list[dict]) -> Trial:
-    return Trial("1 rank" if len(ranks) == 1 else f"{len(ranks)} ranks", len(ranks), list(ranks))
+def _trial(*ranks: list[dict]) -> TrialRecord:
+    return TrialRecord("1 rank" if len(ranks) == 1 else f"{len(ranks)} ranks", len(ranks), list(ranks))
 
 
 @pytest.mark.parametrize(
@@ -166,23 +166,23 @@ def test_one_process_and_several_ranks_differ_by_more_than_rounding(many, kind):
 @pytest.mark.parametrize(
     ("found", "words"),
     [
-        (Difference("loss", ("1 rank", "2 ranks"), (0, 0), factor=0.5, ranks=2, values=(1.0, 0.5)), "summed=True"),
-        (Difference("loss", ("1 rank", "3 ranks"), (0, 0), factor=3.0, ranks=3, values=(1.0, 3.0)), "world_size"),
-        (Difference("loss", ("1 rank", "2 ranks"), (0, 4), factor=0.9, ranks=2, values=(1.0, 0.9)), "rt.mean"),
-        (Difference("settings", ("1 rank", "2 ranks"), (0, 0), "lr", (0.1, 0.2), rank=0, ranks=2), "leave it out"),
-        (Difference("hang", ("2 ranks",), (0, 3), "train.py:9", ([1], [0]), ranks=2), "on one rank alone"),
-        (Difference("untrained", ("2 ranks", "2 ranks, stopped and resumed"), None, "a", (1.0, 2.0)), "rt.prepare"),
+        (Mismatch("loss", ("1 rank", "2 ranks"), (0, 0), factor=0.5, ranks=2, values=(1.0, 0.5)), "summed=True"),
+        (Mismatch("loss", ("1 rank", "3 ranks"), (0, 0), factor=3.0, ranks=3, values=(1.0, 3.0)), "world_size"),
+        (Mismatch("loss", ("1 rank", "2 ranks"), (0, 4), factor=0.9, ranks=2, values=(1.0, 0.9)), "rt.mean"),
+        (Mismatch("settings", ("1 rank", "2 ranks"), (0, 0), "lr", (0.1, 0.2), rank=0, ranks=2), "leave it out"),
+        (Mismatch("hang", ("2 ranks",), (0, 3), "train.py:9", ([1], [0]), ranks=2), "on one rank alone"),
+        (Mismatch("untrained", ("2 ranks", "2 ranks, stopped and resumed"), None, "a", (1.0, 2.0)), "rt.prepare"),
     ],
 )
 def test_a_difference_has_one_line_and_its_usual_causes(found, words):
-    assert "\n" not in describe(found)
+    assert "\n" not in describe_mismatch(found)
     assert any(words in cause.cause + cause.instead for cause in list_causes(found))
 
 
 def test_every_cause_fits_some_difference():
     kinds = ("failed", "loss", "gradients", "settings", "steps", "modes", "attributes", "weights", "untrained", "hang")
     made = [
-        Difference(kind, runs, (0, step), "no CUDA", (1.0, 2.0), factor=factor, rank=1, ranks=2)
+        Mismatch(kind, runs, (0, step), "no CUDA", (1.0, 2.0), factor=factor, rank=1, ranks=2)
         for kind in kinds
         for runs in (("1 rank", "2 ranks"), ("2 ranks", "2 ranks, stopped and resumed"))
         for step in (0, 3)
@@ -192,7 +192,7 @@ def test_every_cause_fits_some_difference():
 
 
 def test_what_depends_on_the_batch_by_definition_is_said_beside_a_loss_that_differs():
-    loss = Difference("loss", ("1 rank", "2 ranks"), (0, 0), values=(1.0, 0.9), factor=0.9, ranks=2)
+    loss = Mismatch("loss", ("1 rank", "2 ranks"), (0, 0), values=(1.0, 0.9), factor=0.9, ranks=2)
     result = Verification(8, (), (loss,), whole=True, definition=("pairs",))
     assert "InfoNCE" in format_verification("train.py", result)
     assert verification_record("train.py", result)["by_definition"]
@@ -205,7 +205,7 @@ def test_printed_numbers_are_compared_and_other_words_are_not():
 
 def test_the_line_of_a_stack_is_the_scripts_own():
     stack = 'File "/x/lib/python3/torch/a.py", line 3 in f\n  File "/home/me/train.py", line 9 in <module>\n'
-    assert find_line(stack) == "train.py:9"
+    assert find_script_line(stack) == "train.py:9"
 
 
 def test_a_working_folder_has_copies_of_small_files_and_links_to_large_ones(tmp_path):

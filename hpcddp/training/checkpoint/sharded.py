@@ -28,12 +28,12 @@ from hpcddp.training.torch_compat import end_of_saving, is_failed_write, load_me
 
 def write_tensors(folder: Path, tensors: Mapping[str, Tensor]) -> None:
     """Write tensors, which may be sharded, by name; returns when all ranks have. A collective on the default group."""
-    save(dict(tensors), storage_writer=_Writer(folder))
+    save(dict(tensors), storage_writer=_TensorWriter(folder))
 
 
 def start_writing(folder: Path, tensors: Mapping[str, Tensor], ranks: Any) -> Future[Any]:
     """Copy the tensors and return; a thread writes the copy. `ranks` is a gloo group for this purpose only."""
-    return end_of_saving(async_save(dict(tensors), storage_writer=_Writer(folder), process_group=ranks))
+    return end_of_saving(async_save(dict(tensors), storage_writer=_TensorWriter(folder), process_group=ranks))
 
 
 def read_tensors(folder: Path, tensors: Mapping[str, Tensor]) -> None:
@@ -42,7 +42,7 @@ def read_tensors(folder: Path, tensors: Mapping[str, Tensor]) -> None:
     RequestError, on every rank, if one cannot read its part.
     """
     try:
-        load(dict(tensors), storage_reader=_Reader(folder))
+        load(dict(tensors), storage_reader=_TensorReader(folder))
     except CheckpointException as error:
         raise RequestError(
             f"checkpoint {folder} could not be read with torch {torch.__version__}: {describe_cause(error)}",
@@ -50,7 +50,7 @@ def read_tensors(folder: Path, tensors: Mapping[str, Tensor]) -> None:
         ) from error
 
 
-class _Writer(FileSystemWriter):
+class _TensorWriter(FileSystemWriter):
     """What DCP does between its collectives."""
 
     @at_files()
@@ -62,7 +62,7 @@ class _Writer(FileSystemWriter):
         super().finish(*args, **kwargs)
 
 
-class _Reader(FileSystemReader):
+class _TensorReader(FileSystemReader):
     @at_files()
     def read_data(self, *args: Any, **kwargs: Any) -> Any:
         return super().read_data(*args, **kwargs)
