@@ -38,6 +38,14 @@ settings.register_profile("same", _CALM, derandomize=True, max_examples=50)
 settings.register_profile("random", _CALM, derandomize=False, max_examples=1000)
 settings.load_profile("same")
 
+# Hypothesis also draws constants of the modules that are loaded, and which those are depends on the tests that the same
+# process ran before. `same` draws none of them.
+with contextlib.suppress(ImportError, AttributeError):  # older releases have no such constants
+    from hypothesis.internal.conjecture import providers
+
+    _of_modules, _NONE = providers._get_local_constants, providers.Constants()
+    providers._get_local_constants = lambda: _NONE if settings.default.derandomize else _of_modules()
+
 # What a program may inherit from whoever runs the tests: nothing that a launcher or a scheduler set.
 _INHERITED = ("HOME", "LANG", "TMPDIR", "USER", "SSL_CERT_FILE", "PIP_", "SOURCE_DATE_EPOCH", "XDG_CONFIG_DIRS")
 
