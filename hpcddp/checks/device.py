@@ -21,7 +21,7 @@ _SIZE, _BYTES, _TIMES_S = 8192, 1 << 28, 0.5
 _SMALL, _PINGS = 1, 20
 
 
-def look() -> dict[str, Any]:
+def find_versions() -> dict[str, Any]:
     """Versions, and how many devices torch sees."""
     cuda = torch.version.cuda or torch.version.hip
     nccl = ".".join(map(str, torch.cuda.nccl.version())) if torch.version.cuda else None  # type: ignore[no-untyped-call]
@@ -99,12 +99,12 @@ def free_port() -> int:
         return int(listener.getsockname()[1])
 
 
-def main() -> None:
+def answer_orders() -> None:
     """Answer until the input ends."""
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what libraries print is no answer
     torch.set_num_threads(1)
-    print(json.dumps(look()), file=answers, flush=True)
+    print(json.dumps(find_versions()), file=answers, flush=True)
     for line in sys.stdin:
         order = json.loads(line)
         what = {"measure": measure, "exchange": exchange}[order.pop("do")]
@@ -116,4 +116,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    answer_orders()

@@ -20,8 +20,8 @@ import time
 from contextlib import suppress
 
 from hpcddp.checks.environment import FAILED, NOT_ASKED, OK, WARNING, Check
-from hpcddp.checks.links import Exchange, count_rounds, find_slow, judge_links, plan_round
-from hpcddp.checks.node import MARK, Gpu, Job, Process, judge_nodes, judge_ranks, read_node, read_process
+from hpcddp.checks.links import LinkSpeed, count_rounds, find_slow, judge_links, plan_round
+from hpcddp.checks.node import MARK, CheckedJob, Gpu, Process, judge_nodes, judge_ranks, read_node, read_process
 from hpcddp.ranks.reach import list_addresses
 from hpcddp.record import TYPE_CHECKING, Record
 from hpcddp.schedulers.allocation import same_host
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from typing import IO, Any
 
     from hpcddp.checks.links import Pair
-    from hpcddp.checks.node import Node
+    from hpcddp.checks.node import CheckedNode
 
 LOOK_S, NAME_S, PAIR_S, ALL_S, CLOCK_S = 30.0, 5.0, 8.0, 8.0, 1.0
 #: After which no further round begins.
@@ -42,8 +42,8 @@ _TRIES = 3  # of a pair, until it is believed to be slow
 _END_S = 5.0
 
 
-class Asked(Record):
-    """What a job is asked for. `hosts`: those that should answer, where they are known. `folders`: where it writes.
+class CheckRequest(Record):
+    """What to check. `hosts`: those that should answer, where they are known. `folders`: where it writes.
     `line`: the job file's own check. `fast`: without torch and links. `patience`: by how much all limits are longer.
     `variables`: those that the launcher needs."""
 
@@ -58,14 +58,14 @@ class Asked(Record):
     variables: Mapping[str, str] = {}  # never written to
 
 
-class Verdict(Record):
+class CheckReport(Record):
     """What was found. `hosts`: name -> its state. `checks`: with their host, "" for the launch as a whole. `pairs`:
     what was exchanged, and by what means. `all_reduce_gbps`: None: it was not tried."""
 
     hosts: Mapping[str, str]
     checks: tuple[tuple[str, Check], ...]
     ranks: int = 0
-    pairs: Mapping[Pair, Exchange] = {}  # never written to
+    pairs: Mapping[Pair, LinkSpeed] = {}  # never written to
     means: str = ""
     all_reduce_gbps: float | None = None
     seconds: float = 0.0
@@ -77,12 +77,12 @@ class Verdict(Record):
 
 
 class _Caller:
-    """A process that has called. `asked`: number of an order -> what hears the answer."""
+    """A process that has called. `pending`: number of an order -> what hears the answer."""
 
     def __init__(self, connection: socket.socket) -> None:
         self.connection = connection
         self.process: Process | None = None
-        self.asked: dict[int, Callable[[dict[str, Any]], None]] = {}
+        self.pending: dict[int, Callable[[dict[str, Any]], None]] = {}
         self.rest = b""
         self.is_gone = self.is_measured = False
 
@@ -90,8 +90,8 @@ class _Caller:
 class Checker:
     """Hears the processes of one launch."""
 
-    def __init__(self, asked: Asked, env: Mapping[str, str], tell: Callable[[bytes], None]) -> None:
-        self._asked, self._env, self._tell = asked, env, tell
+    def __init__(self, request: CheckRequest, env: Mapping[str, str], tell: Callable[[bytes], None]) -> None:
+        self._request, self._env, self._tell = request, env, tell
         both = socket.has_dualstack_ipv6()
         family = socket.AF_INET6 if both else socket.AF_INET
         self._listener = socket.create_server(("", 0), family=family, backlog=4096, dualstack_ipv6=both)
@@ -99,19 +99,19 @@ class Checker:
         self._callers: list[_Caller] = []
         self._number = 0
         self._began = time.monotonic()
-        self._pair_s, self._all_s = PAIR_S * asked.patience, ALL_S * asked.patience
+        self._pair_s, self._all_s = PAIR_S * request.patience, ALL_S * request.patience
         self._unreached: list[tuple[Process, str]] = []
         self._launcher: subprocess.Popen[bytes] | None = None
-        self.nodes: dict[str, Node] = {}
+        self.nodes: dict[str, CheckedNode] = {}
         self._leaders: dict[str, _Caller] = {}
 
     # The launch.
 
-    def check(self) -> Verdict:
+    def check(self) -> CheckReport:
         """Start, hear, judge, and end what was started."""
         try:
             self._start()
-            self._hear(self._is_complete, self._began + LOOK_S * self._asked.patience)
+            self._hear(self._is_complete, self._began + LOOK_S * self._request.patience)
             self._set_clocks()
             self._find_names()
             return self._judge()
@@ -121,9 +121,9 @@ class Checker:
     def _start(self) -> None:
         addresses = ",".join(list_addresses(self._env, os.uname().nodename))
         port = str(self._listener.getsockname()[1])
-        process = [self._asked.python, "-m", "hpcddp.checks.process", f"{self._key}:{port}:{addresses}"]
+        process = [self._request.python, "-m", "hpcddp.checks.process", f"{self._key}:{port}:{addresses}"]
         self._launcher = subprocess.Popen(
-            [*self._asked.words, *process],
+            [*self._request.words, *process],
             env=dict(self._env),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
@@ -173,7 +173,7 @@ class Checker:
                 if not caller.is_gone and caller.connection.fileno() in ready and not self._read(caller):
                     poll.unregister(caller.connection)
                     caller.is_gone = True
-                    caller.asked.clear()
+                    caller.pending.clear()
 
     def _read(self, caller: _Caller) -> bool:
         """Whether the connection is still there."""
@@ -187,7 +187,7 @@ class Checker:
                 said = json.loads(line)
                 if caller.process is None:
                     self._greet(caller, said)
-                elif (heard := caller.asked.pop(said.pop("id"), None)) is not None:
+                elif (heard := caller.pending.pop(said.pop("id"), None)) is not None:
                     heard(said)
             except (ValueError, KeyError, TypeError, AttributeError):
                 return False  # somebody else's program
@@ -201,7 +201,7 @@ class Checker:
             self._measure(caller)
         elif process.host not in self._leaders:
             self._leaders[process.host] = caller
-            order = {"folders": self._asked.folders, "line": self._asked.line}
+            order = {"folders": self._request.folders, "line": self._request.line}
             self._order(caller, lambda answer: self._note_node(process.host, answer), "look", **order)
 
     def _note_node(self, host: str, answer: dict[str, Any]) -> None:
@@ -214,7 +214,7 @@ class Checker:
     def _measure(self, caller: _Caller) -> None:
         assert caller.process is not None
         leads = self._leaders[caller.process.host] is caller
-        order = {"fast": self._asked.fast, "patience": self._asked.patience, "leads": leads}
+        order = {"fast": self._request.fast, "patience": self._request.patience, "leads": leads}
         self._order(caller, lambda answer: self._note(caller, answer), "measure", **order)
 
     def _note(self, caller: _Caller, answer: dict[str, Any]) -> None:
@@ -232,11 +232,11 @@ class Checker:
 
     def _order(self, caller: _Caller, heard: Callable[[dict[str, Any]], None], what: str, **order: object) -> None:
         self._number += 1
-        caller.asked[self._number] = heard
+        caller.pending[self._number] = heard
         try:
             caller.connection.sendall(json.dumps({"id": self._number, "do": what, **order}).encode() + b"\n")
         except OSError:
-            del caller.asked[self._number]
+            del caller.pending[self._number]
 
     def ask(self, orders: Mapping[str, tuple[str, Mapping[str, Any]]], limit_s: float) -> dict[str, dict[str, Any]]:
         """What the nodes answer to these orders, all given at once; one that does not answer in time is left out."""
@@ -247,7 +247,7 @@ class Checker:
                 self._order(caller, lambda answer, host=host: answers.__setitem__(host, answer), what, **order)  # type: ignore[misc]
         wanted = [host for host in orders if not self._leaders[host].is_gone]
         done = lambda: all(host in answers or self._leaders[host].is_gone for host in wanted)  # noqa: E731
-        self._hear(done, time.monotonic() + limit_s * self._asked.patience)
+        self._hear(done, time.monotonic() + limit_s * self._request.patience)
         return answers
 
     # Clocks, and rank 0's name.
@@ -277,7 +277,7 @@ class Checker:
             "host": where["address"],
             "port": where["port"],
             "token": token,
-            "limit_s": NAME_S * self._asked.patience,
+            "limit_s": NAME_S * self._request.patience,
         }
         orders: dict[str, tuple[str, Mapping[str, Any]]] = dict.fromkeys(others, ("reach", call))
         self.ask({rank_0: ("greet", {"token": token})}, NAME_S)
@@ -296,9 +296,9 @@ class Checker:
 
     # Links.
 
-    def _exchange(self, hosts: Sequence[str], on_gpu: bool) -> dict[Pair, Exchange]:
+    def _exchange(self, hosts: Sequence[str], on_gpu: bool) -> dict[Pair, LinkSpeed]:
         """What the pairs have measured, round after round; a slow one is tried again."""
-        found: dict[Pair, Exchange] = {}
+        found: dict[Pair, LinkSpeed] = {}
         for number in range(count_rounds(len(hosts))):
             if not self._has_time(PAIR_S):
                 break
@@ -318,9 +318,9 @@ class Checker:
 
     def _has_time(self, needed_s: float) -> bool:
         """Whether another part may begin that takes so long at most."""
-        return time.monotonic() - self._began < (MOST_S - needed_s) * self._asked.patience
+        return time.monotonic() - self._began < (MOST_S - needed_s) * self._request.patience
 
-    def _run_round(self, pairs: Sequence[Pair], on_gpu: bool) -> dict[Pair, Exchange]:
+    def _run_round(self, pairs: Sequence[Pair], on_gpu: bool) -> dict[Pair, LinkSpeed]:
         where = self.ask({a: ("listen", {"port": None}) for a, _ in pairs}, NAME_S)
         orders: dict[str, tuple[str, Mapping[str, Any]]] = {}
         for a, b in pairs:
@@ -336,8 +336,8 @@ class Checker:
         found = {}
         for pair in pairs:
             said = answers.get(pair[1], {"error": f"no answer in {self._pair_s:.0f} s"})
-            numbers = {name: said[name] for name in Exchange._fields if name in said}
-            found[pair] = Exchange(**numbers)
+            numbers = {name: said[name] for name in LinkSpeed._fields if name in said}
+            found[pair] = LinkSpeed(**numbers)
         return found
 
     def _reduce(self, hosts: Sequence[str]) -> tuple[float | None, str]:
@@ -351,19 +351,19 @@ class Checker:
         wrong = [f"{host}: {error}" for host, error in errors if error]
         return (None, wrong[0]) if wrong else (answers[hosts[0]]["all_reduce_gbps"], "")
 
-    # The verdict.
+    # The report.
 
-    def _judge(self) -> Verdict:
+    def _judge(self) -> CheckReport:
         processes = tuple(caller.process for caller in self._callers if caller.process is not None)
-        job = Job(tuple(self.nodes.values()), processes, self._asked.gpus_per_node)
+        job = CheckedJob(tuple(self.nodes.values()), processes, self._request.gpus_per_node)
         everybody = (*processes, *(process for process, _ in self._unreached))
         checks = [*self._list_silent(everybody), *judge_ranks(everybody, self._expected(everybody)), *judge_nodes(job)]
         failed = {host for host, check in checks if check.state == FAILED}
         good = [host for host in self.nodes if host not in failed]
         on_gpu = bool(good) and all(self.nodes[host].gpus for host in good)
-        pairs: dict[Pair, Exchange] = {}
+        pairs: dict[Pair, LinkSpeed] = {}
         rate, means = None, "NCCL" if on_gpu else "TCP"
-        if not self._asked.fast and len(good) > 1:
+        if not self._request.fast and len(good) > 1:
             pairs = self._exchange(good, on_gpu)
             checks += judge_links(pairs, by_tcp=not on_gpu)
             slow = {host for host, check in checks if check.state == FAILED}
@@ -376,12 +376,12 @@ class Checker:
         for state in (WARNING, FAILED):
             states.update({host: state for host, check in checks if host and check.state == state})
         seconds = time.monotonic() - self._began
-        return Verdict(states, tuple(checks), len(processes), pairs, means, rate, seconds)
+        return CheckReport(states, tuple(checks), len(processes), pairs, means, rate, seconds)
 
     def _expected(self, everybody: Sequence[Process]) -> list[str]:
         """The hosts that should be there, by the names that they give themselves where they have come."""
         there = [*dict.fromkeys(process.host for process in everybody)]
-        own = [next((one for one in there if same_host(host, one)), host) for host in self._asked.hosts]
+        own = [next((one for one in there if same_host(host, one)), host) for host in self._request.hosts]
         return [*own, *(host for host in there if host not in own)]
 
     def _list_silent(self, everybody: Sequence[Process]) -> Iterator[tuple[str, Check]]:
@@ -390,10 +390,10 @@ class Checker:
             remedy = "open the ports between the job's nodes; a site's recipe for its network: rendezvous"
             yield process.host, Check("checker's port", why, remedy, FAILED)
         there = {process.host for process in everybody}
-        limit_s = LOOK_S * self._asked.patience
+        limit_s = LOOK_S * self._request.patience
         late = f"did not answer in {limit_s:.0f} s"
         if not there and self._launcher is not None and (status := self._launcher.poll()) is not None:
-            what = self._asked.words[0] if self._asked.words else self._asked.python
+            what = self._request.words[0] if self._request.words else self._request.python
             told = f"{what} ended with status {status}, and no process called"
             yield "", Check("launcher", told, "what it has printed says why", FAILED)
             return
@@ -422,36 +422,36 @@ class Checker:
 # What people and programs are shown.
 
 
-def format_verdict(verdict: Verdict) -> str:
+def format_report(report: CheckReport) -> str:
     """For people: what is wrong first, then the numbers, the sum last."""
     lines = []
-    for host, check in verdict.checks:
+    for host, check in report.checks:
         where = f"{host}: " if host else ""
         lines += [f"{check.state:8} {where}{check.name}: {check.message}", f"{'':9}hint: {check.remedy}"]
-    good = sorted(one.gbps for one in verdict.pairs.values() if not one.error)
+    good = sorted(one.gbps for one in report.pairs.values() if not one.error)
     if good:
-        times = sorted(one.ms for one in verdict.pairs.values() if not one.error)
+        times = sorted(one.ms for one in report.pairs.values() if not one.error)
         middle = len(good) // 2
         span = f"{good[0]:.3g} to {good[-1]:.3g} Gb/s, median " if len(good) > 1 else ""
-        told = f"{verdict.means}, {format_count(len(good), 'pair')}: {span}{good[middle]:.3g} Gb/s"
+        told = f"{report.means}, {format_count(len(good), 'pair')}: {span}{good[middle]:.3g} Gb/s"
         lines.append(f"{'links':8} {told} and {times[middle]:.3g} ms")
-    if verdict.all_reduce_gbps is not None:
-        lines.append(f"{'links':8} all-reduce over the hosts: {verdict.all_reduce_gbps:.3g} Gb/s")
-    failed = [host for host, state in verdict.hosts.items() if state == FAILED]
-    count = f"{format_count(len(verdict.hosts), 'host')}, {format_count(verdict.ranks, 'process')}"
-    sum_up = f"failed: {', '.join(failed)}" if failed else "passed" if verdict.is_well else "failed"
-    return "".join(f"{line}\n" for line in [*lines, f"{count} in {verdict.seconds:.1f} s: {sum_up}"])
+    if report.all_reduce_gbps is not None:
+        lines.append(f"{'links':8} all-reduce over the hosts: {report.all_reduce_gbps:.3g} Gb/s")
+    failed = [host for host, state in report.hosts.items() if state == FAILED]
+    count = f"{format_count(len(report.hosts), 'host')}, {format_count(report.ranks, 'process')}"
+    sum_up = f"failed: {', '.join(failed)}" if failed else "passed" if report.is_well else "failed"
+    return "".join(f"{line}\n" for line in [*lines, f"{count} in {report.seconds:.1f} s: {sum_up}"])
 
 
-def verdict_record(verdict: Verdict) -> dict[str, Any]:
+def report_record(report: CheckReport) -> dict[str, Any]:
     """For programs."""
     return {
-        "ok": verdict.is_well,
-        "hosts": dict(verdict.hosts),
-        "checks": [{"host": host, **check._asdict()} for host, check in verdict.checks],
-        "ranks": verdict.ranks,
-        "links": [{"hosts": [*pair], **one._asdict()} for pair, one in verdict.pairs.items()],
-        "means": verdict.means,
-        "all_reduce_gbps": verdict.all_reduce_gbps,
-        "seconds": round(verdict.seconds, 2),
+        "ok": report.is_well,
+        "hosts": dict(report.hosts),
+        "checks": [{"host": host, **check._asdict()} for host, check in report.checks],
+        "ranks": report.ranks,
+        "links": [{"hosts": [*pair], **one._asdict()} for pair, one in report.pairs.items()],
+        "means": report.means,
+        "all_reduce_gbps": report.all_reduce_gbps,
+        "seconds": round(report.seconds, 2),
     }

@@ -24,7 +24,7 @@ _SLOW_TCP, _LEAST_TCP_GBPS = 1 / 5, 1.0
 _LATE = 10.0  # times the median, and so many milliseconds
 
 
-class Exchange(Record):
+class LinkSpeed(Record):
     """What two hosts have measured. `gbps`: the slower of both directions. `error`: why nothing was."""
 
     gbps: float = 0.0
@@ -37,7 +37,7 @@ def count_rounds(hosts: int) -> int:
     return 0 if hosts < 2 else (hosts - 1 + hosts % 2) if hosts <= ALL_PAIRS else 2
 
 
-def plan_round(hosts: Sequence[str], number: int, found: Mapping[Pair, Exchange]) -> list[Pair]:
+def plan_round(hosts: Sequence[str], number: int, found: Mapping[Pair, LinkSpeed]) -> list[Pair]:
     """The pairs of one round, which exchange side by side. Of few hosts all pairs come, one round after the other. Of
     many the second round pairs a slow host with a fast one, by what the first has found: the slow one is slow again."""
     if len(hosts) <= ALL_PAIRS:
@@ -69,19 +69,19 @@ def _turn(hosts: list[str], number: int) -> list[Pair]:
     return [(a, b) for a, b in pairs if a and b]
 
 
-def find_usual(found: Mapping[Pair, Exchange]) -> Exchange:
+def find_usual(found: Mapping[Pair, LinkSpeed]) -> LinkSpeed:
     """The median of the hosts, each by the best of its links: a slow host makes all links of a small job's others slow,
     and none of their best."""
     hosts = {host for pair in found for host in pair}
     of_hosts = [[one for pair, one in found.items() if host in pair and not one.error] for host in hosts]
     known = [links for links in of_hosts if links]
     if not known:
-        return Exchange(error="no pair has exchanged anything")
+        return LinkSpeed(error="no pair has exchanged anything")
     best = [(max(one.gbps for one in links), min(one.ms for one in links)) for links in known]
-    return Exchange(median(rate for rate, _ in best), median(ms for _, ms in best))
+    return LinkSpeed(median(rate for rate, _ in best), median(ms for _, ms in best))
 
 
-def find_slow(found: Mapping[Pair, Exchange], *, by_tcp: bool) -> set[Pair]:
+def find_slow(found: Mapping[Pair, LinkSpeed], *, by_tcp: bool) -> set[Pair]:
     """The pairs that have exchanged nothing, or far more slowly than the median."""
     usual = find_usual(found)
     least = min(usual.gbps * _SLOW_TCP, _LEAST_TCP_GBPS) if by_tcp else usual.gbps * _SLOW
@@ -89,7 +89,7 @@ def find_slow(found: Mapping[Pair, Exchange], *, by_tcp: bool) -> set[Pair]:
     return {pair for pair, one in found.items() if one.error or one.gbps < least or one.ms > late}
 
 
-def judge_links(found: Mapping[Pair, Exchange], *, by_tcp: bool) -> Iterator[tuple[str, Check]]:
+def judge_links(found: Mapping[Pair, LinkSpeed], *, by_tcp: bool) -> Iterator[tuple[str, Check]]:
     """The slow hosts, and the slow links between hosts that are not slow themselves, each with what was measured. A
     host is slow if each of its links is, and the others are not slow without it; one of two hosts cannot be named."""
     slow = find_slow(found, by_tcp=by_tcp)
@@ -114,7 +114,7 @@ def judge_links(found: Mapping[Pair, Exchange], *, by_tcp: bool) -> Iterator[tup
         )
 
 
-def _say(pair: Pair, one: Exchange) -> str:
+def _say(pair: Pair, one: LinkSpeed) -> str:
     name = " with ".join(pair)
     return f"{name}: {one.error}" if one.error else f"{name} {one.gbps:.3g} Gb/s, {one.ms:.3g} ms"
 
@@ -140,7 +140,7 @@ def serve_exchange(listener: socket.socket, limit_s: float) -> None:
         _send(caller)
 
 
-def run_exchange(address: str, port: int, limit_s: float) -> Exchange:
+def run_exchange(address: str, port: int, limit_s: float) -> LinkSpeed:
     """The calling side: what was measured."""
     try:
         with socket.create_connection((address, port), limit_s) as connection:
@@ -150,7 +150,7 @@ def run_exchange(address: str, port: int, limit_s: float) -> Exchange:
                 began = time.perf_counter()
                 connection.sendall(b".")
                 if not connection.recv(1):
-                    return Exchange(error="the connection was closed")
+                    return LinkSpeed(error="the connection was closed")
                 times.append(time.perf_counter() - began)
             _send(connection)
             connection.settimeout(limit_s)
@@ -159,9 +159,9 @@ def run_exchange(address: str, port: int, limit_s: float) -> Exchange:
             back = _receive(connection)
     except (OSError, ValueError) as error:
         said = "no answer" if isinstance(error, TimeoutError) else getattr(error, "strerror", None) or str(error)
-        return Exchange(error=said.lower())
+        return LinkSpeed(error=said.lower())
     rate = min(there, back)
-    return Exchange(rate, min(times) * 1000, "" if rate else "nothing came in a second")
+    return LinkSpeed(rate, min(times) * 1000, "" if rate else "nothing came in a second")
 
 
 def _send(connection: socket.socket) -> None:

@@ -55,7 +55,7 @@ class Process(Record):
     found: tuple[tuple[str, str, str, str], ...] = ()  # of the checks of its environment
 
 
-class Node(Record):
+class CheckedNode(Record):
     """One node. `cpus`: how many its processes may use at once, by affinity and control group. `disks`: a folder ->
     MiB and files that may still be written, and why a small one could not be. `reach`: why it does not reach rank 0 by
     the name and address that the ranks will take. `clock_s`: how far its clock is before the checker's, at least.
@@ -81,10 +81,10 @@ class Node(Record):
     resolve_error: str = ""
 
 
-class Job(Record):
+class CheckedJob(Record):
     """All that has answered, and what was asked for."""
 
-    nodes: tuple[Node, ...]
+    nodes: tuple[CheckedNode, ...]
     processes: tuple[Process, ...]
     gpus_per_node: int = 0
 
@@ -97,10 +97,10 @@ class Job(Record):
 MARK = "hpcddp-check: "
 
 
-def read_node(said: Mapping[str, Any]) -> Node:
+def read_node(said: Mapping[str, Any]) -> CheckedNode:
     """The node of an answer."""
     gpus = tuple(Gpu(**gpu) for gpu in said["gpus"])
-    return Node(**{**said, "gpus": gpus, "leftover": tuple(said["leftover"])})
+    return CheckedNode(**{**said, "gpus": gpus, "leftover": tuple(said["leftover"])})
 
 
 def read_process(said: Mapping[str, Any]) -> Process:
@@ -138,7 +138,7 @@ FLOORS = {
 }
 
 
-def check_cpus(node: Node, job: Job) -> Found:
+def check_cpus(node: CheckedNode, job: CheckedJob) -> Found:
     """A node whose processes may use far fewer CPUs than on the others: by affinity, or a control group's quota."""
     usual = _median(job, "cpus")
     if node.cpus is None or usual is None or node.cpus >= usual * _OF_MEDIAN:
@@ -147,7 +147,7 @@ def check_cpus(node: Node, job: Job) -> Found:
     return told, "look for another job's control group or a limit there: cat /sys/fs/cgroup/cpu.max; taskset -p $$"
 
 
-def check_oversubscribed(node: Node, job: Job) -> Found:
+def check_oversubscribed(node: CheckedNode, job: CheckedJob) -> Found:
     """More ranks than CPUs: each waits for the others."""
     ranks = len(job.of(node.host))
     if node.cpus is None or ranks <= max(node.cpus, 1):
@@ -156,7 +156,7 @@ def check_oversubscribed(node: Node, job: Job) -> Found:
     return told, "fewer --ranks-per-node, or more CPUs for each: --cpus-per-rank"
 
 
-def check_affinity(node: Node, job: Job) -> Found:
+def check_affinity(node: CheckedNode, job: CheckedJob) -> Found:
     """Ranks that are bound to the same CPUs, and to fewer than there are ranks."""
     masks = Counter(process.cpus for process in job.of(node.host) if process.cpus)
     for cpus, ranks in masks.items():
@@ -167,7 +167,7 @@ def check_affinity(node: Node, job: Job) -> Found:
     return None
 
 
-def check_cpu_speed(node: Node, job: Job) -> Found:
+def check_cpu_speed(node: CheckedNode, job: CheckedJob) -> Found:
     """A CPU that computes far more slowly than the others'."""
     usual = _median(job, "cpu_speed")
     if node.cpu_speed is None or usual is None or node.cpu_speed >= usual / 3:
@@ -176,28 +176,28 @@ def check_cpu_speed(node: Node, job: Job) -> Found:
     return told, "leave the node out, and tell the site: it may be hot, or its clock held down"
 
 
-def check_full_shm(node: Node, _job: Job) -> Found:
+def check_full_shm(node: CheckedNode, _job: CheckedJob) -> Found:
     """A /dev/shm without room: what an earlier job has left there keeps NCCL from starting."""
     if node.shm_mb is None or node.shm_mb >= _LEAST_SHM_MB:
         return None
     return f"{SHM} has room for {node.shm_mb} MiB", f"remove what lies there: ls -l {SHM}"
 
 
-def check_small_shm(node: Node, _job: Job) -> Found:
+def check_small_shm(node: CheckedNode, _job: CheckedJob) -> Found:
     """A small /dev/shm: loader processes hand batches over in it, and die by SIGBUS."""
     if node.shm_mb is None or not _LEAST_SHM_MB <= node.shm_mb < _SMALL_SHM_MB:
         return None
     return f"{SHM} has room for {node.shm_mb} MiB", f"in a container: --shm-size=8g, or --bind {SHM}"
 
 
-def check_files(node: Node, _job: Job) -> Found:
+def check_files(node: CheckedNode, _job: CheckedJob) -> Found:
     """Too few open files for ranks with loader processes."""
     if node.files is None or node.files >= _LEAST_FILES:
         return None
     return f"a process may open {node.files} files", f"ulimit -n {_LEAST_FILES}, before the job's command"
 
 
-def check_disk(node: Node, _job: Job) -> Found:
+def check_disk(node: CheckedNode, _job: CheckedJob) -> Found:
     """A folder of the job that is full, that its quota has used up, or that cannot be written."""
     for folder, (free_mb, files, error) in node.disks.items():
         if error:
@@ -209,7 +209,7 @@ def check_disk(node: Node, _job: Job) -> Found:
     return None
 
 
-def check_memory(node: Node, job: Job) -> Found:
+def check_memory(node: CheckedNode, job: CheckedJob) -> Found:
     """Memory that something else holds: far less is free than on the other nodes."""
     usual = _median(job, "free_mb")
     if node.free_mb is None or usual is None or node.free_mb >= usual * _OF_MEDIAN:
@@ -220,7 +220,7 @@ def check_memory(node: Node, job: Job) -> Found:
     )
 
 
-def check_leftover(node: Node, _job: Job) -> Found:
+def check_leftover(node: CheckedNode, _job: CheckedJob) -> Found:
     """Processes of an earlier job that still hold a GPU, or a GPU's memory that nobody owns up to."""
     held = [gpu for gpu in node.gpus if gpu.used_mb > _LEFT_MB]
     if not node.leftover and not held:
@@ -230,7 +230,7 @@ def check_leftover(node: Node, _job: Job) -> Found:
     return "; ".join(filter(None, (who, memory))), f"end it, or tell the site: nvidia-smi on {node.host}"
 
 
-def check_gpu_count(node: Node, job: Job) -> Found:
+def check_gpu_count(node: CheckedNode, job: CheckedJob) -> Found:
     """Fewer GPUs than the job has on each node."""
     if node.smi_error:
         return node.smi_error, f"nvidia-smi on {node.host}; tell the site"
@@ -240,7 +240,7 @@ def check_gpu_count(node: Node, job: Job) -> Found:
     return told, f"nvidia-smi -L on {node.host}; tell the site"
 
 
-def check_gpu_memory(node: Node, _job: Job) -> Found:
+def check_gpu_memory(node: CheckedNode, _job: CheckedJob) -> Found:
     """A GPU whose memory has had uncorrectable errors, or waits for a reset to take a row or page out of use."""
     for gpu in node.gpus:
         if gpu.is_pending:
@@ -251,7 +251,7 @@ def check_gpu_memory(node: Node, _job: Job) -> Found:
     return None
 
 
-def check_gpu_answer(node: Node, _job: Job) -> Found:
+def check_gpu_answer(node: CheckedNode, _job: CheckedJob) -> Found:
     """A GPU that computes nothing: it hangs, or its driver is too old for this torch."""
     ill = [gpu for gpu in node.gpus if gpu.error]
     if not ill:
@@ -260,7 +260,7 @@ def check_gpu_answer(node: Node, _job: Job) -> Found:
     return told, f"nvidia-smi on {node.host}; a torch for its driver: https://pytorch.org/get-started"
 
 
-def check_gpu_speed(node: Node, job: Job) -> Found:
+def check_gpu_speed(node: CheckedNode, job: CheckedJob) -> Found:
     """A GPU below the floor of its type, or far below the median of the job's."""
     for gpu in node.gpus:
         floors = next((row for part, row in FLOORS.items() if part in gpu.name), (0, 0))
@@ -276,7 +276,7 @@ def check_gpu_speed(node: Node, job: Job) -> Found:
     return None
 
 
-def check_shared_gpu(node: Node, job: Job) -> Found:
+def check_shared_gpu(node: CheckedNode, job: CheckedJob) -> Found:
     """Two ranks that would take one GPU, which NCCL refuses."""
     owner: dict[str, int | None] = {}
     for process in job.of(node.host):
@@ -288,14 +288,14 @@ def check_shared_gpu(node: Node, job: Job) -> Found:
     return None
 
 
-def check_torch(node: Node, _job: Job) -> Found:
+def check_torch(node: CheckedNode, _job: CheckedJob) -> Found:
     """A Python that does not import torch there."""
     if not node.torch_error:
         return None
     return f"torch cannot be imported: {node.torch_error}", "import it on that node; is its folder seen there?"
 
 
-def check_versions(node: Node, job: Job) -> Found:
+def check_versions(node: CheckedNode, job: CheckedJob) -> Found:
     """Another Python, torch, CUDA, NCCL, driver or hpcddp than on most nodes."""
     for what in sorted({name for one in job.nodes for name in one.versions}):
         seen = [one.versions[what] for one in job.nodes if what in one.versions]
@@ -306,7 +306,7 @@ def check_versions(node: Node, job: Job) -> Found:
     return None
 
 
-def check_variables(node: Node, job: Job) -> Found:
+def check_variables(node: CheckedNode, job: CheckedJob) -> Found:
     """Variables that have another value on this node than on most: a launcher forwards not all, profiles differ."""
     told = list[str]()
     for name in sorted({name for process in job.processes for name in process.env}):
@@ -316,7 +316,7 @@ def check_variables(node: Node, job: Job) -> Found:
     return ("; ".join(told[:4]), "env: {NAME: …} in the job file, which every rank gets") if told else None
 
 
-def check_clock(node: Node, _job: Job) -> Found:
+def check_clock(node: CheckedNode, _job: CheckedJob) -> Found:
     """A clock that differs: logs mislead, certificates and time limits fail."""
     if node.clock_s is None or abs(node.clock_s) < _MOST_CLOCK_S:
         return None
@@ -324,69 +324,69 @@ def check_clock(node: Node, _job: Job) -> Found:
     return told, "tell the site: chronyc tracking"
 
 
-def check_name(node: Node, _job: Job) -> Found:
+def check_rank_0(node: CheckedNode, _job: CheckedJob) -> Found:
     """The name of rank 0's host, which does not resolve there, or to another host."""
     return (node.resolve_error, "give all ranks MASTER_ADDR=<an address of rank 0>") if node.resolve_error else None
 
 
-def check_port(node: Node, _job: Job) -> Found:
+def check_port(node: CheckedNode, _job: CheckedJob) -> Found:
     """Rank 0's port, which this node does not reach: a firewall, or another network."""
     remedy = "open the ports between nodes, or name the network: rendezvous: {interface: …} of the site"
     return (node.reach_error, remedy) if node.reach_error else None
 
 
-def check_interface(node: Node, _job: Job) -> Found:
+def check_interface(node: CheckedNode, _job: CheckedJob) -> Found:
     """An interface that a variable or the site names, and that this node does not have."""
     remedy = f"ip -brief address on {node.host}; correct the variable, or unset it"
     return (node.interface_error, remedy) if node.interface_error else None
 
 
-def check_line(node: Node, _job: Job) -> Found:
+def check_line(node: CheckedNode, _job: CheckedJob) -> Found:
     """The job file's own line of shell, with another status than 0."""
     if not node.line:
         return None
     return f"the job file's own check ended with status {node.line}", f"run it on {node.host}"
 
 
-class Row(Record):
+class NodeCheck(Record):
     """One check of a node. `state`: what it makes of the node."""
 
     name: str
-    find: Callable[[Node, Job], Found]
+    find: Callable[[CheckedNode, CheckedJob], Found]
     state: str = FAILED
 
 
-ROWS = (
-    Row("GPU count", check_gpu_count),
-    Row("GPU memory", check_gpu_memory),
-    Row("GPU answer", check_gpu_answer),
-    Row("GPU speed", check_gpu_speed),
-    Row("shared GPU", check_shared_gpu),
-    Row("leftover processes", check_leftover),
-    Row("CPUs", check_cpus),
-    Row("CPU speed", check_cpu_speed),
-    Row("oversubscribed CPUs", check_oversubscribed, WARNING),
-    Row("affinity", check_affinity, WARNING),
-    Row("memory", check_memory, WARNING),
-    Row("full shared memory", check_full_shm),
-    Row("small shared memory", check_small_shm, WARNING),
-    Row("open files", check_files),
-    Row("disk", check_disk),
-    Row("torch", check_torch),
-    Row("versions", check_versions),
-    Row("environment", check_variables, WARNING),
-    Row("clock", check_clock, WARNING),
-    Row("interface", check_interface),
-    Row("rank 0's name", check_name),
-    Row("rank 0's port", check_port),
-    Row("own check", check_line),
+NODE_CHECKS = (
+    NodeCheck("GPU count", check_gpu_count),
+    NodeCheck("GPU memory", check_gpu_memory),
+    NodeCheck("GPU answer", check_gpu_answer),
+    NodeCheck("GPU speed", check_gpu_speed),
+    NodeCheck("shared GPU", check_shared_gpu),
+    NodeCheck("leftover processes", check_leftover),
+    NodeCheck("CPUs", check_cpus),
+    NodeCheck("CPU speed", check_cpu_speed),
+    NodeCheck("oversubscribed CPUs", check_oversubscribed, WARNING),
+    NodeCheck("affinity", check_affinity, WARNING),
+    NodeCheck("memory", check_memory, WARNING),
+    NodeCheck("full shared memory", check_full_shm),
+    NodeCheck("small shared memory", check_small_shm, WARNING),
+    NodeCheck("open files", check_files),
+    NodeCheck("disk", check_disk),
+    NodeCheck("torch", check_torch),
+    NodeCheck("versions", check_versions),
+    NodeCheck("environment", check_variables, WARNING),
+    NodeCheck("clock", check_clock, WARNING),
+    NodeCheck("interface", check_interface),
+    NodeCheck("rank 0's name", check_rank_0),
+    NodeCheck("rank 0's port", check_port),
+    NodeCheck("own check", check_line),
 )
 
 
-def judge_nodes(job: Job) -> Iterator[tuple[str, Check]]:
+def judge_nodes(job: CheckedJob) -> Iterator[tuple[str, Check]]:
     """Every finding with its host, in the order of nodes and rows; those of the ranks' environments are said once."""
     for node in job.nodes:
-        for row in ROWS:
+        for row in NODE_CHECKS:
             found = row.find(node, job)
             if found is not None:
                 yield node.host, Check(row.name, *found, row.state)
@@ -422,7 +422,7 @@ def judge_ranks(processes: Sequence[Process], hosts: Sequence[str]) -> Iterator[
         yield "", Check(name, f"{word} {named} of {size} did not come", remedy, FAILED)
 
 
-def _median(job: Job, name: str) -> float | None:
+def _median(job: CheckedJob, name: str) -> float | None:
     values = [getattr(node, name) for node in job.nodes]
     known = [value for value in values if value is not None]
     return median(known) if len(known) > 1 else None

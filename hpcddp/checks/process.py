@@ -20,7 +20,7 @@ from hashlib import sha256
 
 from hpcddp.checks.environment import look_at_machine, run_checks
 from hpcddp.checks.links import run_exchange, serve_exchange
-from hpcddp.checks.node import MARK, SHM, Gpu, Node, Process
+from hpcddp.checks.node import MARK, SHM, CheckedNode, Gpu, Process
 from hpcddp.errors import HpcddpError, LaunchError
 from hpcddp.ranks.device import choose_devices, read_gpus_per_rank, visible_devices
 from hpcddp.ranks.launch import Launch
@@ -186,7 +186,9 @@ def taken_gpus(gpus: Sequence[Gpu], env: Mapping[str, str], process: Process) ->
     return tuple(known[at] for at in chosen)
 
 
-def look_at_node(host: str, folders: Sequence[str], ask: Callable[[list[str]], tuple[int, str]], line: str) -> Node:
+def look_at_node(
+    host: str, folders: Sequence[str], ask: Callable[[list[str]], tuple[int, str]], line: str
+) -> CheckedNode:
     """All that a node can say in a second or two, but for torch, GPUs' speeds and what others see of it."""
     gpus, apps, smi_error = look_at_gpus(ask)
     memory, free = look_at_memory()
@@ -194,7 +196,7 @@ def look_at_node(host: str, folders: Sequence[str], ask: Callable[[list[str]], t
     with suppress(OSError):
         found = os.statvfs(SHM)
         shm = found.f_bavail * found.f_frsize // _MB
-    return Node(
+    return CheckedNode(
         host,
         count_cpus(),
         measure_cpu(),
@@ -300,7 +302,7 @@ class Worker:
                 stream.close()
 
 
-def find_place(env: Mapping[str, str], host: str) -> tuple[Process, Launch]:
+def identify_process(env: Mapping[str, str], host: str) -> tuple[Process, Launch]:
     """What this process is among the ranks. An error of the launch is said in it."""
     launch = Launch(env, host, strict=False)
     process = Process(host, cpus=tuple(sorted(os.sched_getaffinity(0))), env=variables_alike(env))
@@ -320,7 +322,7 @@ class CheckedProcess:
 
     def __init__(self, env: Mapping[str, str], host: str) -> None:
         self._env, self._host = env, host
-        self.process, self._launch = find_place(env, host)
+        self.process, self._launch = identify_process(env, host)
         self._workers: list[Worker] = []
         self._gpus: tuple[Gpu, ...] = ()
         self._listener: socket.socket | None = None
@@ -468,11 +470,11 @@ class CheckedProcess:
             worker.close()
 
 
-def _as_dict(node: Node) -> dict[str, Any]:
+def _as_dict(node: CheckedNode) -> dict[str, Any]:
     return {**node._asdict(), "gpus": [gpu._asdict() for gpu in node.gpus]}
 
 
-def main(word: str, env: Mapping[str, str]) -> int:
+def be_checked(word: str, env: Mapping[str, str]) -> int:
     """Be checked. `word`: the key and the port of the checker, and its addresses. Status 0, whatever is found."""
     key, port, addresses = word.split(":", 2)
     me = os.uname().nodename
@@ -524,4 +526,4 @@ def _connect(hosts: Sequence[str], port: int) -> tuple[socket.socket | None, str
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1], dict(os.environ)))
+    sys.exit(be_checked(sys.argv[1], dict(os.environ)))

@@ -16,7 +16,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from hpcddp.checks.environment import FAILED, NOT_ASKED, OK, WARNING, Check
-from hpcddp.checks.job import Asked, Checker, Verdict, format_verdict, verdict_record
+from hpcddp.checks.job import Checker, CheckReport, CheckRequest, format_report, report_record
 from hpcddp.checks.node import LEAST_DISK_MB, LEAST_INODES
 from hpcddp.checks.process import look_at_disk
 from hpcddp.cli.parser import VerbParser
@@ -91,21 +91,21 @@ def run(args: argparse.Namespace, env: Mapping[str, str]) -> int:
     return 0 if well else _FAILED
 
 
-def _report(args: argparse.Namespace, verdict: Verdict) -> int:
-    record = verdict_record(verdict)
+def _report(args: argparse.Namespace, report: CheckReport) -> int:
+    record = report_record(report)
     if args.report:
         write_object(args.report, record)
     if args.json:
         print(json.dumps(record))
     else:
-        sys.stdout.write(format_verdict(verdict))
-    return 0 if verdict.is_well else _FAILED
+        sys.stdout.write(format_report(report))
+    return 0 if report.is_well else _FAILED
 
 
 # In a job.
 
 
-def check_job(asked: Asked, env: Mapping[str, str]) -> Verdict:
+def check_job(request: CheckRequest, env: Mapping[str, str]) -> CheckReport:
     """Check the nodes by this launch. What the launcher prints goes to stderr."""
 
     def end(number: int, _frame: object) -> None:
@@ -114,9 +114,9 @@ def check_job(asked: Asked, env: Mapping[str, str]) -> Verdict:
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, end)  # so that the launcher does not outlive this process
     try:
-        return Checker(asked, {**env, **asked.variables}, _pass_on).check()
+        return Checker(request, {**env, **request.variables}, _pass_on).check()
     except OSError as error:
-        what = asked.words[0] if asked.words else asked.python
+        what = request.words[0] if request.words else request.python
         raise LaunchError(f"{what} cannot be run: {error.strerror}", f"which {what}") from error
 
 
@@ -125,7 +125,7 @@ def _pass_on(line: bytes) -> None:
         os.write(2, line)
 
 
-def plan_check(args: argparse.Namespace, allocation: Allocation | None, env: Mapping[str, str]) -> Asked:
+def plan_check(args: argparse.Namespace, allocation: Allocation | None, env: Mapping[str, str]) -> CheckRequest:
     """What is to be started, and whom it should reach. Without words the allocation's launcher starts one process on
     each node, as `hpcddp launch` would."""
     python, variables = sys.executable, dict[str, str]()
@@ -143,7 +143,7 @@ def plan_check(args: argparse.Namespace, allocation: Allocation | None, env: Map
     run_dir = env.get("HPCDDP_RUN_DIR", "")
     folder = run_dir if os.path.isdir(run_dir) else os.getcwd()
     own = {name: env.get(name, "") for name in EXPORTED_ALWAYS} | {"HPCDDP_PYTHON": python, **variables}
-    return Asked(tuple(words), python, tuple(hosts), gpus, (folder,), args.line or "", args.fast, patience, own)
+    return CheckRequest(tuple(words), python, tuple(hosts), gpus, (folder,), args.line or "", args.fast, patience, own)
 
 
 def _plan_launch(allocation: Allocation | None, env: Mapping[str, str]) -> tuple[list[str], dict[str, str]]:

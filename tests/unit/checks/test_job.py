@@ -7,11 +7,11 @@ import sys
 from pathlib import Path
 
 from hpcddp.checks.environment import FAILED, OK
-from hpcddp.checks.job import Asked, Checker, format_verdict
+from hpcddp.checks.job import Checker, CheckRequest, format_report
 
 PLAY = """
 import json, select, socket, sys, time
-from hpcddp.checks.node import Node, Process
+from hpcddp.checks.node import CheckedNode, Process
 
 key, port, _ = sys.argv[-1].split(":", 2)
 hosts, rests, poll = {}, {}, select.poll()
@@ -25,7 +25,7 @@ for rank in range(64):
 def answer(host, process, order):
     slow = "n7" in {host, order.get("address")}
     return {
-        "look": {"node": Node(host, 8.0, files=99 if host == "n9" else 9999)._asdict()},
+        "look": {"node": CheckedNode(host, 8.0, files=99 if host == "n9" else 9999)._asdict()},
         "measure": {"process": process, "gpus": [], "of_node": {}},
         "clock": {"time": time.time()},
         "listen": {"address": host, "port": 1},
@@ -52,11 +52,13 @@ def test_of_64_hosts_the_ill_ones_are_named_and_the_slow_one_after_two_rounds(tm
     launcher.write_text(PLAY)
     expected = tuple(f"n{at}" for at in range(64))
     env = {"PATH": os.environ["PATH"], "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    verdict = Checker(Asked((sys.executable, str(launcher)), hosts=expected, patience=20), env, lambda _: None).check()
-    found = {host: check.name for host, check in verdict.checks}
+    report = Checker(
+        CheckRequest((sys.executable, str(launcher)), hosts=expected, patience=20), env, lambda _: None
+    ).check()
+    found = {host: check.name for host, check in report.checks}
     assert found == {"n9": "open files", "n3": "rank 0's port", "n7": "slow host"}
-    assert verdict.hosts == dict.fromkeys(expected, OK) | dict.fromkeys(found, FAILED)
-    met = [sum(host in pair for pair in verdict.pairs) for host in expected if host not in {"n3", "n9"}]
+    assert report.hosts == dict.fromkeys(expected, OK) | dict.fromkeys(found, FAILED)
+    met = [sum(host in pair for pair in report.pairs) for host in expected if host not in {"n3", "n9"}]
     assert met == [2] * 62
-    assert verdict.all_reduce_gbps == 5.0
-    print(format_verdict(verdict))
+    assert report.all_reduce_gbps == 5.0
+    print(format_report(report))

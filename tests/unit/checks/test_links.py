@@ -10,14 +10,22 @@ from itertools import combinations
 import pytest
 
 from hpcddp.checks.job import ALL_S, LOOK_S, MOST_S, NAME_S, PAIR_S
-from hpcddp.checks.links import Exchange, count_rounds, find_slow, judge_links, plan_round, run_exchange, serve_exchange
+from hpcddp.checks.links import (
+    LinkSpeed,
+    count_rounds,
+    find_slow,
+    judge_links,
+    plan_round,
+    run_exchange,
+    serve_exchange,
+)
 
-FAST, SLOW = Exchange(380.0, 0.02), Exchange(90.0, 0.02)
+FAST, SLOW = LinkSpeed(380.0, 0.02), LinkSpeed(90.0, 0.02)
 
 
-def exchange_all(size: int, measure: Callable[[str, str], Exchange]) -> dict[tuple[str, str], Exchange]:
+def exchange_all(size: int, measure: Callable[[str, str], LinkSpeed]) -> dict[tuple[str, str], LinkSpeed]:
     hosts = [f"n{at}" for at in range(size)]
-    found: dict[tuple[str, str], Exchange] = {}
+    found: dict[tuple[str, str], LinkSpeed] = {}
     for number in range(count_rounds(size)):
         pairs = plan_round(hosts, number, found)
         found |= {pair: measure(*pair) for pair in pairs}
@@ -62,7 +70,7 @@ def test_no_two_of_many_hosts_meet_twice_whatever_they_have_measured(size: int) 
     hosts = [f"n{at}" for at in range(size)]
     for seed in range(50):
         rates = {host: hash((seed, at)) % 97 for at, host in enumerate(hosts)}
-        found = {(a, b): Exchange(float(min(rates[a], rates[b]))) for a, b in plan_round(hosts, 0, {})}
+        found = {(a, b): LinkSpeed(float(min(rates[a], rates[b]))) for a, b in plan_round(hosts, 0, {})}
         second = plan_round(hosts, 1, found)
         assert not {frozenset(pair) for pair in second} & {frozenset(pair) for pair in found}
         assert {host for pair in second for host in pair} == {*hosts}
@@ -82,7 +90,7 @@ def test_a_slow_link_is_named_by_both_its_hosts(size: int) -> None:
 
 
 def test_a_host_that_exchanges_nothing_is_slow_and_two_hosts_have_one_link() -> None:
-    dead = Exchange(error="no answer in 8 s")
+    dead = LinkSpeed(error="no answer in 8 s")
     found = exchange_all(4, lambda a, b: dead if "n2" in {a, b} else FAST)
     ((host, check),) = judge_links(found, by_tcp=False)
     assert (host, check.name) == ("n2", "slow host")
@@ -95,14 +103,14 @@ def test_a_host_that_exchanges_nothing_is_slow_and_two_hosts_have_one_link() -> 
 @pytest.mark.parametrize(
     ("one", "by_tcp", "is_slow"),
     [
-        (Exchange(200.0, 0.02), False, False),
-        (Exchange(180.0, 0.02), False, True),
-        (Exchange(2.0, 0.02), True, False),  # a busy CPU's share
-        (Exchange(0.9, 0.02), True, True),
-        (Exchange(380.0, 15.0), False, True),
+        (LinkSpeed(200.0, 0.02), False, False),
+        (LinkSpeed(180.0, 0.02), False, True),
+        (LinkSpeed(2.0, 0.02), True, False),  # a busy CPU's share
+        (LinkSpeed(0.9, 0.02), True, True),
+        (LinkSpeed(380.0, 15.0), False, True),
     ],
 )
-def test_slow_is_below_half_of_the_median_and_by_tcp_far_below_it(one: Exchange, by_tcp: bool, is_slow: bool) -> None:
+def test_slow_is_below_half_of_the_median_and_by_tcp_far_below_it(one: LinkSpeed, by_tcp: bool, is_slow: bool) -> None:
     found = {(f"n{at}", f"n{at + 1}"): FAST for at in range(4)} | {("x", "y"): one}
     assert (("x", "y") in find_slow(found, by_tcp=by_tcp)) == is_slow
 

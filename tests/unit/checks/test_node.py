@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from hpcddp.checks.environment import FAILED, WARNING
-from hpcddp.checks.node import ROWS, Gpu, Job, Node, Process, judge_nodes, judge_ranks
+from hpcddp.checks.node import NODE_CHECKS, CheckedJob, CheckedNode, Gpu, Process, judge_nodes, judge_ranks
 from hpcddp.checks.process import (
     count_cpus,
     look_at_disk,
@@ -22,18 +22,20 @@ from hpcddp.checks.process import (
 
 GPU = Gpu("GPU-a", "NVIDIA H100 80GB HBM3", "570.1", 4, tflops=650.0, copy_gbs=2200.0)
 VERSIONS = {"torch": "2.9.1", "NCCL": "2.27.5"}
-WELL = Node("", 32.0, 900.0, 65536, 32768, 200_000, 256_000, {"/home": (9999, 9999, "")}, (GPU,), versions=VERSIONS)
+WELL = CheckedNode(
+    "", 32.0, 900.0, 65536, 32768, 200_000, 256_000, {"/home": (9999, 9999, "")}, (GPU,), versions=VERSIONS
+)
 RANKS = [{"rank": at, "world_size": 4, "local_rank": 0, "local_world_size": 1} for at in range(4)]
 
 
-def job(ill: dict[str, object], process: dict[str, object]) -> Job:
+def job(ill: dict[str, object], process: dict[str, object]) -> CheckedJob:
     """Four nodes with a rank each, of which the third is ill."""
     nodes = [WELL._replace(host=f"node{at}", gpus=(GPU._replace(uuid=f"GPU-{at}"),)) for at in range(4)]
     ranks = [
         Process(f"node{at}", **RANKS[at], cpus=(0, 1), env={"PATH": "/bin"}, gpus=(f"GPU-{at}",)) for at in range(4)
     ]
     nodes[2], ranks[2] = nodes[2]._replace(**ill), ranks[2]._replace(**process)
-    return Job(tuple(nodes), tuple(ranks), gpus_per_node=1)
+    return CheckedJob(tuple(nodes), tuple(ranks), gpus_per_node=1)
 
 
 #: What is ill in the third node, or in its process -> the row that finds it, and words of its message.
@@ -79,23 +81,25 @@ def test_a_check_names_the_node_that_is_ill(name: str, said: str, ill: dict, pro
 
 def test_nodes_that_are_alike_are_well_and_what_is_not_known_is_no_fault() -> None:
     assert list(judge_nodes(job({}, {}))) == []
-    assert list(judge_nodes(Job(tuple(Node(f"n{at}") for at in range(3)), ()))) == []
-    assert list(judge_nodes(Job((WELL._replace(host="alone"),), ()))) == []
+    assert list(judge_nodes(CheckedJob(tuple(CheckedNode(f"n{at}") for at in range(3)), ()))) == []
+    assert list(judge_nodes(CheckedJob((WELL._replace(host="alone"),), ()))) == []
 
 
 def test_every_check_has_a_case() -> None:
     shown = {row[0] for row in ILL} | {"shared GPU", "oversubscribed CPUs", "affinity"}
-    assert {row.name for row in ROWS} <= shown
-    assert {row.state for row in ROWS} == {FAILED, WARNING}
+    assert {row.name for row in NODE_CHECKS} <= shown
+    assert {row.state for row in NODE_CHECKS} == {FAILED, WARNING}
 
 
 def test_a_gpu_that_is_as_slow_as_the_others_is_below_the_floor_of_its_type() -> None:
     slow = GPU._replace(tflops=300.0)
-    found = list(judge_nodes(Job((WELL._replace(host="a", gpus=(slow,)), WELL._replace(host="b", gpus=(slow,))), ())))
+    found = list(
+        judge_nodes(CheckedJob((WELL._replace(host="a", gpus=(slow,)), WELL._replace(host="b", gpus=(slow,))), ()))
+    )
     assert [(host, check.name) for host, check in found] == [("a", "GPU speed"), ("b", "GPU speed")]
     assert "the floor of a NVIDIA H100 80GB HBM3 490" in found[0][1].message
     unknown = slow._replace(name="a GPU of next year")
-    assert not list(judge_nodes(Job((WELL._replace(host="a", gpus=(unknown,)),), ())))
+    assert not list(judge_nodes(CheckedJob((WELL._replace(host="a", gpus=(unknown,)),), ())))
 
 
 @pytest.mark.parametrize(
@@ -113,7 +117,7 @@ def test_ranks_of_a_node_that_take_the_same(cpus: float, masks: list, gpus: list
         Process("a", at, len(masks), at, len(masks), cpus=mask, gpus=(gpu,) if gpu else ())
         for at, (mask, gpu) in enumerate(zip(masks, gpus, strict=True))
     )
-    assert [check.name for _, check in judge_nodes(Job((Node("a", cpus),), ranks))] == found
+    assert [check.name for _, check in judge_nodes(CheckedJob((CheckedNode("a", cpus),), ranks))] == found
 
 
 def placed(*ranks: tuple[str, int, int]) -> list[Process]:

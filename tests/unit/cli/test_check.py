@@ -15,8 +15,8 @@ import pytest
 from hpcddp.checks import job as checker
 from hpcddp.checks import process
 from hpcddp.checks.environment import FAILED, NOT_ASKED, OK, WARNING
-from hpcddp.checks.job import Asked, Checker, Verdict, format_verdict
-from hpcddp.checks.links import Exchange
+from hpcddp.checks.job import Checker, CheckReport, CheckRequest, format_report
+from hpcddp.checks.links import LinkSpeed
 from hpcddp.checks.process import Worker
 from hpcddp.cli import check as login
 from hpcddp.cli.check import check_fit, check_folder, check_modules, check_site_rows, fill_words, find_file_system
@@ -35,7 +35,7 @@ HOST = os.uname().nodename
 ENV = {name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ}
 
 
-def check(tmp_path: Path, ranks: str, each: str, *, path: str = "", **asked: object) -> Verdict:
+def check(tmp_path: Path, ranks: str, each: str, *, path: str = "", **asked: object) -> CheckReport:
     """A launch by hand on this machine: of these ranks, each of which runs a piece of shell first."""
     launcher = tmp_path / "launcher"
     launcher.write_text(
@@ -45,20 +45,20 @@ def check(tmp_path: Path, ranks: str, each: str, *, path: str = "", **asked: obj
     env = ENV | {"PATH": f"{path}:{ENV['PATH']}"} if path else ENV
     lines: list[bytes] = []
     return Checker(
-        Asked((str(launcher),), folders=(str(tmp_path),), fast=True, patience=20, **asked), env, lines.append
+        CheckRequest((str(launcher),), folders=(str(tmp_path),), fast=True, patience=20, **asked), env, lines.append
     ).check()
 
 
-def named(verdict: Verdict) -> dict[str, str]:
-    return {one.name: one.message for _, one in verdict.checks}
+def named(report: CheckReport) -> dict[str, str]:
+    return {one.name: one.message for _, one in report.checks}
 
 
 def test_a_launch_without_a_mistake_passes(tmp_path: Path) -> None:
-    verdict = check(tmp_path, "0 1", "")
+    report = check(tmp_path, "0 1", "")
     of_machine = {"small shared memory", "full shared memory", "disk", "open files", "oversubscribed CPUs"}
-    assert named(verdict).keys() <= of_machine
-    assert (verdict.ranks, [*verdict.hosts]) == (2, [HOST])
-    assert format_verdict(verdict).splitlines()[-1].startswith("1 host, 2 processes in ")
+    assert named(report).keys() <= of_machine
+    assert (report.ranks, [*report.hosts]) == (2, [HOST])
+    assert format_report(report).splitlines()[-1].startswith("1 host, 2 processes in ")
 
 
 FIRST_CPU = min(os.sched_getaffinity(0))
@@ -118,8 +118,8 @@ def test_a_rank_that_never_comes_and_a_host_without_one_are_named(
 ) -> None:
     assert named(check(tmp_path, "0 1", "", hosts=(HOST, "ghost")))["answer"] == "no process of the launch is there"
     monkeypatch.setattr(checker, "LOOK_S", 0.2)
-    verdict = Checker(Asked(("sh", "-c", "exec sleep 600"), hosts=("ghost",)), ENV, lambda _: None).check()
-    assert (verdict.hosts, named(verdict)) == ({"ghost": FAILED}, {"answer": "did not answer in 0 s"})
+    report = Checker(CheckRequest(("sh", "-c", "exec sleep 600"), hosts=("ghost",)), ENV, lambda _: None).check()
+    assert (report.hosts, named(report)) == ({"ghost": FAILED}, {"answer": "did not answer in 0 s"})
 
 
 def test_a_rank_that_is_missing_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -135,9 +135,9 @@ def test_a_rank_that_is_missing_is_named(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_a_launcher_that_starts_nothing_is_named() -> None:
-    verdict = Checker(Asked(("false",)), ENV, lambda _: None).check()
-    assert named(verdict) == {"launcher": "false ended with status 1, and no process called"}
-    assert not verdict.is_well
+    report = Checker(CheckRequest(("false",)), ENV, lambda _: None).check()
+    assert named(report) == {"launcher": "false ended with status 1, and no process called"}
+    assert not report.is_well
 
 
 def test_a_process_that_does_not_reach_the_checker_says_so_by_the_launcher(tmp_path: Path) -> None:
@@ -153,8 +153,8 @@ def test_a_process_that_does_not_reach_the_checker_says_so_by_the_launcher(tmp_p
     [([3.79], "1 pair: 3.79 Gb/s and 0.5 ms"), ([2, 3, 4], "3 pairs: 2 to 4 Gb/s, median 3 Gb/s and 0.5 ms")],
 )
 def test_links_have_a_span_where_there_are_several(rates: list[float], told: str) -> None:
-    pairs = {("a", f"b{i}"): Exchange(gbps, 0.5) for i, gbps in enumerate(rates)}
-    assert format_verdict(Verdict({}, (), pairs=pairs, means="TCP")).splitlines()[0] == f"links    TCP, {told}"
+    pairs = {("a", f"b{i}"): LinkSpeed(gbps, 0.5) for i, gbps in enumerate(rates)}
+    assert format_report(CheckReport({}, (), pairs=pairs, means="TCP")).splitlines()[0] == f"links    TCP, {told}"
 
 
 # A device.
