@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from hpcddp.runs.folder import AttemptFolder, RunFolder
     from hpcddp.schedulers.registry import CurrentJob
     from hpcddp.supervisor.events import Event
-    from hpcddp.supervisor.follow import End
+    from hpcddp.supervisor.follow import EndTime
     from hpcddp.supervisor.order import Order
 
 SSH = ("ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=5", "{host}")
@@ -52,7 +52,7 @@ command -v nvidia-smi >/dev/null || exit 0
 _WRITE = 'file=$1/.written-by-$(uname -n).$$; touch "$file" && rm -f "$file"'
 
 
-class Check(Record):
+class HostCheck(Record):
     """What a host has to run without an error, or it is left out: `why`. One that is built in and fails on every host
     is wrong itself."""
 
@@ -61,36 +61,36 @@ class Check(Record):
     is_built_in: bool = True
 
 
-def list_checks(order: Order) -> list[Check]:
+def list_checks(order: Order) -> list[HostCheck]:
     """The checks of the job, in order; those of the attempt come first."""
-    checks = list[Check]()
+    checks = list[HostCheck]()
     gpus = order.line.gpus_per_node
     if gpus:
         missing = f"it does not have {format_count(gpus, 'GPU')}, or one of them needs a reset"
-        checks.append(Check(("sh", "-c", _GPU_CHECK, "sh", str(gpus)), missing))
+        checks.append(HostCheck(("sh", "-c", _GPU_CHECK, "sh", str(gpus)), missing))
     if order.preflight not in {"", "true"}:
-        checks.append(Check(("sh", "-c", order.preflight), "the job file's own check failed", is_built_in=False))
+        checks.append(HostCheck(("sh", "-c", order.preflight), "the job file's own check failed", is_built_in=False))
     return checks
 
 
-def clear_check(attempt: AttemptFolder, env: Mapping[str, str]) -> Check:
+def clear_check(attempt: AttemptFolder, env: Mapping[str, str]) -> HostCheck:
     """No rank of this attempt is left on the host, as one whose agent has lost its connection may be."""
     marks = {"HPCDDP_RUN_DIR": attempt.run.path, "HPCDDP_ATTEMPT": attempt.name}
-    return Check(kill_left(marks, env), "ranks of the last start cannot be ended there")
+    return HostCheck(kill_left(marks, env), "ranks of the last start cannot be ended there")
 
 
-def folder_checks(attempt: AttemptFolder) -> list[Check]:
+def folder_checks(attempt: AttemptFolder) -> list[HostCheck]:
     """The run's own folder, which may have another name than the job asked for, is there and can be written, and its
     newest checkpoint can be read."""
     path = os.path.abspath(attempt.run.path)
     checks = [
-        Check(("test", "-d", path), "it does not see the run folder"),
-        Check(("sh", "-c", _WRITE, "sh", path), "it cannot write to the run folder"),
+        HostCheck(("test", "-d", path), "it does not see the run folder"),
+        HostCheck(("sh", "-c", _WRITE, "sh", path), "it cannot write to the run folder"),
     ]
     saved = list_checkpoints(os.path.abspath(attempt.run.checkpoints))
     manifest = os.path.join(saved[-1], MANIFEST) if saved else ""
     if os.path.isfile(manifest):
-        checks.append(Check(("head", "-c", "1", manifest), "it cannot read the newest checkpoint"))
+        checks.append(HostCheck(("head", "-c", "1", manifest), "it cannot read the newest checkpoint"))
     return checks
 
 
@@ -105,7 +105,7 @@ class Hosts:
     names the others."""
 
     def __init__(
-        self, job: CurrentJob, env: Mapping[str, str], checks: list[Check], tell: Callable[[str], None]
+        self, job: CurrentJob, env: Mapping[str, str], checks: list[HostCheck], tell: Callable[[str], None]
     ) -> None:
         self._job, self._env, self._checks, self._tell = job, env, checks, tell
         self._commands = find_scheduler(job.scheduler).commands
@@ -283,7 +283,7 @@ class Recovery:
         """All hosts of the job, spare ones too; this one alone where no scheduler names them."""
         return self._hosts.names
 
-    def goes_on(self, attempt: AttemptFolder, cause: Event, end: End, suspects: set[str]) -> bool:
+    def goes_on(self, attempt: AttemptFolder, cause: Event, end: EndTime, suspects: set[str]) -> bool:
         """Whether the ranks are started again, on the hosts `chosen` then; why not is printed. `suspects`: hosts that
         the attempt has lost."""
         self._tell(f"the first cause: {cause}")
@@ -308,7 +308,7 @@ class Recovery:
         fits = " or ".join(map(str, self._fits))
         return f"of {format_count(count, 'host')} {len(usable)} can be used, and this job can go on with {fits}"
 
-    def _judge(self, attempt: AttemptFolder, cause: Event, end: End) -> str:
+    def _judge(self, attempt: AttemptFolder, cause: Event, end: EndTime) -> str:
         """Why the ranks are not started again; empty: they are."""
         self._opened += [run for run in list_opened(attempt) if run not in self._opened]
         saved = self._find_newest(attempt)

@@ -17,10 +17,10 @@ import pytest
 from hpcddp.runs.chain import is_unfinished, note_opened
 from hpcddp.runs.folder import AttemptFolder, RunFolder, find_holder
 from hpcddp.runs.lock import HolderEnd, read_holder_end
-from hpcddp.runs.state import State, read_state, replace_state
+from hpcddp.runs.state import RunState, read_state, replace_state
 from hpcddp.schedulers.registry import CurrentJob
 from hpcddp.supervisor.events import ERROR, GONE, KILLED, SILENT, STUCK, UNHEARD, UNKNOWN, Event
-from hpcddp.supervisor.follow import End
+from hpcddp.supervisor.follow import EndTime
 from hpcddp.supervisor.order import Line, Order
 from hpcddp.supervisor.rank import NOWHERE
 from hpcddp.supervisor.recovery import Recovery
@@ -49,7 +49,7 @@ esac
 _RELEASE = (
     '#!/bin/sh\necho "$*" >> "$CLUSTER/released"\n[ ! -e "$CLUSTER/keeps" ] || { echo "not today" >&2; exit 1; }\n'
 )
-LATER = End(int(time.time()) + 100_000, "")
+LATER = EndTime(int(time.time()) + 100_000, "")
 KILL = Event(KILLED, 2, "n3", status=9)
 LOST = Event(SILENT, 2, "n3", step=12)
 
@@ -307,7 +307,7 @@ def test_a_launcher_that_was_killed_is_a_loss_however_often(cluster: Cluster):
 def test_what_an_attempt_has_left_is_the_next_one_s(cluster: Cluster):
     """So that a chain goes on where the next attempt is lost before its first checkpoint."""
     cluster.reach(500)
-    replace_state(cluster.attempt.run, State("unfinished", 500, 1, "lost", cluster.attempt.name))
+    replace_state(cluster.attempt.run, RunState("unfinished", 500, 1, "lost", cluster.attempt.name))
     again = cluster.recovery().begin_again(cluster.attempt)
     assert again is not None
     state = read_state(again.run)
@@ -320,7 +320,7 @@ def test_where_the_next_attempt_cannot_be_written_the_run_stays_unfinished_and_a
     cluster: Cluster, name: str, monkeypatch: pytest.MonkeyPatch
 ):
     cluster.reach(9)
-    replace_state(cluster.attempt.run, State("unfinished", 9, 0, "lost", cluster.attempt.name))
+    replace_state(cluster.attempt.run, RunState("unfinished", 9, 0, "lost", cluster.attempt.name))
     replace = os.replace
 
     def replace_on_a_full_disk(old: str, new: str) -> None:
@@ -470,7 +470,7 @@ def open_own_run(cluster: Cluster, name: str, status: str, step: int) -> RunFold
     run = RunFolder(str(cluster.folder / "runs" / name))
     note_opened(cluster.attempt, run)
     os.makedirs(f"{run.checkpoints}/step-{step:08d}")
-    replace_state(run, State(status, step, 1, "as told", cluster.attempt.name))
+    replace_state(run, RunState(status, step, 1, "as told", cluster.attempt.name))
     return run
 
 
@@ -495,14 +495,14 @@ CRASH, CLEAN_UP, BUG = KILL._replace(status=11), KILL._replace(status=15), Event
 
 def test_what_happens_to_ranks_whose_run_has_finished_does_not_matter_but_for_a_loss(cluster: Cluster):
     """An evaluation, or the next training, was still to come; a crash while a program ends costs nothing."""
-    replace_state(cluster.attempt.run, State("finished", 9, 1, "done", cluster.attempt.name))
+    replace_state(cluster.attempt.run, RunState("finished", 9, 1, "done", cluster.attempt.name))
     silent, gone = Event(SILENT, 1, "n1"), Event(GONE, 1, "n1")
     assert [_is_over(cluster.attempt, cause) for cause in (CRASH, CLEAN_UP, BUG)] == [True] * 3
     assert [_is_over(cluster.attempt, cause) for cause in (KILL, silent, gone)] == [False] * 3
 
 
 def test_a_loss_after_the_job_s_run_has_finished_is_one_of_the_run_that_the_script_has_opened_since(cluster: Cluster):
-    replace_state(cluster.attempt.run, State("finished", 9, 1, "done", cluster.attempt.name))
+    replace_state(cluster.attempt.run, RunState("finished", 9, 1, "done", cluster.attempt.name))
     assert _is_over(cluster.attempt, CRASH)
     tuned = open_own_run(cluster, "tuned", "failed", 3)
     assert not _is_over(cluster.attempt, CRASH)
@@ -609,12 +609,12 @@ def test_ranks_that_end_alike_with_progress_between_are_started_again(cluster: C
 @pytest.mark.parametrize(
     ("cause", "end", "why"),
     [
-        (KILL, End(int(time.time()) + 30, ""), "the job ends soon"),
+        (KILL, EndTime(int(time.time()) + 30, ""), "the job ends soon"),
         (Event(ERROR, 0, "n1", status=2 << 8, text="no such option"), LATER, "that is no node's fault"),
         (Event(ERROR, 0, "n1", status=127 << 8), LATER, "that is no node's fault"),
     ],
 )
-def test_what_another_start_would_not_help_is_not_started_again(cluster: Cluster, cause: Event, end: End, why: str):
+def test_what_another_start_would_not_help_is_not_started_again(cluster: Cluster, cause: Event, end: EndTime, why: str):
     assert not cluster.recovery().goes_on(cluster.attempt, cause, end, set())
     assert why_not(cluster) == why
 
@@ -622,5 +622,5 @@ def test_what_another_start_would_not_help_is_not_started_again(cluster: Cluster
 def test_a_launcher_that_failed_by_itself_is_started_again_once(cluster: Cluster):
     failed = Event(UNKNOWN, -1, "", text="the launcher ended with status 213")
     recovery = cluster.recovery()
-    assert recovery.goes_on(cluster.attempt, failed, End(None, ""), set())
-    assert not recovery.goes_on(cluster.attempt, failed, End(None, ""), set())
+    assert recovery.goes_on(cluster.attempt, failed, EndTime(None, ""), set())
+    assert not recovery.goes_on(cluster.attempt, failed, EndTime(None, ""), set())
