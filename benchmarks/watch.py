@@ -49,7 +49,7 @@ def measure_rank(seconds: float) -> float:
     """The share of a core."""
     page = os.memfd_create("page")
     entry = hpcddp_stand.Entry(page, 0)
-    hpcddp_stand.Pulse(entry, lambda: True, waits=True)
+    hpcddp_stand.ThreadWatch(entry, lambda: True, waits=True)
     thread = next(one for one in threading.enumerate() if one.name == "hpcddp-pulse")
     within(DEPTH, lambda: train(2.0))  # the first looks import and read source lines
     clock = time.pthread_getcpuclockid(thread.ident or 0)

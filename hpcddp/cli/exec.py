@@ -203,7 +203,7 @@ def _run_with_agent(
 ) -> NoReturn:
     """Run the command in a process of its own, and tell the supervisor how that has ended. `rank_marks`: the variables
     of each rank that the command starts, where it is an agent."""
-    from hpcddp.supervisor.agent import BY_WORD, Program, Stderr, end_alike, report
+    from hpcddp.supervisor.agent import BY_WORD, RankProgram, Stderr, end_alike, report
     from hpcddp.supervisor.wire import Ended
 
     stderr = None if log else Stderr(job_output)
@@ -214,7 +214,7 @@ def _run_with_agent(
         by_scheduler = info.launcher in LAUNCHERS and LAUNCHERS[info.launcher].of_scheduler
         steps = [mark for row in LAUNCHERS.values() if row.of_scheduler for mark in row.marks]
         in_step = not by_scheduler and any(mark in env for mark in steps)
-        program = Program(
+        program = RankProgram(
             command,
             env,
             stderr.entry if stderr else None,

@@ -16,7 +16,15 @@ from hpcddp.login.find_run import call_run, find_run
 from hpcddp.login.judge import find_status
 from hpcddp.login.on_disk import read_on_disk
 from hpcddp.runs.folder import AttemptFolder, RunFolder, cannot_write
-from hpcddp.runs.stacks import RankStacks, ask, format_group, group_ranks, read_answer, stacks_record, withdraw
+from hpcddp.runs.stacks import (
+    RankStacks,
+    format_group,
+    group_ranks,
+    read_answer,
+    request_stacks,
+    stacks_record,
+    withdraw,
+)
 
 _DESCRIPTION = """\
 Say where each rank of a running job stands: its Python stack, outermost function first, ranks with the same stack once.
@@ -66,7 +74,7 @@ def _find_attempt(run: RunFolder, env: Mapping[str, str]) -> AttemptFolder:
 
 def _ask(attempt: AttemptFolder) -> list[RankStacks]:
     try:
-        request = ask(attempt)
+        request = request_stacks(attempt)
     except OSError as error:
         raise cannot_write(attempt.run, error) from error
     until = time.monotonic() + _PATIENCE_S

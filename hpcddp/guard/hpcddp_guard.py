@@ -69,7 +69,7 @@ class Watch:
         self._steps += 1
         if self._steps == 1:
             if self._gpus:
-                check_gpus()
+                end_without_gpus()
             alone = self.how_alone()
             self._was_alone = bool(alone)
             if alone and self._warns:
@@ -128,7 +128,7 @@ class Watch:
             _write(self._tell(f"ends after {self._steps} optimizer steps with {alone}"), self._hint)
 
 
-def check_gpus() -> None:
+def end_without_gpus() -> None:
     """End this process of a job with GPUs, if torch sees none of them and the program has not asked for gloo."""
     torch, gpus = sys.modules["torch"], os.environ.get(_GPUS_PER_NODE, "")  # hpcddp.init(backend="gloo") unsets it
     chosen = os.environ.get("CUDA_VISIBLE_DEVICES", "all").strip() in ("", "-1")  # by the program: exec refuses it
@@ -302,7 +302,7 @@ def start() -> None:
         if page and nth.isdigit():  # an agent's ranks share the page
             import hpcddp_stand  # type: ignore[import-not-found]  # this folder is on the path, at Python's start
 
-            hpcddp_stand.start(page, int(nth), lambda: watch.has_stepped, waits=int(size) > 1)
+            hpcddp_stand.watch_thread(page, int(nth), lambda: watch.has_stepped, waits=int(size) > 1)
 
 
 def _hint(size: int) -> str:

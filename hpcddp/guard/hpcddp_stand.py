@@ -69,7 +69,7 @@ def describe_line(code: CodeType, line: int) -> str:
     return f"{where}: {source}" if source else where
 
 
-def find_place(frame: FrameType) -> tuple[str, str, int]:
+def describe_frame(frame: FrameType) -> tuple[str, str, int]:
     """From the innermost frame of a thread: the innermost line of the user's own code, the function that it is in ("":
     none), and whether it waits. A thread that runs none of the user's code stands at its innermost line."""
     found: FrameType | None = frame
@@ -98,7 +98,7 @@ def has_compiled() -> bool:
     return bool(counters and counters["frames"]["total"])
 
 
-def list_places(thread: int) -> list[int]:
+def list_frames(thread: int) -> list[int]:
     """Where this thread is, in the frames of all that it runs: another list means that it has got on. Of one that may
     run compiled code: how much of the processor it has used; one that waits for others uses none."""
     if has_compiled():
@@ -119,7 +119,7 @@ def has_watchdog() -> bool:
 
 class Entry:
     """A rank's entry in the page of its agent: which rank and process it is, where the process writes its stacks at
-    ASK_FOR_STACKS, and what `Pulse` says."""
+    ASK_FOR_STACKS, and what `ThreadWatch` says."""
 
     def __init__(self, page: int, at: int) -> None:
         self._page, self._at = page, STAND_AT + at * STAND
@@ -169,7 +169,7 @@ def judge_phase(frame: FrameType | None, sleeps: Callable[[], bool]) -> int:
     return _COMMUNICATION if innermost.startswith(_BACKWARD_IN) and sleeps() else _COMPUTE
 
 
-class Pulse:
+class ThreadWatch:
     """Looks at the main thread of this process twice a second, and writes to its entry what that does, and of a
     plain script where it stands, as long as it has a process group: how often it has looked, since how many seconds the
     thread stands, whether it waits, its line, and what that is in.
@@ -237,22 +237,22 @@ class Pulse:
     def _note_stand(self, frame: FrameType | None) -> None:
         """Of a thread that gets on it is written once a second."""
         thread = self._main.ident or 0
-        places, used_s = list_places(thread), time.clock_gettime(self._clock)
+        places, used_s = list_frames(thread), time.clock_gettime(self._clock)
         stands, before_s = places == self._before, self._used_s
         self._before, self._used_s, self._looks = places, used_s, self._looks + 1
         if not stands and not self._stood and self._nth % _WRITTEN:
             return
         line, inside, waits = "", "", OWN
         if stands or frame is not None:
-            line, inside, waits = find_place(frame or sys._current_frames()[thread])
+            line, inside, waits = describe_frame(frame or sys._current_frames()[thread])
         uses = used_s - before_s > _EVERY_S * _LEAST_CPU
         works = waits == OWN and (uses or self._read_state() == b"D")
         self._stood = self._stood + 1 if stands and not works else 0
         self._entry.write(self._looks, self._stood * _EVERY_S, waits, line, inside)
 
 
-def start(page: str, at: int, has_stepped: Callable[[], bool], *, waits: bool) -> None:
-    """Begin to write to the entry `at` of this page, where there is one; as `Pulse`."""
+def watch_thread(page: str, at: int, has_stepped: Callable[[], bool], *, waits: bool) -> None:
+    """Begin to write to the entry `at` of this page, where there is one; as `ThreadWatch`."""
     try:
         entry = Entry(os.open(page, os.O_RDWR | os.O_CLOEXEC), at)
     except (OSError, ValueError):
@@ -262,5 +262,5 @@ def start(page: str, at: int, has_stepped: Callable[[], bool], *, waits: bool) -
     import hpcddp_guard
 
     hpcddp_guard.AtImport("torch.optim.optimizer", lambda _: entry.write()).begin()  # not what it started before
-    begin = partial(Pulse, entry, has_stepped, waits=waits)
+    begin = partial(ThreadWatch, entry, has_stepped, waits=waits)
     hpcddp_guard.AtImport("torch.distributed.distributed_c10d", lambda _: begin()).begin()

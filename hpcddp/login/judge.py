@@ -22,7 +22,7 @@ from hpcddp.record import Record
 from hpcddp.runs.attempt import choose_error, choose_lines, read_log_end
 from hpcddp.runs.folder import AttemptFolder, RunFolder, show_path
 from hpcddp.runs.lock import Holder, HolderEnd
-from hpcddp.runs.state import AT_ITS_END, State, correct_killed
+from hpcddp.runs.state import AT_ITS_END, RunState, correct_killed
 from hpcddp.runs.submitted import Sweep, is_in, list_sweep_runs, read_span, read_sweep
 from hpcddp.schedulers.job_id import JobId
 from hpcddp.schedulers.registry import find_scheduler
@@ -287,7 +287,7 @@ def _describe_end(one: OnDisk, job: JobFound | None) -> _End:
     return _End("failed", "; ".join(filter(None, [cause or f"exit status {status}", said])), cause or said)
 
 
-def _judge_state(one: OnDisk, state: State, end: _End) -> tuple[str, str]:
+def _judge_state(one: OnDisk, state: RunState, end: _End) -> tuple[str, str]:
     """What the ranks wrote last, unless their attempt ended otherwise since: the state and why."""
     if state.status == "finished":
         return "finished", "" if state.reason == AT_ITS_END else state.reason

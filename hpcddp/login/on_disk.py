@@ -14,7 +14,7 @@ from hpcddp.runs.folder import AttemptFolder, RunFolder, job_of, list_attempts, 
 from hpcddp.runs.jsonfile import read_first_line, read_record
 from hpcddp.runs.lock import Holder, HolderEnd, describe_process, has_ended, read_holder, read_holder_end
 from hpcddp.runs.metrics import Latest, read_latest
-from hpcddp.runs.state import Best, State, read_best, read_plan_file, read_state
+from hpcddp.runs.state import Best, RunState, read_best, read_plan_file, read_state
 from hpcddp.runs.submitted import Submission, read_job_end, read_submissions
 from hpcddp.schedulers.job_id import JobId, parse_id
 from hpcddp.schedulers.registry import find_scheduler
@@ -47,7 +47,7 @@ class OnDisk(Record):
     unfinished. `ends_of_attempts`: what each that has held the run said at its end; None: nothing."""
 
     run: RunFolder
-    state: State | None
+    state: RunState | None
     holder: Holder | None
     ended: bool
     exit_status: int | None
@@ -187,7 +187,7 @@ def _read_links(attempts: Iterable[AttemptFolder]) -> tuple[int, int]:
     return links
 
 
-def _find_left(run: RunFolder, state: State | None, holder: Holder | None) -> str:
+def _find_left(run: RunFolder, state: RunState | None, holder: Holder | None) -> str:
     """In words; empty where the job's own run says enough."""
     left = []
     if holder is not None and (state is None or state.status == "finished"):

@@ -15,7 +15,7 @@ from hpcddp.record import TYPE_CHECKING, Record
 from hpcddp.runs.folder import AttemptFolder, RunFolder, job_of, list_attempts, list_holders, start_of
 from hpcddp.runs.jsonfile import read_first_line, read_record, write_object
 from hpcddp.runs.lock import read_holder, read_holder_end
-from hpcddp.runs.state import State, correct_killed, read_state, replace_state
+from hpcddp.runs.state import RunState, correct_killed, read_state, replace_state
 from hpcddp.schedulers.job_id import parse_id
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ def list_job_runs(attempt: AttemptFolder) -> list[RunFolder]:
     return list(dict.fromkeys(found))
 
 
-def find_unfinished_runs(attempt: AttemptFolder) -> list[tuple[RunFolder, State]]:
+def find_unfinished_runs(attempt: AttemptFolder) -> list[tuple[RunFolder, RunState]]:
     """The runs that the ranks of this attempt's job have named and left unfinished: the job is unfinished as long as
     there is one. None where a run has failed in this attempt. The errors of `read_state`."""
     states = [(run, state) for run in (attempt.run, *list_job_runs(attempt)) if (state := read_state(run)) is not None]
@@ -59,7 +59,7 @@ def find_unfinished_runs(attempt: AttemptFolder) -> list[tuple[RunFolder, State]
     return [(run, correct_killed(run, state, lambda: False)) for run, state in left]
 
 
-def find_stop(attempt: AttemptFolder, reasons: Collection[str]) -> tuple[RunFolder, State] | None:
+def find_stop(attempt: AttemptFolder, reasons: Collection[str]) -> tuple[RunFolder, RunState] | None:
     """The run in which ranks of this attempt have stopped in time, for one of these reasons; None: in no run. The
     errors of `read_state`."""
     for run in (attempt.run, *list_opened(attempt)):
@@ -103,7 +103,7 @@ class Started(Record):
     of_several: bool = False
 
 
-def decide_start(states: Sequence[State], since: Link | None, *, again: bool, ended_well: bool) -> StartDecision:
+def decide_start(states: Sequence[RunState], since: Link | None, *, again: bool, ended_well: bool) -> StartDecision:
     """Whether the next attempt may start. `states`: of the job's run and those that its ranks have named. `since`: the
     start before, by the job before or, `again`, by this one; None: the first of its chain. `ended_well`: its program
     has ended with 0; one that was ended behind its training comes to the rest of it again."""
@@ -146,7 +146,7 @@ def start_attempt(attempt: AttemptFolder, most: int) -> Started:
         if decision.starts:
             write_object(attempt.chain, Turn(turn, step, most)._asdict())
         elif decision.is_failure and not (states and all(one.status == "finished" for one in states)):
-            last = own or State("failed", 0, 0, "", attempt.name)
+            last = own or RunState("failed", 0, 0, "", attempt.name)
             reason = f"the chain stopped: {decision.reason}"
             replace_state(attempt.run, last._replace(status="failed", reason=reason, attempt=attempt.name))
     except OSError as error:
@@ -164,7 +164,7 @@ def _has_ended_well(attempt: AttemptFolder) -> bool:
     return end is not None and end.status == 0
 
 
-def is_unfinished(state: State | None, attempt: str | None) -> bool:
+def is_unfinished(state: RunState | None, attempt: str | None) -> bool:
     """Whether this attempt wrote that there is more to do. A program that writes no state is finished."""
     return state is not None and state.attempt == attempt and state.status == "unfinished"
 

@@ -183,7 +183,7 @@ def _show(word: str) -> str:
     return re.sub(r"[^A-Za-z0-9_.+-]+", "-", word.rstrip("/").rpartition("/")[2]).strip("-.")
 
 
-def check_name(text: str, where: str, correct: str = "{}") -> str:
+def check_run_name(text: str, where: str, correct: str = "{}") -> str:
     """The name that a person gives a run, literally. RequestError for one that is no single word of the alphabet, or
     could be that of an array's index or of a run that was set aside. `correct`: how another name is typed."""
     ending = re.search(r"\.(old)?[0-9]+$", text)

@@ -41,14 +41,14 @@ class Beat(Record):
 OWN, MAY_WAIT, WAITS = hpcddp_stand.OWN, hpcddp_stand.MAY_WAIT, hpcddp_stand.WAITS
 
 
-class Place(Record):
+class Position(Record):
     """Where the rank's main thread stands: the line, and one of OWN, MAY_WAIT and WAITS. An empty text: it gets on."""
 
     text: str = ""
     waits: int = OWN
 
 
-class Entry(Record):
+class PageEntry(Record):
     """A rank by its own entry: its numbers, its process, the descriptor to which that writes its stacks; how often it
     has looked where its main thread stands (0: it does not say), for how many seconds that has stood, whether it waits,
     how many collectives it has called; seconds of its main thread by what it did, as PHASES; what its line is in, and
@@ -67,14 +67,14 @@ class Entry(Record):
     line: str
 
 
-def _read_entry(written: bytes) -> Entry | None:
+def _read_entry(written: bytes) -> PageEntry | None:
     numbers, *texts = written.rstrip(b"\0").decode(errors="replace").split("\0")
     with suppress(ValueError):
         rank, world_size, process, stacks, looks, seconds, waits, collectives, times = numbers.split()
         inside, line = [*texts, "", ""][:2]
         counts = (int(rank), int(world_size), int(process), int(stacks), int(looks))
         phases = tuple(map(float, times.split("/"))) if times != "-" else ()
-        return Entry(*counts, float(seconds), int(waits), int(collectives), phases, inside, line)
+        return PageEntry(*counts, float(seconds), int(waits), int(collectives), phases, inside, line)
     return None
 
 
@@ -102,18 +102,18 @@ class Page:
         step, moves, looks, uses = map(int, written)
         return Beat(step, moves, looks, touched, uses)
 
-    def write_place(self, place: Place) -> None:
+    def write_place(self, place: Position) -> None:
         """Where the rank's main thread stands."""
         written = f"{place.waits}{place.text}".encode(errors="replace")[:_PLACE]
         os.pwrite(self.file, written.ljust(_PLACE, b"\0"), _PLACE_AT)
 
-    def read_place(self) -> Place:
+    def read_place(self) -> Position:
         """What was written last."""
         written = os.pread(self.file, _PLACE, _PLACE_AT).strip(b"\0").decode(errors="replace")
         waits = written[:1]  # a program may write there, too
-        return Place(written[1:], int(waits)) if waits in {str(OWN), str(MAY_WAIT), str(WAITS)} else Place()
+        return Position(written[1:], int(waits)) if waits in {str(OWN), str(MAY_WAIT), str(WAITS)} else Position()
 
-    def read_entries(self) -> list[Entry]:
+    def read_entries(self) -> list[PageEntry]:
         """Of each rank that writes to this page, as `guard/hpcddp_stand.py` does; an agent has several."""
         size = os.fstat(self.file).st_size
         written = [os.pread(self.file, STAND, at) for at in range(STAND_AT, size, STAND)]

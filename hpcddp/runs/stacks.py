@@ -33,7 +33,7 @@ class RankStacks(Record):
     why: str
 
 
-class Answer:
+class StacksAnswer:
     """What has come to a request. `awaited`: agent -> host, of those that have not answered."""
 
     def __init__(self, request: str, awaited: dict[int, str]) -> None:
@@ -41,7 +41,7 @@ class Answer:
         self.ranks: list[RankStacks] = []
 
 
-def ask(attempt: AttemptFolder) -> str:
+def request_stacks(attempt: AttemptFolder) -> str:
     """Ask the supervisor of this attempt; the request's name. OSError if its folder cannot be written."""
     name = f"{time.time_ns()}-{os.getpid()}"
     folder = _folder(attempt)
@@ -60,7 +60,7 @@ def take_request(attempt: AttemptFolder) -> str:
     return ""
 
 
-def write_answer(attempt: AttemptFolder, answer: Answer) -> None:
+def write_answer(attempt: AttemptFolder, answer: StacksAnswer) -> None:
     """Of ranks that have not answered their agent is named. OSError."""
     silent = [RankStacks(rank, host, "", "its agent does not answer") for rank, host in answer.awaited.items()]
     ranks = [one._asdict() for one in sorted([*answer.ranks, *silent])]

@@ -32,7 +32,7 @@ from hpcddp.runs.folder import (
 )
 from hpcddp.runs.jsonfile import DamagedFileError, read_record, write_object
 from hpcddp.runs.lock import describe_process, find_live_holder, release_run, take_run
-from hpcddp.runs.state import State, check_can_begin, read_finish, read_state
+from hpcddp.runs.state import RunState, check_can_begin, read_finish, read_state
 from hpcddp.schedulers.registry import find_current_job
 from hpcddp.units import format_count
 
@@ -85,7 +85,7 @@ class Outlook(Record):
     run: RunFolder
     kind: str
     step: int = 0
-    state: State | None = None
+    state: RunState | None = None
     holder: Holder | None = None
     attempt: str = ""
     old: RunFolder | None = None

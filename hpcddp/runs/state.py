@@ -109,7 +109,7 @@ _STATUSES = ("unfinished", "finished", "failed")
 _REMEDY = "; then restore it, or remove it: the checkpoints do not need it"
 
 
-class State(Record):
+class RunState(Record):
     """`status`: unfinished | finished | failed. `step`: optimizer steps over all attempts. `attempt` wrote it."""
 
     status: str
@@ -127,14 +127,14 @@ class State(Record):
         return f"{self.status} at step {self.step} ({self.reason}), attempt {self.attempt}"
 
 
-def read_state(run: RunFolder) -> State | None:
+def read_state(run: RunFolder) -> RunState | None:
     """What the ranks wrote last; None if there is no such file.
 
     DamagedFileError if it cannot be read as a state: nobody may take it for "nothing was written", and replace it.
     SchemaError if another hpcddp wrote the file or the run folder.
     """
     check_run_folder(run)
-    state = read_record(run.state, State, _REMEDY)
+    state = read_record(run.state, RunState, _REMEDY)
     if state is not None and state.status not in _STATUSES:
         raise damaged(run.state, f"its status is {state.status!r}", _REMEDY)
     if state is not None and not isinstance((state.exact or {}).get("deviations", []), list):
@@ -142,7 +142,7 @@ def read_state(run: RunFolder) -> State | None:
     return state
 
 
-def read_finish(run: RunFolder) -> State | None:
+def read_finish(run: RunFolder) -> RunState | None:
     """The state of a run that is finished; None for one that is not, or whose weights nobody could load again. The
     errors of `read_state`."""
     state = read_state(run)
@@ -150,11 +150,11 @@ def read_finish(run: RunFolder) -> State | None:
 
 
 def write_state(attempt: AttemptFolder, status: str, *, step: int, epoch: int, reason: str, **more: Any) -> None:
-    """Replace `state.json`. `more`: State's other fields. HeldError if another attempt has taken the run, LaunchError
-    if the file cannot be written."""
+    """Replace `state.json`. `more`: RunState's other fields. HeldError if another attempt has taken the run,
+    LaunchError if the file cannot be written."""
     check_not_taken(attempt.run, attempt.name)
     try:
-        replace_state(attempt.run, State(status, step, epoch, reason, attempt.name, **more))
+        replace_state(attempt.run, RunState(status, step, epoch, reason, attempt.name, **more))
     except OSError as error:
         raise cannot_write(attempt.run, error) from error
 
@@ -165,7 +165,7 @@ def note_checkpoint(attempt: AttemptFolder, *, step: int, epoch: int) -> None:
     write_state(attempt, "unfinished", step=step, epoch=epoch, reason=reason, ended=False)
 
 
-def correct_killed(run: RunFolder, state: State, is_held: Callable[[], bool]) -> State:
+def correct_killed(run: RunFolder, state: RunState, is_held: Callable[[], bool]) -> RunState:
     """The state of an attempt that was killed, and so could not write that it has ended: where the run resumes.
 
     `is_held`: whether an attempt holds the run, or may.
@@ -178,11 +178,11 @@ def correct_killed(run: RunFolder, state: State, is_held: Callable[[], bool]) ->
     return state._replace(reason=f"checkpoint at step {state.step}; the attempt has ended since", ended=True)
 
 
-def step_back(run: RunFolder, state: State, reason: str) -> State:
+def step_back(run: RunFolder, state: RunState, reason: str) -> RunState:
     """The state at the run's newest checkpoint, unfinished: what came after that is lost."""
     step, epoch = _find_newest(run) or (0, 0)
     digest = state.weights_sha256 if step == state.step else None
-    return State("unfinished", step, epoch, reason, state.attempt, digest, state.exact)
+    return RunState("unfinished", step, epoch, reason, state.attempt, digest, state.exact)
 
 
 def correct_signal(attempt: AttemptFolder, signal: str) -> bool:
@@ -226,6 +226,6 @@ def _epoch_of(checkpoint: str) -> int:
     return 0
 
 
-def replace_state(run: RunFolder, state: State) -> None:
+def replace_state(run: RunFolder, state: RunState) -> None:
     known = {name: value for name, value in state._asdict().items() if value is not None}
     write_object(run.state, known | {"written_at": time.strftime("%Y-%m-%dT%H:%M:%S%z")})

@@ -38,7 +38,7 @@ _MARGIN = 1.2  # of what was used, for what to ask next time
 _FEW = 0.7  # of what was asked: it is worth asking for less
 
 
-class Node(Record):
+class NodeUse(Record):
     """What the ranks of one attempt used of one host. `cpus`: those that they may use. Bytes; shares from 0 to 1.
     `counts_shared`: there was no cgroup, and memory that processes share counts for each. `phases`: seconds."""
 
@@ -61,7 +61,7 @@ class AttemptUse(Record):
     seconds: float
     nodes: int
     lost_s: float
-    used: tuple[Node, ...]
+    used: tuple[NodeUse, ...]
 
 
 class Efficiency(Record):
@@ -176,7 +176,7 @@ def _list_usage(attempt: AttemptFolder) -> list[str]:
     return []
 
 
-def _read_nodes(attempt: AttemptFolder) -> list[Node]:
+def _read_nodes(attempt: AttemptFolder) -> list[NodeUse]:
     found = []
     for path in _list_usage(attempt):
         lines = []
@@ -189,14 +189,14 @@ def _read_nodes(attempt: AttemptFolder) -> list[Node]:
     return found
 
 
-def _sum_up(lines: Sequence[dict[str, Any]]) -> Node:
+def _sum_up(lines: Sequence[dict[str, Any]]) -> NodeUse:
     last = lines[-1]
     gpus = []
     for nth, (name, *_, there) in enumerate(last["gpus"]):
         rows = [(line["gpus"][nth], line["looks"]) for line in lines if len(line["gpus"]) > nth]
         use = sum(row[1] * count for row, count in rows) / sum(count for _, count in rows)
         gpus.append((name, use, max(row[2] for row, _ in rows), there))
-    return Node(
+    return NodeUse(
         last["host"],
         last["elapsed_s"],
         max(line["cpus"] for line in lines),

@@ -13,7 +13,7 @@ from hpcddp.parallelism import read_parallel
 from hpcddp.ranks.launcher import FromShell, IfSet
 from hpcddp.ranks.launchers import JOB_LAUNCHERS, LAUNCHERS
 from hpcddp.record import Record
-from hpcddp.runs.command import check_name
+from hpcddp.runs.command import check_run_name
 from hpcddp.script.container import RUNTIMES
 from hpcddp.script.fields import (
     fields_of,
@@ -125,7 +125,7 @@ read_launcher = read_choice(*JOB_LAUNCHERS, synonyms=_launcher_synonyms())
 # Every key of a job file, and how its value is read. `--set KEY=VALUE` takes the same keys.
 KEYS = readers_of(
     JobSpec,
-    name=lambda value, where: check_name(read_text(value, where), where, assign(where, "{}")),
+    name=lambda value, where: check_run_name(read_text(value, where), where, assign(where, "{}")),
     ranks=read_choice("each", "node"),
     gpus_per_node=read_number,
     launcher=read_launcher,

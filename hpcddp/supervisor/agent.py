@@ -16,7 +16,7 @@ from contextlib import suppress
 
 from hpcddp.guard.hpcddp_stand import ASK_FOR_STACKS
 from hpcddp.ranks.lookup_warning import split_output
-from hpcddp.runs.heartbeat import OWN, Beat, Entry, Place, make_page
+from hpcddp.runs.heartbeat import OWN, Beat, PageEntry, Position, make_page
 from hpcddp.signals import ENDING
 from hpcddp.supervisor import wire
 from hpcddp.supervisor.leftover import end_left, find_left, kill_left
@@ -56,7 +56,7 @@ class Agent:
         self._socket: _socket.socket | None = None
         self._lock = _thread.allocate_lock()
         self._heard: float | None = None  # when the supervisor last said something
-        self._place = Place()  # the last that was sent
+        self._place = Position()  # the last that was sent
         self._looks: dict[int, int] = {}  # of plain scripts' pulses by rank, at what was sent last
         self._over: dict[int, float] = {}  # since when such a rank's process has ended
         self._is_over = False
@@ -287,7 +287,7 @@ class Agent:
         return _read_state(self._program) == "T"
 
     def _obey(self, message: wire.Message) -> None:
-        if isinstance(message, wire.End):
+        if isinstance(message, wire.Kill):
             self._end_rank()
         elif isinstance(message, wire.Give) and message.nth > self._given:
             self._given = message.nth
@@ -349,7 +349,7 @@ _NO_ANSWER = {
 }
 
 
-def read_stacks(one: Entry) -> tuple[str, str]:
+def read_stacks(one: PageEntry) -> tuple[str, str]:
     """What this rank writes now at ASK_FOR_STACKS; or "" and why it writes nothing."""
     path = f"/proc/{one.process}/fd/{one.stacks}"
     state = _read_state(one.process)
@@ -409,7 +409,7 @@ class SignalCount:
         return number in self._came
 
 
-class Program:
+class RankProgram:
     """A rank's program, as a process of its own beside this one. OSError if it cannot run.
 
     `stderr`: its own, if given. `apart`: whether it has a process group of its own, so that a launcher's signals to

@@ -69,7 +69,7 @@ LOOK_S = 3.0
 _ANSWER_S = 5.0  # for the ranks' stacks
 
 
-class End(Record):
+class EndTime(Record):
     """`at`: seconds since 1970; None: nothing ends the job. `source`: who says so."""
 
     at: int | None
@@ -93,25 +93,25 @@ def find_job_of_script(scheduler: str, env: Mapping[str, str]) -> CurrentJob:
     return job
 
 
-def find_end(job: CurrentJob, env: Mapping[str, str], walltime_s: int | None, *, by_hand: bool) -> End:
+def find_end(job: CurrentJob, env: Mapping[str, str], walltime_s: int | None, *, by_hand: bool) -> EndTime:
     """When the job ends: by the scheduler's variable, else by its word, else by the script's walltime. An end that is
     asked for by hand, in an allocation, may come before the allocation's."""
     row = find_scheduler(job.scheduler)
-    by_script = None if walltime_s is None else End(_script_start() + walltime_s, BY_SCRIPT)
+    by_script = None if walltime_s is None else EndTime(_script_start() + walltime_s, BY_SCRIPT)
     at = read_number(env.get(row.variables.end, "")) if row.variables.end else None
     if at is not None:
-        end = End(at, f"as {row.variables.end} says")
+        end = EndTime(at, f"as {row.variables.end} says")
     elif job.id and (found := ask_about(job.scheduler, job.id, env)) is not None:
-        end = End(found.runs_until, _name_source(row.commands))
+        end = EndTime(found.runs_until, _name_source(row.commands))
     else:
-        end = End(None, "")
+        end = EndTime(None, "")
     # `hpcddp launch` without a walltime asks for what is left of the allocation, which is no end of its own.
     if end.at is None:
         return by_script or end
     return by_script if by_hand and by_script is not None and (by_script.at or 0) < end.at - _SAME_S else end
 
 
-def read_walltime(scheduler: str, script: str) -> int | None:
+def find_walltime(scheduler: str, script: str) -> int | None:
     """What the directives of the job's script ask for, for a scheduler that does not answer. Seconds."""
     rule = find_scheduler(scheduler).directives
     if not rule.walltime or not script:
@@ -147,7 +147,7 @@ class MovingEnd:
     """The job's end, which its owner or an operator may move while it runs. `clock`: seconds, from anywhere."""
 
     def __init__(
-        self, job: CurrentJob, end: End, env: Mapping[str, str], clock: Callable[[], float] = time.monotonic
+        self, job: CurrentJob, end: EndTime, env: Mapping[str, str], clock: Callable[[], float] = time.monotonic
     ) -> None:
         self.end = end
         self._commands = find_scheduler(job.scheduler).commands
@@ -161,7 +161,7 @@ class MovingEnd:
         now_at = found.runs_until if found is not None else None
         if now_at is None or self.end.at is None or abs(now_at - self.end.at) <= _SAME_S:
             return False
-        self.end = End(now_at, _name_source(self._commands))
+        self.end = EndTime(now_at, _name_source(self._commands))
         return True
 
 
@@ -208,7 +208,7 @@ class StackRequests:
             self._until = now + _ANSWER_S
 
 
-def is_wish(job: CurrentJob, end: End, env: Mapping[str, str], came: float) -> bool:
+def is_wish(job: CurrentJob, end: EndTime, env: Mapping[str, str], came: float) -> bool:
     """Whether a SIGTERM that `came` at this time is the owner's wish: the walltime, a preemption, a failed node and a
     job that is queued again are not."""
     found = ask_about(job.scheduler, job.id, env) if job.id else None
@@ -225,7 +225,7 @@ def is_ending(job: CurrentJob, env: Mapping[str, str]) -> bool:
     return state not in {None, "gone", "running", "suspended"}
 
 
-def is_waiting(scheduler: str, job: str, env: Mapping[str, str]) -> bool:
+def is_queued(scheduler: str, job: str, env: Mapping[str, str]) -> bool:
     """Whether this other job is still there; True if its scheduler does not say."""
     state = ask_job_state(scheduler, job, env, _PATIENCE_S)
     return state not in {"gone", "cancelled", "finished", "failed"}
@@ -249,7 +249,7 @@ _ENDING = (signal.SIGTERM, signal.SIGINT)
 class FollowUp:
     """The follow-up of one job. `id`: as its scheduler printed it; None: there is none."""
 
-    def __init__(self, job: CurrentJob, end: End, env: Mapping[str, str], tell: Callable[[str], None]) -> None:
+    def __init__(self, job: CurrentJob, end: EndTime, env: Mapping[str, str], tell: Callable[[str], None]) -> None:
         self.id: str | None = None
         self._job = job
         self._end = end
@@ -261,7 +261,7 @@ class FollowUp:
     def queue(self, attempt: AttemptFolder, options: tuple[str, ...]) -> None:
         """Queue it, and write its id into the attempt's folder; a job that was started again has done so already."""
         queued = find_follow_up(attempt)
-        if queued is None or not is_waiting(self._job.scheduler, queued, self._env):
+        if queued is None or not is_queued(self._job.scheduler, queued, self._env):
             queued = self._submit(attempt.script, options)
         if queued is None:
             return
@@ -293,10 +293,10 @@ class FollowUp:
         self.settle()
         self._cancel(why)
 
-    def is_waiting(self) -> bool:
+    def is_queued(self) -> bool:
         """Whether it is there, and was not deleted meanwhile."""
         self.settle()
-        return self.id is not None and is_waiting(self._job.scheduler, self.id, self._env)
+        return self.id is not None and is_queued(self._job.scheduler, self.id, self._env)
 
     def _end_chain(self, came: float) -> None:
         if is_wish(self._job, self._end, self._env, came):

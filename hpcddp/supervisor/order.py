@@ -14,7 +14,7 @@ from contextlib import suppress
 from hpcddp.errors import LaunchError, RequestError
 from hpcddp.ranks.launchers import AGENTS, LAUNCHERS
 from hpcddp.record import TYPE_CHECKING, Record
-from hpcddp.runs.command import check_name, name_command
+from hpcddp.runs.command import check_run_name, name_command
 from hpcddp.runs.folder import RUNS
 from hpcddp.schedulers.registry import find_allocation, find_current_job, find_scheduler
 from hpcddp.supervisor.notice import read_notify
@@ -82,13 +82,13 @@ def read_order(options: Mapping[str, Any], words: Sequence[str], env: Mapping[st
     if not (order.name or order.run_dir):
         raise RequestError("the words of hpcddp supervise name no run", f"--name {name_command(line.command)}")
     if order.name:
-        check_name(re.sub(r"\.[0-9]+$", "", order.name), "--name", "--name {}")
+        check_run_name(re.sub(r"\.[0-9]+$", "", order.name), "--name", "--name {}")
     if count_points(order.sweep) > 1:
         check_axes(order.sweep, order.line.command, ())
     return order
 
 
-def find_folder(order: Order, env: Mapping[str, str]) -> str:
+def find_run_folder(order: Order, env: Mapping[str, str]) -> str:
     """The run's folder, without the index of an array. The job's own spelling of its working directory is taken, which
     other hosts may know alone."""
     here, said = os.getcwd(), env.get("PWD", "")

@@ -41,7 +41,7 @@ _HINT = "put its folder on PATH, or name the module that brings it (modules in t
 _SET_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of prctl(2)
 
 
-class Ended(Record):
+class AttemptEnd(Record):
     """`status`: as a shell says it, 128 + the signal of a process that was killed. `signal`: the last one that came
     and after which the ranks ended; `heard`: the same of one that came to them alone. `cause`: the first event of the
     ranks that did not end well."""
@@ -361,7 +361,7 @@ def watch(
     came: Callable[[int], None],
     of_ranks: tuple[Passing, Teardown] | None = None,
     idle: Callable[[], None] = lambda: None,
-) -> Ended:
+) -> AttemptEnd:
     """Wait for the launcher's end, or bring it about where ranks do not end well. `of_ranks`: None where it starts
     none: it gets SIGTERM for each signal that comes. `warn_at`: when the ranks are warned, in seconds since 1970; it
     may move. `came`: is called with each signal that came. `idle` is called again and again.
@@ -407,7 +407,7 @@ def watch(
     heard = teardown.find_signal(cause) if teardown and not last else 0
     if heard:
         tell(f"{name_signal(heard)} came to the ranks, and not to this script")
-    return Ended(launcher.status, last, cause, name_signal(heard) if heard else "")
+    return AttemptEnd(launcher.status, last, cause, name_signal(heard) if heard else "")
 
 
 def _poll(*entries: int) -> select.poll:

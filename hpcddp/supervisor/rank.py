@@ -7,7 +7,7 @@ import os
 from hpcddp.errors import UNFINISHED
 from hpcddp.record import TYPE_CHECKING, Record
 from hpcddp.runs.hang import Stand, find_hang, format_stands
-from hpcddp.runs.heartbeat import MAY_WAIT, OWN, WAITS, Beat, Place
+from hpcddp.runs.heartbeat import MAY_WAIT, OWN, WAITS, Beat, Position
 from hpcddp.supervisor.events import GONE, SILENT
 from hpcddp.supervisor.wire import Ended, Incoming
 
@@ -34,7 +34,7 @@ FALLS_SILENT, ENDS, WAITS_FOR_OTHERS = "says nothing", "ends", "ends, and its ag
 _BACK = ""  # to the state before it was lost
 
 
-class State(Record):
+class RankState(Record):
     """`next`: what may happen in it -> the state after that. What is not here changes nothing. `is_event`: whether a
     rank that comes to this state is an event. `is_there`: whether its agent is connected and its program runs."""
 
@@ -45,15 +45,15 @@ class State(Record):
 
 _LIVES = {BREAKS: LOST, FALLS_SILENT: SILENT, ENDS: ENDED, WAITS_FOR_OTHERS: HELD}
 STATES = {
-    STARTING: State({OPENS: STEPPING, TOUCHES: STEPPING, **_LIVES}, is_there=True),
-    STEPPING: State({STANDS: STANDING, CLOSES: CLOSED, **_LIVES}, is_there=True),
-    STANDING: State({MOVES: STEPPING, CLOSES: CLOSED, **_LIVES}, is_there=True),
-    CLOSED: State({OPENS: STEPPING, **_LIVES}, is_there=True),
-    SILENT: State({BREAKS: LOST, ENDS: ENDED, WAITS_FOR_OTHERS: HELD}, is_event=True, is_there=True),
-    LOST: State({CALLS: _BACK, STAYS_AWAY: GONE}),
-    GONE: State({CALLS: _BACK}, is_event=True),
-    HELD: State({BREAKS: ENDED}),
-    ENDED: State({}),
+    STARTING: RankState({OPENS: STEPPING, TOUCHES: STEPPING, **_LIVES}, is_there=True),
+    STEPPING: RankState({STANDS: STANDING, CLOSES: CLOSED, **_LIVES}, is_there=True),
+    STANDING: RankState({MOVES: STEPPING, CLOSES: CLOSED, **_LIVES}, is_there=True),
+    CLOSED: RankState({OPENS: STEPPING, **_LIVES}, is_there=True),
+    SILENT: RankState({BREAKS: LOST, ENDS: ENDED, WAITS_FOR_OTHERS: HELD}, is_event=True, is_there=True),
+    LOST: RankState({CALLS: _BACK, STAYS_AWAY: GONE}),
+    GONE: RankState({CALLS: _BACK}, is_event=True),
+    HELD: RankState({BREAKS: ENDED}),
+    ENDED: RankState({}),
 }
 
 
@@ -81,7 +81,7 @@ class Rank:
         self.incoming = Incoming()
         self.heard = self.moved = self.used = self.looked = now
         self.beat = Beat()
-        self.place = Place()
+        self.place = Position()
         self.plain: dict[int, PlainRank] = {}  # those of a plain script that have a process group; an agent has several
         self.has_opened = False  # the runtime, at some time, or touched its page
         self.status: int | None = None  # its wait status, once it has ended

@@ -7,7 +7,6 @@ import os
 import shlex
 import shutil
 import time
-from collections import Counter
 
 from hpcddp.errors import HpcddpError
 from hpcddp.ranks.launchers import LAUNCHERS
@@ -22,9 +21,8 @@ from hpcddp.runs.state import read_state, replace_state
 from hpcddp.schedulers.allocation import is_address, same_host
 from hpcddp.schedulers.registry import find_allocation, find_scheduler
 from hpcddp.schedulers.run import ask_about, run_program, run_side_by_side
-from hpcddp.supervisor.events import ERROR, KILLED, STUCK, UNHEARD, UNKNOWN
+from hpcddp.supervisor.events import ERROR, UNHEARD
 from hpcddp.supervisor.leftover import kill_left
-from hpcddp.supervisor.rank import NOWHERE
 from hpcddp.supervisor.start_end import make_folders
 from hpcddp.units import format_count
 
@@ -34,7 +32,7 @@ if TYPE_CHECKING:
     from hpcddp.runs.folder import AttemptFolder, RunFolder
     from hpcddp.schedulers.registry import CurrentJob
     from hpcddp.supervisor.events import Event
-    from hpcddp.supervisor.follow import End
+    from hpcddp.supervisor.follow import EndTime
     from hpcddp.supervisor.order import Order
 
 SSH = ("ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=5", "{host}")
@@ -52,7 +50,7 @@ command -v nvidia-smi >/dev/null || exit 0
 _WRITE = 'file=$1/.written-by-$(uname -n).$$; touch "$file" && rm -f "$file"'
 
 
-class Check(Record):
+class HostCheck(Record):
     """What a host has to run without an error, or it is left out: `why`. One that is built in and fails on every host
     is wrong itself."""
 
@@ -61,36 +59,36 @@ class Check(Record):
     is_built_in: bool = True
 
 
-def list_checks(order: Order) -> list[Check]:
+def list_checks(order: Order) -> list[HostCheck]:
     """The checks of the job, in order; those of the attempt come first."""
-    checks = list[Check]()
+    checks = list[HostCheck]()
     gpus = order.line.gpus_per_node
     if gpus:
         missing = f"it does not have {format_count(gpus, 'GPU')}, or one of them needs a reset"
-        checks.append(Check(("sh", "-c", _GPU_CHECK, "sh", str(gpus)), missing))
+        checks.append(HostCheck(("sh", "-c", _GPU_CHECK, "sh", str(gpus)), missing))
     if order.preflight not in {"", "true"}:
-        checks.append(Check(("sh", "-c", order.preflight), "the job file's own check failed", is_built_in=False))
+        checks.append(HostCheck(("sh", "-c", order.preflight), "the job file's own check failed", is_built_in=False))
     return checks
 
 
-def clear_check(attempt: AttemptFolder, env: Mapping[str, str]) -> Check:
+def clear_check(attempt: AttemptFolder, env: Mapping[str, str]) -> HostCheck:
     """No rank of this attempt is left on the host, as one whose agent has lost its connection may be."""
     marks = {"HPCDDP_RUN_DIR": attempt.run.path, "HPCDDP_ATTEMPT": attempt.name}
-    return Check(kill_left(marks, env), "ranks of the last start cannot be ended there")
+    return HostCheck(kill_left(marks, env), "ranks of the last start cannot be ended there")
 
 
-def folder_checks(attempt: AttemptFolder) -> list[Check]:
+def folder_checks(attempt: AttemptFolder) -> list[HostCheck]:
     """The run's own folder, which may have another name than the job asked for, is there and can be written, and its
     newest checkpoint can be read."""
     path = os.path.abspath(attempt.run.path)
     checks = [
-        Check(("test", "-d", path), "it does not see the run folder"),
-        Check(("sh", "-c", _WRITE, "sh", path), "it cannot write to the run folder"),
+        HostCheck(("test", "-d", path), "it does not see the run folder"),
+        HostCheck(("sh", "-c", _WRITE, "sh", path), "it cannot write to the run folder"),
     ]
     saved = list_checkpoints(os.path.abspath(attempt.run.checkpoints))
     manifest = os.path.join(saved[-1], MANIFEST) if saved else ""
     if os.path.isfile(manifest):
-        checks.append(Check(("head", "-c", "1", manifest), "it cannot read the newest checkpoint"))
+        checks.append(HostCheck(("head", "-c", "1", manifest), "it cannot read the newest checkpoint"))
     return checks
 
 
@@ -105,7 +103,7 @@ class Hosts:
     names the others."""
 
     def __init__(
-        self, job: CurrentJob, env: Mapping[str, str], checks: list[Check], tell: Callable[[str], None]
+        self, job: CurrentJob, env: Mapping[str, str], checks: list[HostCheck], tell: Callable[[str], None]
     ) -> None:
         self._job, self._env, self._checks, self._tell = job, env, checks, tell
         self._commands = find_scheduler(job.scheduler).commands
@@ -244,15 +242,11 @@ def is_this_host(name: str) -> bool:
 # What has happened to a job, and what follows from it.
 
 
-_MOST_STUCK = 2  # as often as a host has to be blamed before it is left out
-_MOST_CRASHES = 2  # the same
-_MOST_ERRORS, _MOST_BLIND_ERRORS = 1, 2  # alike, of the program; where nobody says how far it was
 _LEAST_LEFT_S = 60  # before the job's end: a start and a step would not fit
 
 
 class Saved(Record):
-    """A checkpoint. `nth`: of the job's runs, its own being the first; 0: there is none, and `step` is what the ranks
-    said."""
+    """A checkpoint. `nth`: of the job's runs, its own being the first; 0: there is none."""
 
     nth: int
     step: int
@@ -268,8 +262,7 @@ class Recovery:
         self._fits = (*order.fewer_nodes, order.line.nodes)
         self.is_too_few = False  # the program has refused the number of nodes that are left, not the request's
         self._opened: list[RunFolder] = []  # that the job's script has opened
-        self._ends: Counter[tuple[object, ...]] = Counter()  # of attempts that ended alike
-        self._reached: list[Saved] = []  # by the starts that ended by an error of the program
+        self._ends = set[tuple[object, ...]]()  # how the attempts so far have ended
         names, nodes = self._hosts.names, order.line.nodes
         self.chosen = names[:nodes] if len(names) > nodes else ()  # (): as the script has it
 
@@ -283,11 +276,13 @@ class Recovery:
         """All hosts of the job, spare ones too; this one alone where no scheduler names them."""
         return self._hosts.names
 
-    def goes_on(self, attempt: AttemptFolder, cause: Event, end: End, suspects: set[str]) -> bool:
+    def goes_on(self, attempt: AttemptFolder, cause: Event, end: EndTime, suspects: set[str]) -> bool:
         """Whether the ranks are started again, on the hosts `chosen` then; why not is printed. `suspects`: hosts that
         the attempt has lost."""
         self._tell(f"the first cause: {cause}")
+        before = self.chosen or self.names
         why_not = self._judge(attempt, cause, end) or self._choose_hosts(attempt, cause, suspects)
+        why_not = why_not or self._judge_repeat(attempt, cause, has_other_hosts=(self.chosen or self.names) != before)
         if why_not:
             self._tell(f"the ranks are not started again: {why_not}")
             return False
@@ -308,11 +303,9 @@ class Recovery:
         fits = " or ".join(map(str, self._fits))
         return f"of {format_count(count, 'host')} {len(usable)} can be used, and this job can go on with {fits}"
 
-    def _judge(self, attempt: AttemptFolder, cause: Event, end: End) -> str:
+    def _judge(self, attempt: AttemptFolder, cause: Event, end: EndTime) -> str:
         """Why the ranks are not started again; empty: they are."""
         self._opened += [run for run in list_opened(attempt) if run not in self._opened]
-        saved = self._find_newest(attempt)
-        again = self._judge_repeats(cause, saved)
         self.is_too_few = cause.is_refusal and 0 < len(self.chosen) < self._order.line.nodes
         if end.at is not None and time.time() > end.at - _LEAST_LEFT_S:
             return "the job ends soon"
@@ -322,40 +315,20 @@ class Recovery:
             count = len(self.chosen)
             self._fits = tuple(number for number in self._fits if number < count)
             return "" if self._fits else f"the program does not work out on {count}, and fewer are not allowed"
-        return "that is no node's fault" if cause.is_mistake else again
+        return "that is no node's fault" if cause.is_mistake else ""
 
-    def _judge_repeats(self, cause: Event, saved: Saved) -> str:
-        """Why the next attempt would end as this one and others before it; empty: it need not."""
-        reached = saved if saved.step else Saved(0, cause.step)  # programs may save elsewhere, and need not say steps
-        if cause.kind == STUCK:
-            knows_where = cause.step or cause.text != NOWHERE
-            is_again = knows_where and self._count((cause.text, cause.step)) >= _MOST_STUCK
-            return f"no rank got on at the same place and step {_MOST_STUCK} times before" if is_again else ""
-        if cause.kind == KILLED or (cause.kind == ERROR and cause.is_loss):
-            # the step that a rank sent last may be some behind where it crashed
-            at = 0 if cause.is_by_itself and saved.step else cause.step
-            counts = cause.step or cause.is_by_itself
-            if not counts or self._count((cause.kind, cause.status, saved, at)) < _MOST_CRASHES:
-                return ""
-            where = f"at step {at}" if at else "without a new checkpoint" if saved.step else "before any step was known"
-            return f"ranks ended alike {where} {_MOST_CRASHES} times before: no other host would help"
-        if cause.is_loss:  # however often
+    def _judge_repeat(self, attempt: AttemptFolder, cause: Event, *, has_other_hosts: bool) -> str:
+        """Why the next attempt would end as this one; empty: it need not. Something has to be different from an earlier
+        attempt: how it ended, at which step, the newest checkpoint, or the hosts of the next one. Where neither a step
+        nor a checkpoint is known, a program may have got on."""
+        saved = self._find_newest(attempt)
+        end = cause.kind, cause.status, cause.text, cause.step, saved, len(self._opened)
+        is_again = end in self._ends and not has_other_hosts
+        self._ends.add(end)
+        if not is_again or not (cause.step or saved.step):
             return ""
-        last, self._reached = self._reached[-2:], [*self._reached, reached]
-        times = self._count((cause.text, cause.step, len(self._opened)))
-        if not reached.step and cause.kind != UNKNOWN:  # a launcher that failed by itself has no step
-            why = "the same error came three times, and no step is known between them: it would come again"
-            return why if times >= _MOST_BLIND_ERRORS else ""
-        if times >= _MOST_ERRORS:
-            at_step = f" at step {cause.step}" if cause.step else ""
-            return f"the same error came twice{at_step}: it would come again"
-        is_stalled = len(last) == 2 and min(last) >= reached
-        return f"two starts have made no progress beyond step {max(last).step}" if is_stalled else ""
-
-    def _count(self, end: tuple[object, ...]) -> int:
-        """How often an attempt has ended so before."""
-        self._ends[end] += 1
-        return self._ends[end] - 1
+        where = f"at step {cause.step}" if cause.step else "before a step"
+        return f"an earlier start ended the same way {where}, with the same checkpoint and hosts"
 
     def begin_again(self, attempt: AttemptFolder) -> AttemptFolder | None:
         """The next attempt, which takes the run from this one: whatever is left of it writes no more. None if that

@@ -17,8 +17,8 @@ from hpcddp.ranks.reach import list_addresses
 from hpcddp.record import TYPE_CHECKING
 from hpcddp.runs.attempt import choose_error, describe_end, format_failure
 from hpcddp.runs.hang import read_hang_limits
-from hpcddp.runs.heartbeat import NO_RANK, Beat, Place
-from hpcddp.runs.stacks import Answer, RankStacks
+from hpcddp.runs.heartbeat import NO_RANK, Beat, Position
+from hpcddp.runs.stacks import RankStacks, StacksAnswer
 from hpcddp.supervisor import wire
 from hpcddp.supervisor.events import (
     ABSENT,
@@ -264,7 +264,7 @@ class Reports:
         self._awake = 0.0  # when this process looked last
         self._records = ""  # the folder in which each rank that is started leaves a file
         self._world_size = self._plain_size = 0  # as the agents say it, and the ranks of a plain script; 0: none has
-        self.stacks: Answer | None = None  # the ranks have been asked for theirs
+        self.stacks: StacksAnswer | None = None  # the ranks have been asked for theirs
         self._signals: list[tuple[int, float]] = []  # for the ranks of the attempt, and since when
         self.ranks: dict[int, Rank] = {}
         self.events: list[Event] = []
@@ -370,7 +370,7 @@ class Reports:
         self._is_ending = True
         self._let_end()
         for one in self._connected.values():
-            self._say(one, wire.End())
+            self._say(one, wire.Kill())
 
     def close(self) -> None:
         """Hear nobody any more."""
@@ -392,7 +392,7 @@ class Reports:
 
     def ask_for_stacks(self, request: str) -> None:
         """Ask every rank that is there; the answers come to `stacks` while this is read."""
-        self.stacks = Answer(request, {one.rank: one.host for one in self.ranks.values() if one.is_there})
+        self.stacks = StacksAnswer(request, {one.rank: one.host for one in self.ranks.values() if one.is_there})
         for one in self.ranks.values():
             if one.is_there:
                 self._say(one, wire.Ask(request))
@@ -462,7 +462,7 @@ class Reports:
         now = self._clock()
         if hello.attempt != self._attempt:  # left behind by another attempt
             with suppress(OSError):
-                caller.send(wire.write(wire.End()))
+                caller.send(wire.write(wire.Kill()))
             self._callers.close(caller)
             return
         self._world_size = hello.world_size or self._world_size
@@ -472,7 +472,7 @@ class Reports:
         one.connection, one.incoming, one.heard = caller, wire.Incoming(), now
         one.change(CALLS, now)
         self._connected[number] = one
-        self._say(one, wire.End() if self._is_ending else wire.Ok())
+        self._say(one, wire.Kill() if self._is_ending else wire.Ok())
         for nth in range(1, len(self._signals) + 1):
             self._give(one, nth)
         self._take(one, rest)
@@ -483,7 +483,7 @@ class Reports:
         if data is None:
             return
         if self.ranks.get(one.rank) is not one:  # of the attempt before: its last words are no news of this one
-            self._say(one, wire.End())
+            self._say(one, wire.Kill())
             self._leave(one)
             return
         one.heard = self._clock()
@@ -497,8 +497,8 @@ class Reports:
             now = self._clock()
             if isinstance(message, Beat):
                 self._stuck.note(one, message, now)
-                self._say(one, wire.End() if self._is_ending else wire.Ok())
-            elif isinstance(message, Place):
+                self._say(one, wire.Kill() if self._is_ending else wire.Ok())
+            elif isinstance(message, Position):
                 one.place = message
                 one.change(STANDS if message.text else MOVES, now)
             elif isinstance(message, wire.PlainStand):

@@ -24,7 +24,7 @@ from hpcddp.runs.folder import AttemptFolder, RunFolder, cannot_write, job_of, s
 from hpcddp.runs.jsonfile import write_object
 from hpcddp.runs.lock import HeldError, release_run, start_time
 from hpcddp.runs.start import RunRequest, start_run
-from hpcddp.runs.state import State, correct_killed, correct_signal, read_state, replace_state, step_back
+from hpcddp.runs.state import RunState, correct_killed, correct_signal, read_state, replace_state, step_back
 from hpcddp.supervisor.order import job_record
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from hpcddp.supervisor.events import Event
     from hpcddp.supervisor.follow import FollowUp
     from hpcddp.supervisor.order import Order
-    from hpcddp.supervisor.program import Ended
+    from hpcddp.supervisor.program import AttemptEnd
 
 #: The variable by which `hpcddp launch` says that one allocation may see several attempts: the number of its process,
 #: which becomes this one. A job that is submitted from such a rank inherits the variable, but not the number.
@@ -135,7 +135,9 @@ def _leave_records(order: Order, base: str, attempt: AttemptFolder, script: str)
 # The end.
 
 
-def end_attempt(attempt: AttemptFolder, ended: Ended, follow_up: FollowUp | None, tell: Callable[[str], None]) -> int:
+def end_attempt(
+    attempt: AttemptFolder, ended: AttemptEnd, follow_up: FollowUp | None, tell: Callable[[str], None]
+) -> int:
     """The exit status of the job. `follow_up`: of a chain."""
     if follow_up is not None:
         follow_up.settle()
@@ -163,11 +165,11 @@ def end_attempt(attempt: AttemptFolder, ended: Ended, follow_up: FollowUp | None
         return ended.status
     for run, its in left:
         tell(f"unfinished: run {show_path(run.path)}, step {its.step} ({its.reason})")
-    follows = follow_up is not None and follow_up.is_waiting()
+    follows = follow_up is not None and follow_up.is_queued()
     return ended.status if follows else ended.status or UNFINISHED
 
 
-def _is_cut_off(attempt: AttemptFolder, ended: Ended, state: State | None) -> bool:
+def _is_cut_off(attempt: AttemptFolder, ended: AttemptEnd, state: RunState | None) -> bool:
     """Whether a program was ended behind a training, or between two of them: nobody knows what it still wanted."""
     was_ended = bool(ended.signal) or (ended.cause is not None and ended.cause.is_loss_of_work)
     if not (ended.status and was_ended):
@@ -196,7 +198,7 @@ def _step_back(attempt: AttemptFolder, cause: Event, applies: Callable[[str], bo
                 replace_state(run, step_back(run, state, str(cause)))
 
 
-def _read_end(attempt: AttemptFolder) -> State | None:
+def _read_end(attempt: AttemptFolder) -> RunState | None:
     """The state, also of ranks that were killed before they could write that they end."""
     state = read_state(attempt.run)
     return None if state is None else correct_killed(attempt.run, state, lambda: False)

@@ -34,13 +34,13 @@ from hpcddp.supervisor.follow import (
     ask_in_thread,
     find_end,
     find_job_of_script,
+    find_walltime,
     is_ending,
-    read_walltime,
 )
 from hpcddp.supervisor.leftover import end_left
 from hpcddp.supervisor.notice import Notices
-from hpcddp.supervisor.order import find_folder, name_hosts, take_index
-from hpcddp.supervisor.program import WISHES, Ended, LauncherProcess, Output, Passing, Signals, Teardown, watch
+from hpcddp.supervisor.order import find_run_folder, name_hosts, take_index
+from hpcddp.supervisor.program import WISHES, AttemptEnd, LauncherProcess, Output, Passing, Signals, Teardown, watch
 from hpcddp.supervisor.reports import Reports, allow_more_files
 from hpcddp.supervisor.start_end import LAUNCHED, begin, end_attempt, note_lost
 
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from hpcddp.schedulers.registry import CurrentJob
-    from hpcddp.supervisor.follow import End
+    from hpcddp.supervisor.follow import EndTime
     from hpcddp.supervisor.order import Order
     from hpcddp.supervisor.recovery import Recovery
 
@@ -90,7 +90,7 @@ def _run_job(
     by_hand = env.get(LAUNCHED) == str(os.getpid())
     if by_hand:  # one of several, maybe
         job = job._replace(name=f"{job.name}{BY_HAND}{os.getpid()}")
-    started = begin(order, find_folder(order, env), job, env, script, tell)
+    started = begin(order, find_run_folder(order, env), job, env, script, tell)
     if isinstance(started, int):
         return started
     attempt = started.attempt
@@ -118,7 +118,7 @@ def _name_cause(cause: Event | None, signal: str) -> str:
     return str(cause)
 
 
-def _judge(ended: Ended, attempt: AttemptFolder) -> Ended:
+def _judge(ended: AttemptEnd, attempt: AttemptFolder) -> AttemptEnd:
     """What the launcher's status does not say: srun gives that of its own signal where a rank failed, Open MPI 5 gives
     0 where a host was lost."""
     if ended.cause is None or ended.signal or _is_over(attempt, ended.cause):
@@ -169,7 +169,7 @@ class Attempts:
         """Find the job's end, and queue its follow-up where so many attempts are `left` to a chain."""
         order, job, env, tell = self._order, self._job, self._env, self._tell
         self._files = allow_more_files((order.line.world_size or 1) + _MORE_FILES)  # one for each rank
-        end = find_end(job, env, order.walltime_s or read_walltime(job.scheduler, script), by_hand=self._by_hand)
+        end = find_end(job, env, order.walltime_s or find_walltime(job.scheduler, script), by_hand=self._by_hand)
         if end.at is not None:
             tell(f"the job ends at {end}")
         self.follow_up = FollowUp(job, end, env, tell)
@@ -198,7 +198,7 @@ class Attempts:
             self._notices.end(attempt, status, by, why)
             self._notices.finish()
 
-    def run(self, attempt: AttemptFolder) -> Ended:
+    def run(self, attempt: AttemptFolder) -> AttemptEnd:
         """Copy the data, if there are any to copy, and start the ranks; nothing is started once a signal has come."""
         order, end, tell, recovery = self._order, self._end.end, self._tell, self._recovery
         self._attempt = attempt
@@ -225,7 +225,7 @@ class Attempts:
         ends = (lambda: is_ending(job, env)) if by_scheduler else None
         by_hand = self._by_hand or not job.id
         of_ranks = Passing(self._reports, tell, _SETTLE_S if job.id else 0.0, ends, by_hand=by_hand), teardown
-        ended = Ended(0)
+        ended = AttemptEnd(0)
         for program, warned in ((stage, lambda: None), (launch, self._warn_at)):
             ended = self.hear("before the ranks were started") or ended
             if ended.status or ended.signal:
@@ -245,7 +245,7 @@ class Attempts:
             tell(f"the launcher ended with status {ended.status}; the ranks' logs are in {logs}")
         return ended
 
-    def _check_nodes(self, attempt: AttemptFolder, env: Mapping[str, str]) -> Ended:
+    def _check_nodes(self, attempt: AttemptFolder, env: Mapping[str, str]) -> AttemptEnd:
         """Check the job's hosts, before ranks are started on them: those that fail are left out, or the job ends. A
         check that cannot be made says nothing about them."""
         order, tell, recovery = self._order, self._tell, self._recovery
@@ -266,18 +266,18 @@ class Attempts:
         found = read_object(report) if ended.status == 1 else None
         if found is None:
             tell(f"the check could not be made (status {ended.status}), and the ranks are started all the same")
-            return Ended(0)
+            return AttemptEnd(0)
         failed = [check for check in found["checks"] if check["state"] == "failed"]
         unfit = {check["host"]: f"{check['name']}: {check['message']}" for check in reversed(failed) if check["host"]}
         if recovery is not None and unfit and all(check["host"] for check in failed) and recovery.start_without(unfit):
             tell(f"the ranks are started on {', '.join(recovery.chosen)}")
-            return Ended(0)
+            return AttemptEnd(0)
         host, why = next(reversed(unfit.items()), ("", failed[0]["message"]))
         told = f"{host} is unfit, {why}" if host else f"the launch is unfit: {why}"
         tell(f"no rank was started: {told}")
-        return Ended(1, cause=Event(UNFIT, NO_RANK, host, text=told))
+        return AttemptEnd(1, cause=Event(UNFIT, NO_RANK, host, text=told))
 
-    def find_next(self, attempt: AttemptFolder, ended: Ended) -> AttemptFolder | Ended:
+    def find_next(self, attempt: AttemptFolder, ended: AttemptEnd) -> AttemptFolder | AttemptEnd:
         """The attempt that follows in the same job, once this one has ended so; or how the job has ended, which signals
         that came since may have changed. Why no other attempt follows is printed."""
         recovery, cause = self._recovery, ended.cause
@@ -316,12 +316,12 @@ class Attempts:
             raise cannot_write(self._attempt.run, error) from error
         return changed
 
-    def hear(self, when: str) -> Ended | None:
+    def hear(self, when: str) -> AttemptEnd | None:
         """The last signal that has come while no rank runs; each is printed. None: none has."""
         ended = None
         for number in self._signals.read():
             self.follow_up.hear(number)
-            ended = Ended(128 + number, name_signal(number))
+            ended = AttemptEnd(128 + number, name_signal(number))
             self._tell(f"{ended.signal} came {when}")
         return ended
 
@@ -347,7 +347,7 @@ class Attempts:
             note_job_end(self._attempt, JobEnd(job.scheduler, job.id, end.at, end.source, self._warn_at()))
 
 
-def _variables(attempt: AttemptFolder, staged: str, end: End, env: Mapping[str, str]) -> dict[str, str]:
+def _variables(attempt: AttemptFolder, staged: str, end: EndTime, env: Mapping[str, str]) -> dict[str, str]:
     """The variables of the attempt, for the ranks. `staged`: the one for which data were copied to the nodes."""
     variables = {
         "HPCDDP_RUN_DIR": attempt.run.path,

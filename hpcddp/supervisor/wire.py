@@ -3,7 +3,7 @@
 Each class below is a message: one line of text, which is the message's name and its fields with blanks between. Nothing
 else knows how a line looks. A line that is no message is left out by who reads it.
 
-The agent begins a connection with `hello`. The supervisor answers each `hello` and each `beat` with `ok` or `end`.
+The agent begins a connection with `hello`. The supervisor answers each `hello` and each `beat` with `ok` or `kill`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from contextlib import suppress
 
 from hpcddp.record import TYPE_CHECKING, Record
 from hpcddp.runs.hang import Stand
-from hpcddp.runs.heartbeat import Beat, Place
+from hpcddp.runs.heartbeat import Beat, Position
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from hpcddp.runs.folder import AttemptFolder
 
-# From the agent to the supervisor; and `Beat` and `Place`, which the rank writes and the agent passes on.
+# From the agent to the supervisor; and `Beat` and `Position`, which the rank writes and the agent passes on.
 
 
 class Hello(Record):
@@ -93,8 +93,8 @@ class Ok(Record):
     """It was heard."""
 
 
-class End(Record):
-    """End the rank, and what it has started."""
+class Kill(Record):
+    """Kill the rank, and what it has started."""
 
 
 class Until(Record):
@@ -123,8 +123,8 @@ class Wait(Record):
     seconds: float
 
 
-_FROM_AGENT: tuple[Any, ...] = (Hello, Beat, Place, PlainStand, Stacks, Signalled, Unheard, Ended)
-_FROM_SUPERVISOR: tuple[Any, ...] = (Ok, End, Until, Give, Ask, Wait)
+_FROM_AGENT: tuple[Any, ...] = (Hello, Beat, Position, PlainStand, Stacks, Signalled, Unheard, Ended)
+_FROM_SUPERVISOR: tuple[Any, ...] = (Ok, Kill, Until, Give, Ask, Wait)
 #: Name -> the message.
 MESSAGES = {message.__name__.lower(): message for message in (*_FROM_AGENT, *_FROM_SUPERVISOR)}
 _TYPES: dict[str, Callable[[str], Any]] = {
@@ -136,9 +136,8 @@ _TYPES: dict[str, Callable[[str], Any]] = {
 _ESCAPES = (("%", "%25"), (" ", "%20"), ("\n", "%0A"))  # in a text
 
 if TYPE_CHECKING:
-    Message = (
-        Hello | Beat | Place | PlainStand | Stacks | Signalled | Unheard | Ended | Ok | End | Until | Give | Ask | Wait
-    )
+    _FromAgent = Hello | Beat | Position | PlainStand | Stacks | Signalled | Unheard | Ended
+    Message = _FromAgent | Ok | Kill | Until | Give | Ask | Wait
 
 
 def write(message: Message) -> bytes:

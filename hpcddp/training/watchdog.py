@@ -24,9 +24,9 @@ from typing import Any
 from torch.distributed import DistNetworkError, DistStoreError
 
 from hpcddp.errors import PEER_FAILED
-from hpcddp.guard.hpcddp_stand import count_collectives, find_place, list_places
+from hpcddp.guard.hpcddp_stand import count_collectives, describe_frame, list_frames
 from hpcddp.runs.hang import Hang, Stand, find_hang, format_stands, read_hang_limits
-from hpcddp.runs.heartbeat import VARIABLE, WAITS, Page, Place, open_page
+from hpcddp.runs.heartbeat import VARIABLE, WAITS, Page, Position, open_page
 from hpcddp.training.activity import is_at_files, waits_for_ranks
 from hpcddp.training.rendezvous.failure import Failure
 from hpcddp.training.rendezvous.group import Group
@@ -40,7 +40,7 @@ _watching: list[Watchdog] = []  # of this process, the innermost last
 
 def find_stand(frame: FrameType, seconds: float) -> Stand:
     """From the innermost frame of a thread, which has stood there for so long."""
-    line, inside, waits = find_place(frame)
+    line, inside, waits = describe_frame(frame)
     return Stand(line, inside, seconds, waits, count_collectives())
 
 
@@ -133,7 +133,7 @@ class Watchdog:
 
     def _look(self) -> tuple[object, ...]:
         """What changes if the watched thread gets on: the count of batches, and the places of all its frames."""
-        return (self._beats(), *list_places(self._watched))
+        return (self._beats(), *list_frames(self._watched))
 
     def _connection(self) -> Store:
         """Another connection to the store: the watched thread may wait in a call of the first one, and hold it."""
@@ -249,10 +249,10 @@ class Heartbeat:
             self._tell()
 
     def _beat(self) -> None:
-        before, used_s = list_places(self._thread), time.clock_gettime(self._clock)
+        before, used_s = list_frames(self._thread), time.clock_gettime(self._clock)
         stood = 0
         while not self._over.wait(_EVERY_S):
-            place, now_s = list_places(self._thread), time.clock_gettime(self._clock)
+            place, now_s = list_frames(self._thread), time.clock_gettime(self._clock)
             self._looks += 1
             moved = place != before
             self._moves += moved
@@ -282,10 +282,10 @@ class Heartbeat:
     def _tell_place(self, *, stands: bool) -> None:
         assert self._page is not None
         frame, self._is_told = _frame_of(self._thread) if stands else None, stands
-        place = Place()
+        place = Position()
         if frame is not None:
             stand = find_stand(frame, 0)
-            place = Place(str(stand), WAITS if waits_for_ranks(self._thread) else stand.waits)
+            place = Position(str(stand), WAITS if waits_for_ranks(self._thread) else stand.waits)
         with suppress(OSError, ValueError):
             self._page.write_place(place)
 

@@ -11,7 +11,7 @@ import pytest
 
 from hpcddp.cli.main import main
 from hpcddp.runs.folder import RunFolder
-from hpcddp.runs.state import State, replace_state
+from hpcddp.runs.state import RunState, replace_state
 from tests.unit.login.runs import held
 
 # What stands for the capital words of the page's commands, with the rest that a command needs.
@@ -78,7 +78,7 @@ def there(tmp_path, monkeypatch):
     attempt = tmp_path / "run/attempts/1"
     attempt.mkdir(parents=True)
     held(RunFolder("run"), "7", status=0)
-    replace_state(RunFolder("run"), State("finished", 2, 1, "", "1"))
+    replace_state(RunFolder("run"), RunState("finished", 2, 1, "", "1"))
     start = {"kind": "start", "schema": 1}
     steps = [{"kind": "step", "step": n, "epoch": 0, "loss": 1.0 / n, "time": n} for n in (1, 2)]
     (attempt / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in (start, *steps)))

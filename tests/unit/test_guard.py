@@ -137,7 +137,7 @@ def test_a_program_trains_on_cpus_where_it_hides_the_gpus_or_the_job_has_none(
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(os, "_exit", leave)
     with pytest.raises(LeftError) if refused else nullcontext():
-        hpcddp_guard.check_gpus()
+        hpcddp_guard.end_without_gpus()
 
 
 def test_the_sitecustomize_that_it_hides_runs_as_before(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ from hpcddp.runs.folder import (
     name_checkpoint,
 )
 from hpcddp.runs.jsonfile import DamagedFileError
-from hpcddp.runs.state import State, note_checkpoint, read_state, write_state
+from hpcddp.runs.state import RunState, note_checkpoint, read_state, write_state
 
 
 def test_only_finished_checkpoints_are_listed_oldest_first(tmp_path: Path) -> None:
@@ -68,7 +68,7 @@ def test_a_state_is_read_as_it_was_written(tmp_path: Path) -> None:
     write_state(run.attempt("41"), "unfinished", step=3, epoch=1, reason="deadline", exact={"method": "tree"})
     state = read_state(run)
     assert state is not None
-    assert state._replace(written_at="") == State("unfinished", 3, 1, "deadline", "41", None, {"method": "tree"})
+    assert state._replace(written_at="") == RunState("unfinished", 3, 1, "deadline", "41", None, {"method": "tree"})
 
 
 def test_a_state_of_an_attempt_that_trains_on_says_so(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from hpcddp.cli.main import main
 from hpcddp.runs.folder import AttemptFolder, RunFolder, list_holders
-from hpcddp.runs.state import State, replace_state
+from hpcddp.runs.state import RunState, replace_state
 from hpcddp.runs.submitted import Submission, begin_submission, note_submission
 from hpcddp.runs.usage import format_efficiency, read_efficiency
 from tests.unit.login.runs import SINCE, held
@@ -94,7 +94,7 @@ def test_steps_behind_the_last_checkpoint_are_lost_once_the_attempt_has_ended(
     train(attempt, range(1, 901), 100.0)
     if status is not None:
         end(run, 0, 1000.0)
-    replace_state(run, State("unfinished", 501, 0, "a rank was killed", "7.1"))
+    replace_state(run, RunState("unfinished", 501, 0, "a rank was killed", "7.1"))
     assert read_efficiency(run).attempts[0].lost_s == lost_s
 
 

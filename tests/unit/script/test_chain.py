@@ -16,7 +16,7 @@ import pytest
 
 from hpcddp.errors import RequestError
 from hpcddp.runs.chain import Link, decide_start
-from hpcddp.runs.state import State
+from hpcddp.runs.state import RunState
 
 from .conftest import PLANNED_BY, plan, script
 
@@ -377,7 +377,7 @@ def test_a_file_that_each_attempt_writes_anew_is_said():
     assert not any("anew" in r for r in plan("generic-slurm", chain="5", output="job.log").remarks)
 
 
-STOPPED, DONE, FAILED = (State(status, 8, 0, "as told", "7.1") for status in ("unfinished", "finished", "failed"))
+STOPPED, DONE, FAILED = (RunState(status, 8, 0, "as told", "7.1") for status in ("unfinished", "finished", "failed"))
 
 
 @pytest.mark.parametrize(
@@ -400,7 +400,7 @@ STOPPED, DONE, FAILED = (State(status, 8, 0, "as told", "7.1") for status in ("u
     ],
 )
 def test_an_attempt_of_a_chain_starts_unless_there_was_no_progress(
-    states: list[State], since: Link | None, again: bool, well: bool, starts: bool
+    states: list[RunState], since: Link | None, again: bool, well: bool, starts: bool
 ) -> None:
     decision = decide_start(states, since, again=again, ended_well=well)
     assert decision.starts is starts

@@ -9,7 +9,7 @@ import typing
 from hpcddp.runs.folder import RunFolder
 from hpcddp.runs.submitted import JobEnd, note_job_end, read_job_end
 from hpcddp.schedulers.registry import CurrentJob, find_scheduler
-from hpcddp.supervisor.follow import End, MovingEnd, StopRequest
+from hpcddp.supervisor.follow import EndTime, MovingEnd, StopRequest
 from hpcddp.supervisor.order import Line, Order
 from hpcddp.supervisor.supervise import Attempts
 
@@ -32,13 +32,13 @@ def test_the_file_follows_an_end_that_is_moved(tmp_path, monkeypatch):
 
     class Moved(MovingEnd):
         def look(self) -> bool:
-            self.end = End(2000000600, "as scontrol says")
+            self.end = EndTime(2000000600, "as scontrol says")
             return True
 
     job, order = CurrentJob("slurm", "77", "77"), Order("slurm", "openmpi", Line((), (), 1), signal_s=100)
     nobody: typing.Any = None  # no launcher runs
     attempts = Attempts(order, {}, job, attempt, nobody, nobody, lambda _text: None, by_hand=False)
-    attempts._end, attempts._attempt = Moved(job, End(2000000000, "before"), {}), attempt
+    attempts._end, attempts._attempt = Moved(job, EndTime(2000000000, "before"), {}), attempt
     attempts._stop_request = attempts._stack_requests = StopRequest(attempt)  # nobody has any
     monkeypatch.setattr(attempts._reports, "tell_end", told.append)
     attempts._look_around()

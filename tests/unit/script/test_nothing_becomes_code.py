@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from hpcddp.errors import RequestError
-from hpcddp.runs.command import check_name, name_command, nearest_name
+from hpcddp.runs.command import check_run_name, name_command, nearest_name
 from hpcddp.script.scheduler_options import job_name
 from hpcddp.script.spec import quote_word
 
@@ -80,14 +80,14 @@ def test_no_text_adds_a_directive_or_a_line(site, word, value, name, folder):
 @given(texts)
 def test_the_name_nearest_to_a_text_is_taken_as_it_is_by_the_run_and_every_scheduler(text):
     assert re.fullmatch(r"[A-Za-z][A-Za-z0-9_.+-]{0,229}", job_name(nearest_name(text), 230))
-    assert check_name(nearest_name(text), "--name") == nearest_name(text)
+    assert check_run_name(nearest_name(text), "--name") == nearest_name(text)
 
 
 @quickly
 @given(st.lists(texts))
 def test_the_name_of_any_command_is_one_that_every_scheduler_takes(words):
     name = name_command(words)
-    assert job_name(name, 230) == check_name(name, "--name") == name
+    assert job_name(name, 230) == check_run_name(name, "--name") == name
 
 
 @pytest.mark.parametrize("text", ["nul\0", "\udcff"])

@@ -20,7 +20,7 @@ AGENT = """
 import os, sys
 from hpcddp.supervisor import agent
 stderr = agent.Stderr(os.dup(2))
-program = agent.Program(sys.argv[1:], dict(os.environ), stderr.entry)
+program = agent.RankProgram(sys.argv[1:], dict(os.environ), stderr.entry)
 stderr.start()
 status = program.wait()
 stderr.finish()
@@ -180,7 +180,7 @@ from hpcddp.supervisor import agent
 said, entry = os.pipe()
 os.dup2(1, 2)
 os.dup2(entry, 1)  # the program's
-program = agent.Program(sys.argv[2:], dict(os.environ))
+program = agent.RankProgram(sys.argv[2:], dict(os.environ))
 with open(said) as lines:
     for number in (int(sys.argv[1]), int(agent.signal.SIGUSR2)):
         print(lines.readline(), end="", file=sys.stderr)  # it waits for one
@@ -236,7 +236,7 @@ from hpcddp.supervisor import agent
 said, entry = os.pipe()
 os.dup2(1, 2)
 os.dup2(entry, 1)
-program = agent.Program(sys.argv[1:], dict(os.environ), rank_marks=("MARK",))
+program = agent.RankProgram(sys.argv[1:], dict(os.environ), rank_marks=("MARK",))
 with open(said) as lines:
     processes = dict(lines.readline().split() for _ in range(5))
     program.give(int(agent.signal.SIGUSR1), agent.BY_WORD)

@@ -13,7 +13,7 @@ import pytest
 
 from hpcddp.runs.folder import RunFolder
 from hpcddp.schedulers.registry import CurrentJob
-from hpcddp.supervisor.follow import End, FollowUp, MovingEnd, StopRequest, find_end
+from hpcddp.supervisor.follow import EndTime, FollowUp, MovingEnd, StopRequest, find_end
 
 # It does not answer before it is told what.
 _QSTAT = """\
@@ -73,7 +73,7 @@ def test_the_end_of_a_job_follows_a_walltime_that_is_changed(cluster: Cluster):
     assert not look()  # and does not wait
     cluster.runs_since("Sat Nov 21 01:12:37 2026", "02:00:00")
     wait_until(look)
-    assert moving.end == End(end.at + 3600, "as qstat says")
+    assert moving.end == EndTime(end.at + 3600, "as qstat says")
 
 
 def test_what_is_left_of_an_allocation_is_no_end_of_its_own(cluster: Cluster):
@@ -84,7 +84,7 @@ def test_what_is_left_of_an_allocation_is_no_end_of_its_own(cluster: Cluster):
     job = CurrentJob("pbs", "7.server", "7.server")
     script_s = (find_end(CurrentJob("local", "", "x"), cluster.env, 0, by_hand=False).at or 0) - now
     left_s = 3600 - script_s
-    assert find_end(job, cluster.env, left_s - 2, by_hand=True) == End(now + 3600, "as qstat says")
+    assert find_end(job, cluster.env, left_s - 2, by_hand=True) == EndTime(now + 3600, "as qstat says")
     assert find_end(job, cluster.env, left_s - 60, by_hand=True).source == "as the script says"
 
 
@@ -100,7 +100,7 @@ def test_who_ends_a_job_with_a_chain_need_not_wait_for_the_scheduler(cluster: Cl
     cluster.add("qdel", 'echo "$*" >> "$CLUSTER/deleted"\n')
     told = list[str]()
     follow_up = FollowUp(
-        CurrentJob("pbs", "7.server", "7.server"), End(int(time.time()) + 7200, ""), cluster.env, told.append
+        CurrentJob("pbs", "7.server", "7.server"), EndTime(int(time.time()) + 7200, ""), cluster.env, told.append
     )
     follow_up.id = "8.server"
     follow_up.hear(signal.SIGTERM)

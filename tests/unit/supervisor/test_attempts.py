@@ -17,7 +17,7 @@ from hpcddp.runs.state import note_checkpoint, read_state, write_state
 from hpcddp.supervisor.events import ERROR, GONE, KILLED, SILENT, UNHEARD, UNKNOWN, Event
 from hpcddp.supervisor.follow import find_job_of_script
 from hpcddp.supervisor.order import Line, Order
-from hpcddp.supervisor.program import Ended
+from hpcddp.supervisor.program import AttemptEnd
 from hpcddp.supervisor.start_end import StartedAttempt, begin, end_attempt
 from tests.unit.chain_run import write_chain_run
 
@@ -118,24 +118,24 @@ def test_an_attempt_that_was_killed_is_unfinished_at_its_newest_checkpoint(node:
     (node.base / "checkpoints/step-00000032").mkdir(parents=True)
     (node.base / "checkpoints/step-00000032/manifest.json").write_text('{"epoch": 4}')
     node.told.clear()
-    assert end_attempt(attempt, Ended(0), None, node.told.append) == 85
+    assert end_attempt(attempt, AttemptEnd(0), None, node.told.append) == 85
     assert node.told == ["unfinished: step 32 (checkpoint at step 32; the attempt has ended since)"]
-    assert end_attempt(attempt, Ended(137), None, node.told.append) == 137
+    assert end_attempt(attempt, AttemptEnd(137), None, node.told.append) == 137
 
 
 def test_the_signal_that_came_to_the_script_is_the_reason_and_one_that_nobody_caught_is_told(node: Node):
     attempt = node.begin("41").attempt
     node.told.clear()
-    assert end_attempt(attempt, Ended(143, "SIGTERM"), None, node.told.append) == 143
+    assert end_attempt(attempt, AttemptEnd(143, "SIGTERM"), None, node.told.append) == 143
     assert node.told[0].startswith("ended after SIGTERM; no rank had opened hpcddp.runtime(), or loop()")
     write_state(attempt, "unfinished", step=30, epoch=3, reason="SIGUSR1")
     node.told.clear()
-    assert end_attempt(attempt, Ended(0, "SIGTERM"), None, node.told.append) == 85
+    assert end_attempt(attempt, AttemptEnd(0, "SIGTERM"), None, node.told.append) == 85
     assert node.told == ["unfinished: step 30 (SIGTERM)"]
     assert read_state(attempt.run).reason == "SIGTERM"
     write_state(attempt, "unfinished", step=40, epoch=3, reason="deadline")  # of a loop that writes no metrics
     node.told.clear()
-    assert end_attempt(attempt, Ended(0, "SIGTERM"), None, node.told.append) == 85
+    assert end_attempt(attempt, AttemptEnd(0, "SIGTERM"), None, node.told.append) == 85
     assert node.told == ["unfinished: step 40 (deadline)"]
 
 
@@ -146,7 +146,7 @@ def test_ranks_that_were_lost_are_no_failure_where_a_signal_comes_too(node: Node
     write_state(attempt, "failed", step=10, epoch=0, reason="rank 0: RuntimeError: Connection closed by peer")
     killed = Event(KILLED, 1, "n1", step=10, status=9)
     node.told.clear()
-    assert end_attempt(attempt, Ended(137, "SIGTERM", killed), None, node.told.append) == 137
+    assert end_attempt(attempt, AttemptEnd(137, "SIGTERM", killed), None, node.told.append) == 137
     assert "unfinished: step 9 (rank 1 on n1 was killed by SIGKILL (often: out of memory))" in node.told
     state = read_state(attempt.run)
     assert (state.status, state.step) == ("unfinished", 9)
@@ -156,7 +156,7 @@ def test_an_error_of_the_program_is_a_failure_where_a_signal_comes_too(node: Nod
     attempt = node.begin("41").attempt
     write_state(attempt, "failed", step=10, epoch=0, reason="rank 0: ValueError: a")
     error = Event(ERROR, 0, "n0", step=10, status=1 << 8, text="ValueError: a")
-    assert end_attempt(attempt, Ended(1, "SIGTERM", error), None, node.told.append) == 1
+    assert end_attempt(attempt, AttemptEnd(1, "SIGTERM", error), None, node.told.append) == 1
     assert read_state(attempt.run).status == "failed"
 
 
@@ -172,18 +172,18 @@ def test_a_job_is_unfinished_as_long_as_a_run_of_its_script_is(node: Node):
     attempt = node.begin("41").attempt
     own = own_run(node, attempt, "fold", "unfinished")
     node.told.clear()
-    assert end_attempt(attempt, Ended(0, "SIGTERM"), None, node.told.append) == 85
+    assert end_attempt(attempt, AttemptEnd(0, "SIGTERM"), None, node.told.append) == 85
     assert node.told == ["unfinished: run runs/train-fold, step 30 (SIGTERM)"]
     again = node.begin("41").attempt  # its scheduler has started it again, and it does not come to the run
-    assert end_attempt(again, Ended(0), None, node.told.append) == 85
+    assert end_attempt(again, AttemptEnd(0), None, node.told.append) == 85
     other = own_run(node, again, "other", "failed")
-    assert end_attempt(again, Ended(1), None, node.told.append) == 1
+    assert end_attempt(again, AttemptEnd(1), None, node.told.append) == 1
     write_state(other, "finished", step=30, epoch=3, reason="done")
     write_state(again, "finished", step=9, epoch=1, reason="done")
-    assert end_attempt(again, Ended(0), None, node.told.append) == 85
+    assert end_attempt(again, AttemptEnd(0), None, node.told.append) == 85
     write_state(own.run.attempt(again.name), "finished", step=30, epoch=3, reason="done")
     node.told.clear()
-    assert end_attempt(again, Ended(0), None, node.told.append) == 0
+    assert end_attempt(again, AttemptEnd(0), None, node.told.append) == 0
     assert node.told == []
 
 
@@ -191,18 +191,18 @@ KILL = Event(KILLED, 1, "n0", status=9)
 
 
 ENDS = {
-    "walltime": Ended(143, "SIGTERM"),
-    "loss": Ended(137, cause=KILL),
-    "host": Ended(143, cause=Event(SILENT, 1, "n0")),
-    "all processes of a host": Ended(143, cause=Event(GONE, 1, "n0")),
-    "supervisor unheard": Ended(143, cause=Event(UNHEARD, 1, "n0", text="46")),
-    "launcher": Ended(137, cause=Event(UNKNOWN, -1, "", status=137, text="the launcher ended with status 137")),
+    "walltime": AttemptEnd(143, "SIGTERM"),
+    "loss": AttemptEnd(137, cause=KILL),
+    "host": AttemptEnd(143, cause=Event(SILENT, 1, "n0")),
+    "all processes of a host": AttemptEnd(143, cause=Event(GONE, 1, "n0")),
+    "supervisor unheard": AttemptEnd(143, cause=Event(UNHEARD, 1, "n0", text="46")),
+    "launcher": AttemptEnd(137, cause=Event(UNKNOWN, -1, "", status=137, text="the launcher ended with status 137")),
 }
 
 
 @pytest.mark.parametrize("ended", ENDS.values(), ids=list(ENDS))
 @pytest.mark.parametrize("is_own", [True, False], ids=["own run", "job's run"])
-def test_a_program_that_was_ended_behind_a_training_is_unfinished(node: Node, ended: Ended, *, is_own: bool):
+def test_a_program_that_was_ended_behind_a_training_is_unfinished(node: Node, ended: AttemptEnd, *, is_own: bool):
     """It may have been about to begin the next one."""
     attempt = node.begin("41").attempt
     if is_own:
@@ -214,7 +214,7 @@ def test_a_program_that_was_ended_behind_a_training_is_unfinished(node: Node, en
     assert node.told == ["unfinished: no step of a run is left, but the program was ended before it came to its end"]
     node.told.clear()
     crash = Event(KILLED, 1, "n0", status=11)
-    for well in (Ended(0), Ended(139, cause=crash), Ended(1)):
+    for well in (AttemptEnd(0), AttemptEnd(139, cause=crash), AttemptEnd(1)):
         assert end_attempt(attempt, well, None, node.told.append) == well.status
     assert node.told == []
 
@@ -272,7 +272,7 @@ def test_what_another_job_has_left_of_a_script_s_run_is_no_word_on_this_one(node
     attempt = node.begin("41").attempt
     own_run(node, attempt, "fold", "unfinished")
     release_run(attempt.run, attempt.name)
-    assert end_attempt(node.begin("42").attempt, Ended(0), None, node.told.append) == 0
+    assert end_attempt(node.begin("42").attempt, AttemptEnd(0), None, node.told.append) == 0
 
 
 @pytest.fixture

@@ -12,8 +12,8 @@ import pytest
 
 from hpcddp.errors import HpcddpError, RequestError
 from hpcddp.ranks.launchers import JOB_LAUNCHERS, LAUNCHERS
-from hpcddp.supervisor.follow import read_walltime
-from hpcddp.supervisor.order import find_folder, take_index
+from hpcddp.supervisor.follow import find_walltime
+from hpcddp.supervisor.order import find_run_folder, take_index
 from tests.job_script import order_of
 
 EXEC = "python -m hpcddp exec"
@@ -66,7 +66,7 @@ def test_the_run_is_the_name_of_the_words_below_runs_or_their_folder_and_is_made
         ("--run-dir /a/s", link, Path("/a/s")),
     ):
         line = ["--scheduler", "slurm", "--launcher", "srun", "--", *f"srun {EXEC} -- python t.py --lr 7".split()]
-        assert find_folder(order_of([*options.split(), *line]), env) == str(folder)
+        assert find_run_folder(order_of([*options.split(), *line]), env) == str(folder)
     with pytest.raises(RequestError, match="name no run\nhint: --name t-lr7"):
         order_of(line)
 
@@ -153,9 +153,9 @@ def test_a_scheduler_that_is_silent_gave_the_walltime_of_the_directives(
 ):
     script = tmp_path / "job.sh"
     script.write_text(f"#!/bin/bash\n{directive}\necho '{directive.replace('0', '5')}'\n")
-    assert read_walltime(scheduler, str(script)) == seconds
-    assert read_walltime(scheduler, "") is None
-    assert read_walltime(scheduler, str(tmp_path / "none")) is None
+    assert find_walltime(scheduler, str(script)) == seconds
+    assert find_walltime(scheduler, "") is None
+    assert find_walltime(scheduler, str(tmp_path / "none")) is None
 
 
 def test_every_launcher_of_job_files_says_how_many_there_are():

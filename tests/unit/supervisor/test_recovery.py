@@ -17,10 +17,10 @@ import pytest
 from hpcddp.runs.chain import is_unfinished, note_opened
 from hpcddp.runs.folder import AttemptFolder, RunFolder, find_holder
 from hpcddp.runs.lock import HolderEnd, read_holder_end
-from hpcddp.runs.state import State, read_state, replace_state
+from hpcddp.runs.state import RunState, read_state, replace_state
 from hpcddp.schedulers.registry import CurrentJob
 from hpcddp.supervisor.events import ERROR, GONE, KILLED, SILENT, STUCK, UNHEARD, UNKNOWN, Event
-from hpcddp.supervisor.follow import End
+from hpcddp.supervisor.follow import EndTime
 from hpcddp.supervisor.order import Line, Order
 from hpcddp.supervisor.rank import NOWHERE
 from hpcddp.supervisor.recovery import Recovery
@@ -49,7 +49,7 @@ esac
 _RELEASE = (
     '#!/bin/sh\necho "$*" >> "$CLUSTER/released"\n[ ! -e "$CLUSTER/keeps" ] || { echo "not today" >&2; exit 1; }\n'
 )
-LATER = End(int(time.time()) + 100_000, "")
+LATER = EndTime(int(time.time()) + 100_000, "")
 KILL = Event(KILLED, 2, "n3", status=9)
 LOST = Event(SILENT, 2, "n3", step=12)
 
@@ -261,53 +261,10 @@ def test_a_check_of_ours_that_fails_on_every_host_is_not_believed(cluster: Clust
     assert "a check fails on each host (it does not have 8 GPUs, or one of them needs a reset)" in cluster.told[1]
 
 
-def test_an_error_that_says_only_that_others_are_missing_blames_no_host(cluster: Cluster):
-    recovery = cluster.recovery()
-    missing = Event(ERROR, 0, "n3", status=4 << 8, text="2 of 8 ranks did not arrive in 300 s: rank 2, 3")
-    for _ in range(3):
-        assert recovery.goes_on(cluster.attempt, missing, LATER, set())
-    assert len(recovery.chosen) == 4
-
-
-def test_a_lost_rank_and_an_error_are_not_the_same_error_twice(cluster: Cluster):
-    recovery = cluster.recovery()
-    for _ in range(2):
-        assert recovery.goes_on(cluster.attempt, KILL, LATER, set())
-    assert recovery.goes_on(cluster.attempt, Event(ERROR, 2, "n3", status=1 << 8), LATER, set())
-    assert recovery.goes_on(
-        cluster.attempt, Event(ERROR, 2, "n3", status=1 << 8, text="ValueError: once"), LATER, set()
-    )
-
-
-def test_ranks_that_stand_at_the_same_place_for_the_third_time_are_not_started_again(cluster: Cluster):
-    recovery = cluster.recovery()
-    stuck = Event(STUCK, 2, "n3", step=5, text="stands at train.py:9, in main: time.sleep(1000)")
-    assert recovery.goes_on(cluster.attempt, stuck, LATER, set())
-    assert recovery.goes_on(cluster.attempt, stuck, LATER, set())
-    assert not recovery.goes_on(cluster.attempt, stuck, LATER, set())
-    assert "no rank got on at the same place and step 2 times before" in cluster.told[-1]
-
-
-def test_programs_that_say_no_place_and_no_step_are_not_judged_by_them_and_no_host_is_blamed(cluster: Cluster):
-    """They have touched their page, and may have made progress; the rank that is named is any of them."""
-    recovery = cluster.recovery()
-    stuck = Event(STUCK, 2, "n3", text=NOWHERE, is_sure=False)
-    for _ in range(4):
-        assert recovery.goes_on(cluster.attempt, stuck, LATER, set())
-    assert len(recovery.chosen) == 4
-
-
-def test_a_launcher_that_was_killed_is_a_loss_however_often(cluster: Cluster):
-    recovery = cluster.recovery()
-    killed = Event(UNKNOWN, -1, "", status=137, text="the launcher ended with status 137")
-    for _ in range(4):
-        assert recovery.goes_on(cluster.attempt, killed, LATER, set())
-
-
 def test_what_an_attempt_has_left_is_the_next_one_s(cluster: Cluster):
     """So that a chain goes on where the next attempt is lost before its first checkpoint."""
     cluster.reach(500)
-    replace_state(cluster.attempt.run, State("unfinished", 500, 1, "lost", cluster.attempt.name))
+    replace_state(cluster.attempt.run, RunState("unfinished", 500, 1, "lost", cluster.attempt.name))
     again = cluster.recovery().begin_again(cluster.attempt)
     assert again is not None
     state = read_state(again.run)
@@ -320,7 +277,7 @@ def test_where_the_next_attempt_cannot_be_written_the_run_stays_unfinished_and_a
     cluster: Cluster, name: str, monkeypatch: pytest.MonkeyPatch
 ):
     cluster.reach(9)
-    replace_state(cluster.attempt.run, State("unfinished", 9, 0, "lost", cluster.attempt.name))
+    replace_state(cluster.attempt.run, RunState("unfinished", 9, 0, "lost", cluster.attempt.name))
     replace = os.replace
 
     def replace_on_a_full_disk(old: str, new: str) -> None:
@@ -349,34 +306,31 @@ def test_a_run_that_another_job_has_taken_is_not_started_again(cluster: Cluster)
     assert cluster.told[-1].startswith("the ranks are not started again: "), cluster.told
 
 
-def test_a_host_that_was_blamed_twice_is_left_out_if_it_works_out_without(cluster: Cluster):
-    recovery = cluster.recovery()
+ECC = Event(ERROR, 2, "n3", status=1 << 8, text="RuntimeError: CUDA error: uncorrectable ECC error encountered")
+
+
+@pytest.mark.parametrize("cause", [KILL, ECC], ids=["killed", "error"])
+def test_a_host_that_was_blamed_twice_is_left_out_if_it_works_out_without(cluster: Cluster, cause: Event):
+    recovery, needed = cluster.recovery(), cluster.recovery(fits=(4,))
     for step in (3, 6):
         cluster.reach(step)
-        assert recovery.goes_on(cluster.attempt, KILL, LATER, set())
+        assert recovery.goes_on(cluster.attempt, cause, LATER, set())
+        assert needed.goes_on(cluster.attempt, cause, LATER, set())
     assert recovery.chosen == ("n1.site", "n2.site", "n4.site")
-    needed = cluster.recovery(fits=(4,))
-    for step in (9, 12):
-        cluster.reach(step)
-        assert needed.goes_on(cluster.attempt, KILL, LATER, set())
     assert len(needed.chosen) == 4
 
 
-def test_a_host_on_which_errors_came_in_two_starts_is_left_out_if_it_works_out_without(cluster: Cluster):
-    """As of a GPU that is broken, which torch tells of by an error of the program."""
+@pytest.mark.parametrize(
+    "cause",
+    [
+        Event(ERROR, 0, "n3", status=4 << 8, text="2 of 8 ranks did not arrive in 300 s: rank 2, 3"),
+        Event(STUCK, 2, "n3", text=NOWHERE, is_sure=False),
+        Event(UNHEARD, 2, "n3", text="45"),
+    ],
+)
+def test_what_names_no_host_for_sure_blames_none(cluster: Cluster, cause: Event):
     recovery = cluster.recovery()
-    for step in (3, 6):
-        cluster.reach(step)
-        text = "RuntimeError: CUDA error: uncorrectable ECC error encountered"
-        assert recovery.goes_on(cluster.attempt, ERROR_AT[step]._replace(text=text), LATER, set())
-    assert recovery.chosen == ("n1.site", "n2.site", "n4.site")
-
-
-def test_ranks_that_have_not_heard_the_supervisor_blame_no_host(cluster: Cluster):
-    recovery = cluster.recovery()
-    for step in (3, 6):
-        cluster.reach(step)
-        assert recovery.goes_on(cluster.attempt, Event(UNHEARD, 2, "n3", text="45"), LATER, set())
+    assert all(recovery.goes_on(cluster.attempt, cause, LATER, set()) for _ in range(3))
     assert len(recovery.chosen) == 4
 
 
@@ -429,40 +383,62 @@ def test_a_program_that_refuses_all_of_its_nodes_is_not_tried_on_fewer(cluster: 
     assert not recovery.is_too_few
 
 
-ERROR_AT = {step: Event(ERROR, 2, "n3", step=step, status=1 << 8, text="ValueError: a") for step in (3, 4, 5, 6)}
+BUG_AT_3 = Event(ERROR, 2, "n1", step=3, status=1 << 8, text="ValueError: a")  # the script's host is never left out
+STUCK_AT_3 = Event(STUCK, 2, "n1", step=3, text="stands at train.py:9, in main: time.sleep(1000)")
 
 
 def why_not(cluster: Cluster) -> str:
     return cluster.told[-1].removeprefix("the ranks are not started again: ")
 
 
-def test_the_same_error_at_the_same_step_is_a_bug(cluster: Cluster):
+@pytest.mark.parametrize(
+    ("ends", "goes_on"),
+    [
+        ([(BUG_AT_3, 0), (BUG_AT_3, 0)], False),
+        ([(BUG_AT_3, 2), (BUG_AT_3._replace(rank=0), 2)], False),
+        ([(BUG_AT_3, 0), (BUG_AT_3._replace(step=4), 0), (BUG_AT_3, 0)], False),
+        ([(STUCK_AT_3, 2), (STUCK_AT_3, 2)], False),
+        ([(KILL._replace(host="n1", step=3), 2), (KILL._replace(host="n1", step=3), 2)], False),
+        ([(LOST._replace(host="n1"), 2), (LOST._replace(host="n1"), 2)], False),
+        ([(KILL._replace(host="n1"), 2), (KILL._replace(host="n1"), 2)], False),  # as it loads the checkpoint
+        ([(BUG_AT_3, 0), (BUG_AT_3._replace(step=4), 0)], True),
+        ([(BUG_AT_3, 0), (BUG_AT_3._replace(text="ValueError: b"), 0)], True),
+        ([(BUG_AT_3, 0), (STUCK_AT_3, 0)], True),
+        ([(BUG_AT_3, 0), (BUG_AT_3, 2)], True),
+        ([(STUCK_AT_3, 2), (STUCK_AT_3, 3)], True),
+        ([(BUG_AT_3._replace(step=0), 0)] * 4, True),  # a program that does not say how far it is
+        ([(Event(STUCK, 2, "n1", text=NOWHERE, is_sure=False), 0)] * 4, True),
+        ([(Event(UNKNOWN, -1, "", status=137, text="the launcher ended with status 137"), 0)] * 4, True),
+    ],
+)
+def test_ranks_are_started_again_as_long_as_something_is_different(
+    cluster: Cluster, ends: list[tuple[Event, int]], *, goes_on: bool
+):
+    """`ends`: how each attempt has ended, and the newest checkpoint then; 0: there is none."""
+    recovery, saved, found = cluster.recovery(), 0, list[bool]()
+    for end, newest in ends:
+        if newest != saved:
+            cluster.reach(newest)
+        saved = newest
+        found.append(recovery.goes_on(cluster.attempt, end, LATER, set()))
+    assert found == [*[True] * (len(ends) - 1), goes_on]
+    if not goes_on:
+        where = f"at step {ends[-1][0].step}" if ends[-1][0].step else "before a step"
+        assert why_not(cluster) == f"an earlier start ended the same way {where}, with the same checkpoint and hosts"
+
+
+def test_what_comes_again_on_one_host_is_tried_once_more_without_it(cluster: Cluster):
+    recovery, bug = cluster.recovery(), BUG_AT_3._replace(host="n3")
+    assert [recovery.goes_on(cluster.attempt, bug, LATER, set()) for _ in range(2)] == [True, True]
+    assert recovery.chosen == ("n1.site", "n2.site", "n4.site")
+    assert not recovery.goes_on(cluster.attempt, bug._replace(host="n4"), LATER, set())
+
+
+def test_ranks_are_started_again_max_restarts_times(cluster: Cluster):
     recovery = cluster.recovery()
-    assert recovery.goes_on(cluster.attempt, ERROR_AT[3], LATER, set())
-    assert not recovery.goes_on(cluster.attempt, ERROR_AT[3], LATER, set())
-    assert why_not(cluster) == "the same error came twice at step 3: it would come again"
-
-
-def test_errors_at_other_steps_end_the_job_once_two_starts_made_no_progress(cluster: Cluster):
-    cluster.reach(2)
-    recovery = cluster.recovery()
-    for step in (3, 4):
-        assert recovery.goes_on(cluster.attempt, ERROR_AT[step], LATER, set())
-    assert not recovery.goes_on(cluster.attempt, ERROR_AT[5], LATER, set())
-    assert why_not(cluster) == "two starts have made no progress beyond step 2"
-    with_progress = cluster.recovery()
-    for step in (3, 4, 5, 6):
-        cluster.reach(step)
-        assert with_progress.goes_on(cluster.attempt, ERROR_AT[step], LATER, set())
-
-
-def test_without_a_checkpoint_of_the_job_s_run_progress_is_the_step_that_the_ranks_told(cluster: Cluster):
-    """As of a script that chooses its runs itself."""
-    recovery = cluster.recovery()
-    for step in (3, 5, 4):
-        assert recovery.goes_on(cluster.attempt, ERROR_AT[step], LATER, set())
-    assert not recovery.goes_on(cluster.attempt, ERROR_AT[3]._replace(text="ValueError: b"), LATER, set())
-    assert why_not(cluster) == "two starts have made no progress beyond step 5"
+    assert all(recovery.goes_on(cluster.attempt, KILL, LATER, set()) for _ in range(9))
+    assert not recovery.goes_on(cluster.attempt, KILL, LATER, set())
+    assert why_not(cluster) == "they were already, 9 times (max_restarts)"
 
 
 def open_own_run(cluster: Cluster, name: str, status: str, step: int) -> RunFolder:
@@ -470,22 +446,17 @@ def open_own_run(cluster: Cluster, name: str, status: str, step: int) -> RunFold
     run = RunFolder(str(cluster.folder / "runs" / name))
     note_opened(cluster.attempt, run)
     os.makedirs(f"{run.checkpoints}/step-{step:08d}")
-    replace_state(run, State(status, step, 1, "as told", cluster.attempt.name))
+    replace_state(run, RunState(status, step, 1, "as told", cluster.attempt.name))
     return run
 
 
-def test_progress_is_the_newest_checkpoint_of_the_run_that_the_script_has_begun_last(cluster: Cluster):
+def test_the_same_end_in_another_run_of_the_script_is_another_one(cluster: Cluster):
     cluster.reach(500)
     recovery = cluster.recovery()
-    for step in (3, 6, 9):
-        open_own_run(cluster, "fold0", "unfinished", step)
-        assert recovery.goes_on(cluster.attempt, ERROR_AT[3]._replace(step=step + 1), LATER, set())
-    open_own_run(cluster, "fold0", "finished", 12)
-    open_own_run(cluster, "fold1", "unfinished", 3)
-    for step in (4, 5):
-        assert recovery.goes_on(cluster.attempt, ERROR_AT[step], LATER, set())
-    assert not recovery.goes_on(cluster.attempt, ERROR_AT[6], LATER, set())
-    assert why_not(cluster) == "two starts have made no progress beyond step 3"
+    for name in ("fold0", "fold1"):
+        open_own_run(cluster, name, "unfinished", 3)
+        assert recovery.goes_on(cluster.attempt, BUG_AT_3, LATER, set())
+    assert not recovery.goes_on(cluster.attempt, BUG_AT_3, LATER, set())
     assert recovery.begin_again(cluster.attempt) is not None
     assert cluster.told[-1].endswith(f", from step 3 of {cluster.folder}/runs/fold1")
 
@@ -495,14 +466,14 @@ CRASH, CLEAN_UP, BUG = KILL._replace(status=11), KILL._replace(status=15), Event
 
 def test_what_happens_to_ranks_whose_run_has_finished_does_not_matter_but_for_a_loss(cluster: Cluster):
     """An evaluation, or the next training, was still to come; a crash while a program ends costs nothing."""
-    replace_state(cluster.attempt.run, State("finished", 9, 1, "done", cluster.attempt.name))
+    replace_state(cluster.attempt.run, RunState("finished", 9, 1, "done", cluster.attempt.name))
     silent, gone = Event(SILENT, 1, "n1"), Event(GONE, 1, "n1")
     assert [_is_over(cluster.attempt, cause) for cause in (CRASH, CLEAN_UP, BUG)] == [True] * 3
     assert [_is_over(cluster.attempt, cause) for cause in (KILL, silent, gone)] == [False] * 3
 
 
 def test_a_loss_after_the_job_s_run_has_finished_is_one_of_the_run_that_the_script_has_opened_since(cluster: Cluster):
-    replace_state(cluster.attempt.run, State("finished", 9, 1, "done", cluster.attempt.name))
+    replace_state(cluster.attempt.run, RunState("finished", 9, 1, "done", cluster.attempt.name))
     assert _is_over(cluster.attempt, CRASH)
     tuned = open_own_run(cluster, "tuned", "failed", 3)
     assert not _is_over(cluster.attempt, CRASH)
@@ -517,18 +488,6 @@ def test_a_loss_after_the_job_s_run_has_finished_is_one_of_the_run_that_the_scri
     assert not _is_over(cluster.attempt, CRASH)  # nobody knows whether the script has come to its end
 
 
-def test_where_no_step_is_known_the_same_error_has_to_come_three_times(cluster: Cluster):
-    """A program with its own checkpoints may have got on."""
-    recovery = cluster.recovery()
-    for text in ("one", "two", "three", "two", "three"):
-        error = Event(ERROR, 2, "n3", status=1 << 8, text=f"RuntimeError: {text}")
-        assert recovery.goes_on(cluster.attempt, error, LATER, set())
-    assert not recovery.goes_on(cluster.attempt, error, LATER, set())
-    assert why_not(cluster) == (
-        "the same error came three times, and no step is known between them: it would come again"
-    )
-
-
 def test_where_the_next_start_begins_is_said_of_programs_whose_checkpoints_are_hpcddp_s(cluster: Cluster):
     plain, saving = cluster.recovery(), cluster.recovery()
     assert plain.begin_again(cluster.attempt) is not None
@@ -541,86 +500,3 @@ def test_where_the_next_start_begins_is_said_of_programs_whose_checkpoints_are_h
     cluster.reach(6)
     assert plain.begin_again(cluster.attempt) is not None
     assert cluster.told[-1] == "start 1 of at most 10, from step 6"
-
-
-def test_lost_ranks_are_no_fault_of_the_program_however_often(cluster: Cluster):
-    recovery = cluster.recovery()
-    assert all(recovery.goes_on(cluster.attempt, KILL, LATER, set()) for _ in range(9))
-    assert not recovery.goes_on(cluster.attempt, KILL, LATER, set())
-    assert why_not(cluster) == "they were already, 9 times (max_restarts)"
-
-
-@pytest.mark.parametrize(
-    "crash",
-    [
-        Event(KILLED, 2, "n3", step=8, status=signal.SIGKILL),  # its own memory
-        Event(ERROR, 2, "n3", step=8, status=1 << 8, text="RuntimeError: gloo: 5 and 3000005 do not fit"),
-    ],
-    ids=["SIGKILL", "gloo"],
-)
-def test_ranks_that_end_alike_at_one_step_for_the_third_time_are_not_started_again(cluster: Cluster, crash: Event):
-    """Whichever rank it is: its place may be another one's in the next start."""
-    cluster.reach(6)
-    recovery = cluster.recovery()
-    assert crash.is_loss
-    for rank in (0, 1):
-        assert recovery.goes_on(cluster.attempt, crash._replace(rank=rank), LATER, set())
-    assert recovery.goes_on(cluster.attempt, crash._replace(step=7), LATER, set())
-    assert not recovery.goes_on(cluster.attempt, crash, LATER, set())
-    assert why_not(cluster) == "ranks ended alike at step 8 2 times before: no other host would help"
-
-
-@pytest.mark.parametrize("number", [signal.SIGILL, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGSEGV])
-def test_a_program_that_crashes_before_its_first_step_is_started_twice_again(cluster: Cluster, number: int):
-    """As one whose library does not fit this host."""
-    recovery = cluster.recovery()
-    crash = Event(KILLED, 2, "n3", status=number)
-    assert [recovery.goes_on(cluster.attempt, crash, LATER, set()) for _ in range(3)] == [True, True, False]
-    assert why_not(cluster) == "ranks ended alike before any step was known 2 times before: no other host would help"
-
-
-def test_a_crash_is_the_same_at_another_step_if_no_newer_checkpoint_came_between(cluster: Cluster):
-    """A rank tells its step four times a second, and may crash at once after its start."""
-    crash = Event(KILLED, 2, "n3", status=signal.SIGSEGV)
-    cluster.reach(60)
-    recovery = cluster.recovery()
-    goes_on = [recovery.goes_on(cluster.attempt, crash._replace(step=at), LATER, set()) for at in (0, 61, 60)]
-    assert goes_on == [True, True, False]
-    assert why_not(cluster) == "ranks ended alike without a new checkpoint 2 times before: no other host would help"
-    outside = cluster.recovery()
-    for at in (0, 61, 60, 0):
-        assert outside.goes_on(cluster.attempt, KILL._replace(step=at), LATER, set())
-
-
-def test_a_crash_without_a_checkpoint_counts_at_the_same_step(cluster: Cluster):
-    """As of a script that chooses its runs itself, where the job's run has no checkpoint."""
-    crash, recovery = Event(KILLED, 2, "n3", status=signal.SIGSEGV), cluster.recovery()
-    goes_on = [recovery.goes_on(cluster.attempt, crash._replace(step=at), LATER, set()) for at in (5, 9, 5, 5)]
-    assert goes_on == [True, True, True, False]
-
-
-def test_ranks_that_end_alike_with_progress_between_are_started_again(cluster: Cluster):
-    recovery = cluster.recovery()
-    for step in (3, 6, 9, 12):
-        cluster.reach(step)
-        assert recovery.goes_on(cluster.attempt, Event(KILLED, 2, "n3", step=12, status=6), LATER, set())
-
-
-@pytest.mark.parametrize(
-    ("cause", "end", "why"),
-    [
-        (KILL, End(int(time.time()) + 30, ""), "the job ends soon"),
-        (Event(ERROR, 0, "n1", status=2 << 8, text="no such option"), LATER, "that is no node's fault"),
-        (Event(ERROR, 0, "n1", status=127 << 8), LATER, "that is no node's fault"),
-    ],
-)
-def test_what_another_start_would_not_help_is_not_started_again(cluster: Cluster, cause: Event, end: End, why: str):
-    assert not cluster.recovery().goes_on(cluster.attempt, cause, end, set())
-    assert why_not(cluster) == why
-
-
-def test_a_launcher_that_failed_by_itself_is_started_again_once(cluster: Cluster):
-    failed = Event(UNKNOWN, -1, "", text="the launcher ended with status 213")
-    recovery = cluster.recovery()
-    assert recovery.goes_on(cluster.attempt, failed, End(None, ""), set())
-    assert not recovery.goes_on(cluster.attempt, failed, End(None, ""), set())

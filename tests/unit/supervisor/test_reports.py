@@ -19,7 +19,7 @@ import pytest
 
 from hpcddp.errors import PEER_FAILED
 from hpcddp.runs.folder import AttemptFolder, RunFolder
-from hpcddp.runs.heartbeat import MAY_WAIT, NO_RANK, WAITS, Beat, Place, open_page
+from hpcddp.runs.heartbeat import MAY_WAIT, NO_RANK, WAITS, Beat, Position, open_page
 from hpcddp.supervisor import agent, wire
 from hpcddp.supervisor.agent import Agent
 from hpcddp.supervisor.events import ERROR, GONE, KILLED, LEFT, SILENT, STUCK, UNHEARD, UNKNOWN, find_first_cause
@@ -387,7 +387,7 @@ def test_so_is_one_that_ended_by_the_sigterm_that_it_was_given_in_place_of_anoth
     ("other", "still", "over"),
     [
         ([USR1], 300, 301),  # it may have caught the signal, and go on
-        ([Place()], 3, 4),  # the signal has not come to it: it does not save
+        ([Position()], 3, 4),  # the signal has not come to it: it does not save
     ],
 )
 def test_it_is_hidden_no_longer_than_a_rank_may_save(told: Told, other: list[wire.Message], still: int, over: int):
@@ -606,7 +606,7 @@ def test_ranks_that_all_stand_are_stuck_and_the_odd_one_is_named(ranks_with: Cal
         page.write(4, 1, 1)
     ranks.until(lambda: all(one.beat.step == 4 for one in ranks.reports.ranks.values()))
     for rank, page in enumerate(pages):
-        page.write_place(Place("train.py:7, in main: sleep()" if rank == 1 else "train.py:9, in main: step()"))
+        page.write_place(Position("train.py:7, in main: sleep()" if rank == 1 else "train.py:9, in main: step()"))
         page.write(5, 2, 2)  # the second step: from now on no step compiles
     looks = 2
 
@@ -766,7 +766,10 @@ def test_the_job_s_new_end_reaches_the_page(ranks_with: Callable[[float], Ranks]
 @pytest.mark.parametrize("waits", [MAY_WAIT, WAITS])
 def test_whoever_may_wait_for_other_ranks_is_less_suspect_than_who_stands_in_a_line_of_its_own(waits: int):
     one, other = Rank(0, "n0", 0.0), Rank(1, "n1", 0.0)
-    one.place, other.place = Place("train.py:3, in main: rt.sum(x)", waits), Place("train.py:9, in main: sleep(1000)")
+    one.place, other.place = (
+        Position("train.py:3, in main: rt.sum(x)", waits),
+        Position("train.py:9, in main: sleep(1000)"),
+    )
     assert find_odd([one, other]) == ([other], True)
     assert find_odd([other, one]) == ([other], True)
     assert find_odd([one]) == ([one], True)
@@ -775,8 +778,8 @@ def test_whoever_may_wait_for_other_ranks_is_less_suspect_than_who_stands_in_a_l
 def test_suspects_on_several_hosts_are_a_guess():
     ranks = [Rank(rank, f"n{rank // 2}", 0.0) for rank in range(4)]
     for rank in (0, 1, 2):
-        ranks[rank].place = Place(f"train.py:{rank}, in main: read({rank})")
-    ranks[3].place = Place("train.py:16, in main: dist.barrier() (in barrier)", WAITS)
+        ranks[rank].place = Position(f"train.py:{rank}, in main: read({rank})")
+    ranks[3].place = Position("train.py:16, in main: dist.barrier() (in barrier)", WAITS)
     assert find_odd(ranks) == (ranks[:3], False)
     ranks[2].place = ranks[3].place
     assert find_odd(ranks) == (ranks[:2], True)  # both on one host

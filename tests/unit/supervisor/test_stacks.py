@@ -18,13 +18,13 @@ from hpcddp.cli import stacks as verb
 from hpcddp.errors import RequestError
 from hpcddp.runs.folder import AttemptFolder, RunFolder
 from hpcddp.runs.stacks import (
-    Answer,
     RankStacks,
-    ask,
+    StacksAnswer,
     format_group,
     group_ranks,
     parse_threads,
     read_answer,
+    request_stacks,
     write_answer,
 )
 from hpcddp.supervisor.agent import Agent
@@ -94,7 +94,7 @@ class Job:
             time.sleep(0.01)
 
     def ask(self) -> list[RankStacks]:
-        request, answers = ask(self.attempt), list[RankStacks]()
+        request, answers = request_stacks(self.attempt), list[RankStacks]()
 
         def is_answered() -> bool:
             self.now += LOOK_S if self.reports.stacks is None else 0.0
@@ -139,7 +139,7 @@ def test_an_agent_that_cannot_answer_and_a_rank_without_python_are_said(job: Job
     job.listen(lambda: 0 in job.reports.ranks)
     [one] = job.ask()
     assert one.why.startswith("no Python of it has begun")
-    write_answer(attempt, Answer("17-4", {1: "node1"}))
+    write_answer(attempt, StacksAnswer("17-4", {1: "node1"}))
     assert read_answer(attempt, "17-4") == [RankStacks(1, "node1", "", "its agent does not answer")]
 
 

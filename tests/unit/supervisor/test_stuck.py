@@ -7,7 +7,7 @@ from collections.abc import Collection
 import pytest
 
 from hpcddp.runs.hang import Stand
-from hpcddp.runs.heartbeat import MAY_WAIT, OWN, WAITS, Beat, Place
+from hpcddp.runs.heartbeat import MAY_WAIT, OWN, WAITS, Beat, Position
 from hpcddp.supervisor.rank import (
     ENDS,
     PlainHang,
@@ -59,7 +59,7 @@ def test_a_rank_that_has_not_opened_the_runtime_is_the_one_that_others_wait_for(
     ranks = Ranks(3)
     for rank in (0, 2):
         ranks.say(rank, moves=True)
-        ranks.ranks[rank].place = Place("train.py:29, in main (in wait_until)", WAITS)
+        ranks.ranks[rank].place = Position("train.py:29, in main (in wait_until)", WAITS)
     ranks.pass_time(FIRST_S)
     assert ranks.stuck() == []
     ranks.pass_time(2)
@@ -104,7 +104,7 @@ def test_ranks_that_never_open_the_runtime_are_not_named_where_the_others_make_s
     ranks = Ranks(2)
     ranks.say(0, step=4, moves=True)
     ranks.say(0, step=5, moves=True)
-    ranks.ranks[0].place = Place("train.py:7, in main: sleep()")
+    ranks.ranks[0].place = Position("train.py:7, in main: sleep()")
     ranks.pass_time(LIMIT_S + 2)
     assert ranks.stuck() == ["rank 0 stands at train.py:7, in main: sleep()"]
 
@@ -117,8 +117,8 @@ def training() -> Ranks:
         for rank in range(2):
             ranks.say(rank, step, moves=True)
         ranks.now += 1
-    ranks.ranks[0].place = Place("train.py:9, in main: rt.step() (in all_reduce)", WAITS)
-    ranks.ranks[1].place = Place("train.py:7, in main: while True: pass")
+    ranks.ranks[0].place = Position("train.py:9, in main: rt.step() (in all_reduce)", WAITS)
+    ranks.ranks[1].place = Position("train.py:7, in main: while True: pass")
     return ranks
 
 
@@ -135,7 +135,7 @@ def training() -> Ranks:
 def test_of_two_ranks_the_one_that_does_not_wait_is_named_if_that_can_be_told(
     training: Ranks, one: tuple[str, int], other: tuple[str, int], named: str, is_known: bool
 ):
-    training.ranks[0].place, training.ranks[1].place = Place(*one), Place(*other)
+    training.ranks[0].place, training.ranks[1].place = Position(*one), Position(*other)
     training.pass_time(LIMIT_S + 2)
     (found,) = training.stuck()
     assert (found.startswith(named), training.is_known) == (True, is_known)
@@ -147,7 +147,7 @@ def test_half_of_the_ranks_that_wait_in_their_backward_pass_are_not_named():
         for rank in range(4):
             ranks.say(rank, step, moves=True)
     for one in ranks.ranks:
-        one.place = Place("in read") if one.rank % 2 else Place("in backward", MAY_WAIT)
+        one.place = Position("in read") if one.rank % 2 else Position("in backward", MAY_WAIT)
     ranks.pass_time(LIMIT_S + 2)
     assert ranks.stuck() == ["rank 1 stands at in read", "rank 3 stands at in read"]
 

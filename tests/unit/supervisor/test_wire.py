@@ -4,22 +4,22 @@ from __future__ import annotations
 
 import pytest
 
-from hpcddp.runs.heartbeat import WAITS, Beat, Place
+from hpcddp.runs.heartbeat import WAITS, Beat, Position
 from hpcddp.supervisor import wire
 
 EACH = [
     wire.Hello("0f", "7.1", 3, 8, "node 1%20"),
     Beat(12, 3, 4, 1700000000000000001, 5, is_stopped=True),
-    Place("train.py:9, in main: größer\n\t (in all_reduce)", WAITS),
+    Position("train.py:9, in main: größer\n\t (in all_reduce)", WAITS),
     wire.PlainStand(3, 8, "train.py:7, in main: work()", "wait", 61.5, WAITS, 40),
-    Place(),
+    Position(),
     wire.Stacks("17-4", 1, 3, 'Thread 0x1 (most recent call first):\n  File "a b.py", line 7 in f\n', ""),
     wire.Signalled(10),
     wire.Unheard(46),
     wire.Ended(256, "ValueError: a  b %0A\nc", "runs/x y/log", is_printed=True),
     wire.Ended(0),
     wire.Ok(),
-    wire.End(),
+    wire.Kill(),
     wire.Until(1795446000.5),
     wire.Give(2, 15),
     wire.Ask("17-4"),

@@ -33,7 +33,7 @@ from hpcddp.runs.folder import RunFolder, list_checkpoints
 from hpcddp.runs.jsonfile import read_object, write_object
 from hpcddp.runs.lock import HeldError, describe_process, release_run, take_run
 from hpcddp.runs.metrics import LossCurve, read_latest
-from hpcddp.runs.state import State, read_state
+from hpcddp.runs.state import RunState, read_state
 from hpcddp.training.activity import is_at_files
 from hpcddp.training.checkpoint.files import find_fault
 from hpcddp.training.data.randomness import read_states
@@ -53,7 +53,7 @@ def found(folder: Path, size: int) -> list[dict[str, Any]]:
     return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(size)]
 
 
-def state(folder: Path) -> State:
+def state(folder: Path) -> RunState:
     read = read_state(RunFolder(str(folder / "run")))
     assert read is not None
     return read

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from hpcddp.guard.hpcddp_stand import find_place, judge_wait
+from hpcddp.guard.hpcddp_stand import describe_frame, judge_wait
 from hpcddp.runs.hang import Stand, format_stands, name_ranks
 from hpcddp.runs.heartbeat import MAY_WAIT, OWN, WAITS
 from hpcddp.training.watchdog import find_stand
@@ -104,5 +104,5 @@ def test_ranks_are_named_by_spans() -> None:
 
 def test_a_thread_between_two_lines_stands_at_the_first_of_its_function():
     code = compile("x = 1", "train.py", "exec")
-    line, inside, _ = find_place(SimpleNamespace(f_code=code, f_lineno=None, f_back=None, f_globals={}))  # type: ignore[arg-type]
+    line, inside, _ = describe_frame(SimpleNamespace(f_code=code, f_lineno=None, f_back=None, f_globals={}))  # type: ignore[arg-type]
     assert (line, inside) == ("train.py:1, in <module>", "")
