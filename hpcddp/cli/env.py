@@ -93,9 +93,9 @@ def _check(env: Mapping[str, str], info: RankInfo, rendezvous: Rendezvous, *, li
 
 
 def _explain(env: Mapping[str, str], hostname: str | None, nodefile: str | None, *, live: bool, as_json: bool) -> int:
-    from hpcddp.ranks.explain import explain, format_explanation
+    from hpcddp.ranks.explain import explain_rank, format_explanation
 
-    found = explain(env, hostname=hostname, nodefile=nodefile, live=live)
+    found = explain_rank(env, hostname=hostname, nodefile=nodefile, live=live)
     if as_json:
         import json
 

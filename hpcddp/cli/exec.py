@@ -380,9 +380,9 @@ def further_variables(
         return agent_variables(reads, env, info, options.nodes, options.ranks_per_node) | watched
     if info.world_size == 1:
         return _guard(env) if GPUS_PER_NODE in env or env.get("HPCDDP_LOG_RANKS") == "1" else {}
-    from hpcddp.ranks.device import count_gpus, why_no_accelerator
+    from hpcddp.ranks.device import count_visible_gpus, why_no_accelerator
 
-    gpus = count_gpus(env)
+    gpus = count_visible_gpus(env)
     return framework_variables(env, launch, gpus=gpus, cpu_only=bool(why_no_accelerator(env))) | _guard(env)
 
 

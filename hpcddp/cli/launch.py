@@ -20,7 +20,7 @@ from hpcddp.cli.streams import exact_bytes, tell, tell_each, write_exactly
 from hpcddp.errors import LaunchError, RequestError, SchedulerError, find_missing_library
 from hpcddp.login.planning import on_path, read_spec_here, remark_start, see_spawn, this_process
 from hpcddp.ranks.candidates import find_candidates
-from hpcddp.ranks.device import count_gpus
+from hpcddp.ranks.device import count_visible_gpus
 from hpcddp.ranks.launch_commands import launcher_of_version
 from hpcddp.ranks.launcher import Launcher
 from hpcddp.ranks.launchers import AGENTS, LAUNCHERS, launchers_under
@@ -52,7 +52,7 @@ class AllocationSize(NamedTuple):
 
 def find_size(allocation: Allocation | None, env: Mapping[str, str]) -> AllocationSize:
     """LaunchError if the job does not say its hosts, or has other numbers of slots on them."""
-    gpus = count_gpus(env)
+    gpus = count_visible_gpus(env)
     cpus = len(os.sched_getaffinity(0))
     if allocation is None:
         return AllocationSize(1, 1, cpus, gpus)

@@ -12,7 +12,7 @@ from hpcddp.cli.request import listed, read_plan, request_parser
 from hpcddp.ranks.launcher import NUMBERS
 from hpcddp.ranks.launchers import LAUNCHERS
 from hpcddp.ranks.predict import predict_environment
-from hpcddp.script.jobplan import SOME_COMMAND, JobPlan, Place, list_places, plan_place, plan_record
+from hpcddp.script.jobplan import SOME_COMMAND, JobPlan, Placement, list_placements, plan_placement, plan_record
 from hpcddp.units import format_count
 
 _DESCRIPTION = """\
@@ -40,7 +40,7 @@ def run(args: argparse.Namespace, env: Mapping[str, str]) -> int:
     """Prints the table, or JSON: `plan`, and one object per rank with its `environment`."""
     plan = read_plan(args, env)
     if args.json:
-        ranks = [{**place._asdict(), "environment": _variables(plan, place)} for place in list_places(plan)]
+        ranks = [{**place._asdict(), "environment": _variables(plan, place)} for place in list_placements(plan)]
         print(json.dumps({"plan": plan_record(plan), "ranks": ranks}))
     else:
         sys.stdout.write(format_layout(plan))
@@ -51,7 +51,7 @@ def format_layout(plan: JobPlan) -> str:
     """The table of ranks; of a large job the first node and the last. Below it, what the launcher tells one rank."""
     rows: list[tuple[str, ...]] = [("rank", "node", "local rank", "GPU" if plan.gpus_per_rank == 1 else "GPUs", "CPUs")]
     for rank in _shown(plan):
-        p = plan_place(plan, rank)
+        p = plan_placement(plan, rank)
         gpus = ",".join(map(str, p.gpus)) or "-"
         rows.append((str(p.rank), str(p.node_rank), str(p.local_rank), gpus, str(p.cpus)))
         if rank == plan.ranks_per_node - 1 and plan.world_size > _MOST_ROWS:
@@ -59,7 +59,7 @@ def format_layout(plan: JobPlan) -> str:
     widths = [max(len(row[i]) for row in rows) for i in range(5)]
     lines = ["  ".join(f"{cell:>{w}}" for cell, w in zip(row, widths, strict=True)).rstrip() for row in rows]
     unit = "hardware threads" if plan.threads_per_rank < plan.cpus_per_rank else "CPUs"
-    last = plan_place(plan, plan.world_size - 1)
+    last = plan_placement(plan, plan.world_size - 1)
     return "\n".join(
         [
             f"{plan.name} on {plan.site.name}: {plan.nodes} x {plan.ranks_per_node} ="
@@ -72,7 +72,7 @@ def format_layout(plan: JobPlan) -> str:
     )
 
 
-def _variable_lines(plan: JobPlan, place: Place) -> list[str]:
+def _variable_lines(plan: JobPlan, place: Placement) -> list[str]:
     """What a rank's launcher sets for it; nothing where an unknown command makes the ranks."""
     if plan.rank_maker == SOME_COMMAND:
         return [""]
@@ -93,7 +93,7 @@ def _shown(plan: JobPlan) -> list[int]:
     return [*range(per_node), *range(plan.world_size - per_node, plan.world_size)]
 
 
-def _variables(plan: JobPlan, place: Place) -> dict[str, str]:
+def _variables(plan: JobPlan, place: Placement) -> dict[str, str]:
     """Of what the launcher sets, the numbers: identifiers and host names are not known before the job runs."""
     row = LAUNCHERS[plan.launcher]
     if row.calls:
@@ -102,7 +102,7 @@ def _variables(plan: JobPlan, place: Place) -> dict[str, str]:
     return {name: value for name, value in predict_rank(plan, place).items() if name in numbers}
 
 
-def predict_rank(plan: JobPlan, place: Place) -> dict[str, str]:
+def predict_rank(plan: JobPlan, place: Placement) -> dict[str, str]:
     """All that the launcher will set, as far as it can be foreseen; nodes are called node0, node1, …"""
     hosts = [f"node{i}" for i in range(plan.nodes)]
     return predict_environment(plan.launcher, hosts, [plan.ranks_per_node] * plan.nodes, place.rank)

@@ -14,7 +14,7 @@ from hpcddp.ranks.launchers import JOB_LAUNCHERS, LAUNCHERS
 from hpcddp.schedulers.registry import scripted_schedulers
 from hpcddp.script.fields import read_flag, read_variables
 from hpcddp.script.plan import JobPlan
-from hpcddp.script.site_file import find_folder, load_yaml
+from hpcddp.script.site_file import find_data_folder, load_yaml
 from hpcddp.script.spec import KEYS
 
 
@@ -131,7 +131,7 @@ def _job_file(args: argparse.Namespace) -> str | None:
         other = args.job or (args.command and args.command[0])
         if other:
             raise RequestError(f"--demo brings its own job file and command, but {other!r} was given", "leave out one")
-        return os.path.join(find_folder("jobs"), "digits.yaml")
+        return os.path.join(find_data_folder("jobs"), "digits.yaml")
     if args.job:
         _refuse_command_as_file(args.job)
         return str(args.job)

@@ -15,7 +15,15 @@ from hpcddp.cli.streams import tell, tell_each, write_exactly
 from hpcddp.errors import RequestError, SchedulerError, nearest
 from hpcddp.login.planning import on_path, today
 from hpcddp.script.site import Site, remark_age
-from hpcddp.script.site_file import SiteChoice, config_folder, find_folder, load_site, open_site, overlay_of, site_files
+from hpcddp.script.site_file import (
+    SiteChoice,
+    config_folder,
+    find_data_folder,
+    load_site,
+    open_site,
+    overlay_of,
+    site_files,
+)
 from hpcddp.script.site_text import site_record, site_rows, site_summary
 
 TYPE_CHECKING = False
@@ -107,12 +115,12 @@ def _unknown_action(action: str, env: Mapping[str, str]) -> RequestError:
 
 
 def _write_start(name: str, file: str | None, env: Mapping[str, str]) -> str:
-    from hpcddp.script.site_check import format_start
+    from hpcddp.script.site_check import format_new_site
 
     if not re.fullmatch(r"[A-Za-z0-9][\w.-]*", name, re.ASCII):
         raise RequestError(f"{name!r} is no name for a site", "letters, digits and _ . -")
     path = file or os.path.join(config_folder(env), "sites", f"{name}.yaml")
-    shipped = os.path.join(find_folder("templates"), "sites", f"{name}.yaml")
+    shipped = os.path.join(find_data_folder("templates"), "sites", f"{name}.yaml")
     if not file and os.path.exists(shipped):  # the file would take the place of the shipped one, without its facts
         another = f"hpcddp sites new my-{name}"
         copy = f"mkdir -p {os.path.dirname(path)}; cp {shipped} {path}"
@@ -123,7 +131,7 @@ def _write_start(name: str, file: str | None, env: Mapping[str, str]) -> str:
     if file and not os.path.isdir(folder):
         raise RequestError(f"the folder {folder} of --file does not exist", f"mkdir -p {folder}")
     scheduler, queues, commands = _survey(env)
-    text = format_start(name, scheduler, time.strftime("%Y-%m-%d"), queues, commands)
+    text = format_new_site(name, scheduler, time.strftime("%Y-%m-%d"), queues, commands)
     try:
         os.makedirs(folder, exist_ok=True)
         with open(path, "w", encoding="utf-8") as made:

@@ -18,8 +18,8 @@ from hpcddp.schedulers.run import ask_queues, run_program
 from hpcddp.script.site import Site
 from hpcddp.script.site_check import (
     CHECKED,
-    Difference,
     ModulesCompared,
+    SiteDifference,
     compare_modules,
     compare_queues,
     list_unsaid,
@@ -45,7 +45,7 @@ class SiteFound(Record):
     """What differs, what could not be asked, and what is for people to know and no difference, of the scheduler.
     `queues`: the scheduler's; `accounts`: those that the user may charge; `modules`: of the module system."""
 
-    differences: tuple[Difference, ...] = ()
+    differences: tuple[SiteDifference, ...] = ()
     unasked: tuple[str, ...] = ()
     remarks: tuple[str, ...] = ()
     queues: tuple[QueueFound, ...] = ()
@@ -81,7 +81,7 @@ def check_site(name: str | None, env: Mapping[str, str], *, as_json: bool, write
     return _DIFFERS if differences else 0
 
 
-def _report(site: Site, differences: Sequence[Difference], unasked: Sequence[str]) -> str:
+def _report(site: Site, differences: Sequence[SiteDifference], unasked: Sequence[str]) -> str:
     lines = [f"{one.text}{'' if one.correction else '  (correct it by hand)'}" for one in differences]
     count = f"{len(lines)} differ" if len(lines) != 1 else "1 differs"
     agreed = "nothing differs in what could be asked" if unasked else "nothing differs"
@@ -90,7 +90,7 @@ def _report(site: Site, differences: Sequence[Difference], unasked: Sequence[str
 
 def compare_site(site: Site, env: Mapping[str, str]) -> SiteFound:
     """The file beside what the scheduler and the modules of this machine say. SchedulerError if it does not answer."""
-    differences, unasked, remarks = list[Difference](), list[str](), list[str]()
+    differences, unasked, remarks = list[SiteDifference](), list[str](), list[str]()
     queues = list[QueueFound]()
     commands = find_scheduler(site.scheduler).commands
     if site.queue_option == "--qos":
@@ -157,7 +157,7 @@ def _find_overlay(choice: SiteChoice, site: Site, env: Mapping[str, str]) -> str
     return os.path.join(config_folder(env), "overlays", f"{site.name}.yaml")
 
 
-def _write_overlay(site: Site, differences: Sequence[Difference], path: str) -> str:
+def _write_overlay(site: Site, differences: Sequence[SiteDifference], path: str) -> str:
     """The path; "" if there is nothing to write. What the overlay said stays, and so does its last text, beside it.
     SiteError, and the overlay as it was, if the correction makes no site."""
     import yaml

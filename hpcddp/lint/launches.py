@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from hpcddp.lint.request import Request
 from hpcddp.lint.shell import Command
-from hpcddp.ranks.launch_commands import PROGRAMS, find_agent, find_launch_command, split_options
+from hpcddp.ranks.launch_commands import PROGRAMS, find_agent, find_launch_command, split_agent_options
 from hpcddp.ranks.launchers import AGENTS, LAUNCHERS
 
 # torchrun's processes are looked at by themselves: torchrun_words.
@@ -274,7 +274,7 @@ def _made_ranks(words: tuple[str, ...]) -> tuple[tuple[str, ...], int | None, bo
     at, name = found
     agent = find_agent(words)
     flags = agent[1].flags if agent else ("--no-ssh", "--no-python", "--no-local-rank", "-m", "--module")
-    options, rest = split_options(words[at + len(name.split()) :], flags)
+    options, rest = split_agent_options(words[at + len(name.split()) :], flags)
     given = {option: value for option, _, value in options}
     module = ("-m",) if {"-m", "--module"} & given.keys() else ()
     python = () if "--no-python" in given else ("python", *module)

@@ -49,7 +49,7 @@ def visible_devices(env: Mapping[str, str], mask: str = "CUDA_VISIBLE_DEVICES") 
     return tuple(entries)
 
 
-def count_gpus(env: Mapping[str, str], devices: str = "/dev") -> int:
+def count_visible_gpus(env: Mapping[str, str], devices: str = "/dev") -> int:
     """Those that the scheduler's mask shows; without a mask, NVIDIA's that this machine has."""
     for mask in ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "ZE_AFFINITY_MASK"):
         visible = visible_devices(env, mask)

@@ -37,7 +37,7 @@ class Explanation(Record):
     error: LaunchError | None
 
 
-def explain(
+def explain_rank(
     env: Mapping[str, str], *, hostname: str | None = None, nodefile: str | None = None, live: bool = False
 ) -> Explanation:
     """How `resolve` and `find_rendezvous` come to their answer. Raises nothing that they raise: that is in `error`."""

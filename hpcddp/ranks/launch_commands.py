@@ -77,7 +77,7 @@ def find_agent(words: Sequence[str]) -> tuple[int, AgentCommand] | None:
     return None
 
 
-def split_options(
+def split_agent_options(
     words: Sequence[str], flags: Sequence[str], known: Sequence[str] = ()
 ) -> tuple[list[tuple[str, str, str | None]], list[str]]:
     """The options that stand before a program, and the program with its words. Of an option its name with `-` for `_`,

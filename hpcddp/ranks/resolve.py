@@ -386,7 +386,7 @@ def _derive(chosen: Candidate) -> tuple[dict[str, int | None], dict[str, str]]:
 def gather_evidence(env: Mapping[str, str]) -> Evidence:
     """What /proc and PMI_FD show about this very process."""
     chain = parents()
-    evidence = weigh(chain, pmi_socket_is_open(env))
+    evidence = weigh_parents(chain, pmi_socket_is_open(env))
     for key in evidence.nearest:
         row = LAUNCHERS[key]
         daemon = next(pid for pid, name in chain if name in row.programs)
@@ -395,7 +395,7 @@ def gather_evidence(env: Mapping[str, str]) -> Evidence:
     return evidence
 
 
-def weigh(chain: list[tuple[int, str]], pmi_open: bool | None) -> Evidence:
+def weigh_parents(chain: list[tuple[int, str]], pmi_open: bool | None) -> Evidence:
     """The evidence in a chain of parents, (pid, command name) nearest first."""
     nearest: frozenset[str] = frozenset()
     ancestors: set[str] = set()

@@ -85,7 +85,7 @@ def read_nodefile(path: str) -> Hosts:
     in another (both seen in OpenPBS 23.06): lines of one first label are one host. LaunchError if the file cannot be
     read or is empty.
     """
-    lines = read_lines(path)
+    lines = read_word_lines(path)
     if lines is None:
         raise LaunchError(f"the node file {path} cannot be read", f"ls -l {path}")
     hosts = count_hosts(lines, path)
@@ -101,7 +101,7 @@ def read_named_file(env: Mapping[str, str], variable: str, nodefile: str | None)
     """Hosts and their source: from the caller's file, else from the file that `variable` names, else None."""
     if nodefile is not None:
         return read_nodefile(nodefile), nodefile
-    lines = read_lines(env[variable]) if env.get(variable) else None
+    lines = read_word_lines(env[variable]) if env.get(variable) else None
     return (None, "") if lines is None else (count_hosts(lines), f"{variable} ({env[variable]})")
 
 
@@ -121,7 +121,7 @@ def count_hosts(lines: list[list[str]], path: str = "") -> Hosts:
     return tuple(counts.items())
 
 
-def read_lines(path: str) -> list[list[str]] | None:
+def read_word_lines(path: str) -> list[list[str]] | None:
     """The words of each line, without comments and empty lines; None if the file cannot be read."""
     try:
         with open(path, encoding="utf-8") as file:

@@ -32,7 +32,7 @@ class Clash(Record):
     is_refused: bool = False
 
 
-def read_options(rules: Directives, text: str) -> Iterator[DirectiveOption]:
+def parse_directive(rules: Directives, text: str) -> Iterator[DirectiveOption]:
     """The options of one directive, without its prefix: `--mem=4G`, `-l walltime=1:00:00,mem=4gb`, `-n4`."""
     name, _, value = text.partition("=") if text.startswith("--") else text.partition(" ")
     if rules.attached and re.match(r"-[A-Za-z].", name):

@@ -4,7 +4,16 @@ from __future__ import annotations
 
 from hpcddp.record import TYPE_CHECKING
 from hpcddp.schedulers.job_id import JobId
-from hpcddp.schedulers.row import Answer, Commands, Directives, JobFound, JobsFound, Scheduler, Variables, read_time
+from hpcddp.schedulers.row import (
+    CommandAnswer,
+    Commands,
+    Directives,
+    JobFound,
+    JobsFound,
+    Scheduler,
+    Variables,
+    read_time,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -13,7 +22,7 @@ if TYPE_CHECKING:
 # Grid Engine's jobs as text: what `qstat -u USER -xml` prints. It shows no job that has ended.
 
 
-def parse_jobs(answer: Answer, states: Mapping[str, str]) -> JobsFound:
+def parse_jobs(answer: CommandAnswer, states: Mapping[str, str]) -> JobsFound:
     """The jobs of an answer. `states`: its letters -> our word."""
     from xml.etree import ElementTree  # the scheduler's own answer; expat refuses entities that explode
 
@@ -45,7 +54,9 @@ def _guess(letters: str) -> str:
     return "running" if "r" in letters or "t" in letters else "queued" if "q" in letters else "unknown"
 
 
-def parse_job(job: JobId, answer: Answer, _states: Mapping[str, str], _env: Mapping[str, str]) -> JobFound | None:
+def parse_job(
+    job: JobId, answer: CommandAnswer, _states: Mapping[str, str], _env: Mapping[str, str]
+) -> JobFound | None:
     """`qstat -j` shows the jobs that have not ended; their states only in some releases."""
     if answer.status == 0 and "job_number:" in answer.stdout:
         return JobFound(job, "running")

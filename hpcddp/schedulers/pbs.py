@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from hpcddp.record import TYPE_CHECKING, Record
-from hpcddp.schedulers.allocation import read_lines
+from hpcddp.schedulers.allocation import read_word_lines
 from hpcddp.schedulers.job_id import parse_id
 from hpcddp.schedulers.row import (
-    Answer,
+    CommandAnswer,
     Commands,
     Directives,
     JobFound,
@@ -33,7 +33,7 @@ _BY_QDEL = 91  # substate
 _BY_QRERUN = range(60, 64)  # substates of a job that is started again, until it is queued (job.h of OpenPBS, Torque)
 
 
-def parse_jobs(answer: Answer, states: Mapping[str, str]) -> JobsFound:
+def parse_jobs(answer: CommandAnswer, states: Mapping[str, str]) -> JobsFound:
     """The jobs of an answer. `states`: its letter -> our word."""
     text = answer.stdout.strip()
     if text.startswith("<"):
@@ -324,10 +324,10 @@ def find_hostfile_copy(env: Mapping[str, str]) -> str | None:
     if not env.get("PBS_JOBID") or env.get("PBS_NODEFILE"):
         return None
     home = "/var/spool/pbs"
-    for key, _, value in (words[0].partition("=") for words in read_lines("/etc/pbs.conf") or []):
+    for key, _, value in (words[0].partition("=") for words in read_word_lines("/etc/pbs.conf") or []):
         home = value if key == "PBS_HOME" else home
     path = f"{home}/aux/{env['PBS_JOBID']}"
-    return path if read_lines(path) else None
+    return path if read_word_lines(path) else None
 
 
 # Resources of a chunk: beside a select they are refused. ngpus is the name that sites with GPUs have for theirs.

@@ -171,7 +171,7 @@ class JobsFound(Record):
     problem: str = ""
 
 
-class Answer(Record):
+class CommandAnswer(Record):
     """What a program said."""
 
     status: int
@@ -222,22 +222,22 @@ class Commands(Record):
     identified: bool = True  # whether the submit command on PATH shows this scheduler
     question: tuple[str, ...] = ()  # takes a script on its standard input and queues nothing that could run
     queued: str = ""  # pattern of the id of the job that the question leaves; "": it leaves none
-    describe: Callable[[Answer], str] = lambda _answer: ""  # what the answer says beside yes
+    describe: Callable[[CommandAnswer], str] = lambda _answer: ""  # what the answer says beside yes
     state: tuple[str, ...] = ()  # asks for one job, whose id goes in place of {}; (): `jobs` does
     #: The job, its answer, the row's `states`, and the job's environment -> the job; None: no answer.
-    parse_job: Callable[[JobId, Answer, Mapping[str, str], Mapping[str, str]], JobFound | None] = (
+    parse_job: Callable[[JobId, CommandAnswer, Mapping[str, str], Mapping[str, str]], JobFound | None] = (
         lambda _job, _answer, _states, _env: None
     )
     #: Shows the jobs {ids}, or all of the users {user}; `older_jobs` is asked where the first is refused as unknown,
     #: `live_jobs` where the scheduler keeps no word of jobs that have ended. `parse_jobs`:
     #: their answers, by the row's `states`.
     jobs: tuple[str, ...] = ()
-    parse_jobs: Callable[[Answer, Mapping[str, str]], JobsFound] = lambda _answer, _states: JobsFound()
+    parse_jobs: Callable[[CommandAnswer, Mapping[str, str]], JobsFound] = lambda _answer, _states: JobsFound()
     live_jobs: tuple[str, ...] = ()
     keeps_none: str = ""  # a part of what it says then
     older_jobs: tuple[str, ...] = ()
     ended: tuple[str, ...] = ()  # shows one job {} that `jobs` has forgotten
-    parse_ended: Callable[[Answer, Mapping[str, str]], JobsFound] = lambda _answer, _states: JobsFound()
+    parse_ended: Callable[[CommandAnswer, Mapping[str, str]], JobsFound] = lambda _answer, _states: JobsFound()
     ask_env: Mapping[str, str] = _NOTHING  # what the commands that ask need in their environment
     #: Starts a command on the host {host} of the job, beside what runs there.
     starter: tuple[str, ...] = ()

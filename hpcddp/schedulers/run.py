@@ -15,13 +15,13 @@ from hpcddp.errors import NoAnswerError, RequestError, SchedulerError
 from hpcddp.record import TYPE_CHECKING
 from hpcddp.schedulers.job_id import parse_id
 from hpcddp.schedulers.registry import find_scheduler
-from hpcddp.schedulers.row import Answer, JobFound, JobsFound, QueueFound
+from hpcddp.schedulers.row import CommandAnswer, JobFound, JobsFound, QueueFound
 
 if TYPE_CHECKING:
     pass
 
 
-def find_id(pattern: str, answer: Answer) -> str | None:
+def find_id(pattern: str, answer: CommandAnswer) -> str | None:
     """The job's id in what a submit command has said, where a site's banner may stand around it; None: there is none.
 
     `pattern` is that of a whole line; its first group, if it has one, is the id.
@@ -42,7 +42,7 @@ def run_program(
     folder: str | None = None,
     patience_s: float | None = None,
     apart: bool = False,
-) -> Answer:
+) -> CommandAnswer:
     """What a program says, run in `folder`. `apart`: the terminal's Ctrl-C does not reach it.
 
     SchedulerError if it cannot be started; NoAnswerError if it has not answered in time.
@@ -66,7 +66,7 @@ def run_program(
         raise NoAnswerError(
             f"{argv[0]} has not answered in {patience_s:.0f} s", f"try it by hand: {shlex.join(argv)}"
         ) from e
-    return Answer(done.returncode, done.stdout.decode(errors="replace"), done.stderr.decode(errors="replace"))
+    return CommandAnswer(done.returncode, done.stdout.decode(errors="replace"), done.stderr.decode(errors="replace"))
 
 
 def queue_job(
@@ -232,7 +232,7 @@ def ask_job(name: str, job: str, env: Mapping[str, str]) -> JobsFound:
     return commands.parse_ended(answer, scheduler.states)
 
 
-def _list_missing(ids: Sequence[str], found: JobsFound, answer: Answer) -> list[str]:
+def _list_missing(ids: Sequence[str], found: JobsFound, answer: CommandAnswer) -> list[str]:
     """The jobs of which an answer says nothing at all."""
     said = [*(one.id for one in found.jobs), *map(parse_id, answer.stderr.split())]
     return [job for job in ids if not any(parse_id(job).covers(one) for one in said)]

@@ -6,7 +6,7 @@ from hpcddp.record import TYPE_CHECKING
 from hpcddp.schedulers.allocation import expand_counts, expand_nodelist
 from hpcddp.schedulers.job_id import JobId, parse_id
 from hpcddp.schedulers.row import (
-    Answer,
+    CommandAnswer,
     Commands,
     Directives,
     JobFound,
@@ -34,7 +34,7 @@ _SAYS_WHY = ("TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED", "BOOT_FAIL", 
 _HELD = ("JobHeld", "JobHoldMaxRequeue", "launch failed requeued held", "DependencyNeverSatisfied", "held state")
 
 
-def parse_jobs(answer: Answer, states: Mapping[str, str]) -> JobsFound:
+def parse_jobs(answer: CommandAnswer, states: Mapping[str, str]) -> JobsFound:
     """The jobs of `squeue --noheader --format=%F|%A|%K|%T|%S|%e|%r|%E|`: the job's id, of an array the array's; its
     own; index; state; start, perhaps an estimate; end; reason; the jobs that it waits for. `states`: its word -> ours.
     """
@@ -71,7 +71,7 @@ def _parse(line: str, states: Mapping[str, str]) -> JobFound | None:
     return JobFound(_read_id(job, own, index), state, _printable(why), read_time(start), ends)
 
 
-def parse_ended(answer: Answer, states: Mapping[str, str]) -> JobsFound:
+def parse_ended(answer: CommandAnswer, states: Mapping[str, str]) -> JobsFound:
     """The jobs of `sacct --noheader --parsable2 --allocations --format=JobID,State,ExitCode,Start,End,NodeList`."""
     if answer.status:
         return JobsFound((), answer.why("sacct"))
@@ -227,13 +227,13 @@ def count_ranks(_slots: int | None, env: Mapping[str, str]) -> int | None:
     return read_number(env.get("SLURM_NTASKS", "")) if "SLURM_HET_SIZE" not in env else None
 
 
-def describe_answer(answer: Answer) -> str:
+def describe_answer(answer: CommandAnswer) -> str:
     """When and where a job would run, as `sbatch --test-only` says it."""
     said = [line for line in answer.stderr.splitlines() if line.startswith("sbatch: Job ")]
     return said[-1].removeprefix("sbatch: ") if said else ""
 
 
-def parse_job(job: JobId, answer: Answer, states: Mapping[str, str], env: Mapping[str, str]) -> JobFound | None:
+def parse_job(job: JobId, answer: CommandAnswer, states: Mapping[str, str], env: Mapping[str, str]) -> JobFound | None:
     """A job by `scontrol show job`. `EndTime` is in this host's time, and the present once the job has ended.
 
     A preempted job has `PreemptTime=`; one whose node failed, or that is queued again, its own state. One at its time

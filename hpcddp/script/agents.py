@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
 from hpcddp.errors import RequestError
-from hpcddp.ranks.launch_commands import AgentCommand, find_agent, split_options
+from hpcddp.ranks.launch_commands import AgentCommand, find_agent, split_agent_options
 from hpcddp.ranks.launchers import AGENTS, LAUNCHERS
 from hpcddp.record import Record
 from hpcddp.script.jobplan import SOME_COMMAND
@@ -115,7 +115,7 @@ def _has_option(command: Sequence[str]) -> bool:
 
 def _options(words: Sequence[str], agent: AgentCommand) -> Mapping[str, str]:
     """The agent's own options, in full and with `-` for `_`, and their values; those of its program follow them."""
-    options, _ = split_options(words, agent.flags, (*agent.typed, *agent.rendezvous_options, *agent.flags))
+    options, _ = split_agent_options(words, agent.flags, (*agent.typed, *agent.rendezvous_options, *agent.flags))
     return {name: value or "" for name, _, value in options}
 
 

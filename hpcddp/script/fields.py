@@ -13,8 +13,7 @@ from functools import partial
 from typing import Any
 
 from hpcddp.errors import RequestError, nearest
-from hpcddp.units import assign, example, parse_count, parse_walltime, shorten, wrong_number
-from hpcddp.units import read_number as parse_number
+from hpcddp.units import assign, example, parse_count, parse_walltime, read_number, shorten, wrong_number
 
 DAY_PATTERN = r"\d{4}-\d\d-\d\d"
 _QUOTED = r"""\\[^\n]|'[^']*'|"(?:\\.|[^"\\])*\""""  # in a shell's line
@@ -52,10 +51,10 @@ def read_count(value: object, where: str) -> int:
     return parse_count(read_text(value, where), where)
 
 
-def read_number(value: object, where: str) -> int:
+def read_whole_number(value: object, where: str) -> int:
     """A whole number of 0 or more."""
     text = read_text(value, where)
-    number = parse_number(text.strip())
+    number = read_number(text.strip())
     if number is None:
         raise RequestError(f"{where} {shorten(text)!r} {wrong_number(text, least=0)}", example(where))
     return number
@@ -69,7 +68,7 @@ def read_hours(value: object, where: str) -> float:
     return float(text)
 
 
-def read_walltime(value: object, where: str) -> int:
+def read_duration(value: object, where: str) -> int:
     """A duration, such as `2:30:00` or `90m`, to seconds."""
     return parse_walltime(read_text(value, where), where)
 
@@ -159,7 +158,7 @@ def _join_lines(found: re.Match[str]) -> str:
     return quoted.replace("\\\n", "") if quoted.startswith('"') else quoted
 
 
-def read_names(value: object, where: str) -> tuple[str, ...]:
+def read_name_list(value: object, where: str) -> tuple[str, ...]:
     """Names, also with commas between them."""
     return tuple(name for word in read_words(value, where) for name in word.split(",") if name)
 
@@ -276,7 +275,7 @@ def readers_of(record: type[Any], **others: Reader | None) -> dict[str, Reader]:
     for field, kind in record.__annotations__.items():
         key = field.removesuffix("_s")
         if key not in others:
-            readers[key] = read_walltime if key != field else _BY_TYPE[kind.removesuffix(" | None")]
+            readers[key] = read_duration if key != field else _BY_TYPE[kind.removesuffix(" | None")]
         elif (reader := others[key]) is not None:
             readers[key] = reader
     return readers

@@ -20,7 +20,7 @@ from hpcddp.schedulers.registry import find_scheduler
 from hpcddp.script.jobplan import WARNING
 from hpcddp.script.plan import JobPlan
 from hpcddp.script.scheduler_options import check_script
-from hpcddp.script.site_file import find_folder
+from hpcddp.script.site_file import find_data_folder
 from hpcddp.script.spec import quote_line, quote_path, quote_word, quote_words
 
 
@@ -64,7 +64,7 @@ SETTINGS: dict[str, Any] = {"trim_blocks": True, "lstrip_blocks": True, "keep_tr
 def render_script(plan: JobPlan) -> str:
     """The whole job script. Raises SiteError when a template asks for a value that the plan does not have; RequestError
     and SiteError for directives that cannot stand together."""
-    compiled = CompiledTemplates(find_folder("templates"))
+    compiled = CompiledTemplates(find_data_folder("templates"))
     text = "".join(render_pieces(plan.site.scheduler, plan, FILTERS, printable, compiled))
     check_script(plan.spec, plan.site, text)
     return text
@@ -83,7 +83,7 @@ def render_pieces(
     calls `finalize` on a template's constants when it compiles.
     """
     environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(find_folder("templates")),
+        loader=jinja2.FileSystemLoader(find_data_folder("templates")),
         undefined=jinja2.StrictUndefined,
         autoescape=False,  # noqa: S701  # shell, not HTML: every value goes through `sh` or was checked by plan_job
         finalize=finalize,

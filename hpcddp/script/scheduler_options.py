@@ -13,7 +13,7 @@ from itertools import takewhile
 
 from hpcddp.errors import RequestError, SiteError
 from hpcddp.record import Record
-from hpcddp.schedulers.directive_rules import find_clashes, full_name, read_options
+from hpcddp.schedulers.directive_rules import find_clashes, full_name, parse_directive
 from hpcddp.schedulers.registry import find_scheduler
 from hpcddp.schedulers.row import Directives, Scheduler
 from hpcddp.script.site import Site
@@ -228,7 +228,7 @@ def plan_directives(
 def _check_wanted(site: Site, wanted: Iterable[str], requested: tuple[str, ...]) -> None:
     rules = find_scheduler(site.scheduler).directives
     keys = {option: key for key, option in [*rules.options.items()][::-1]}
-    for option in (option for text in wanted for option in read_options(rules, text)):
+    for option in (option for text in wanted for option in parse_directive(rules, text)):
         if option.name in (*rules.printed, *requested):
             raise RequestError(
                 f"directive {option.text!r} is printed by the script itself",
@@ -254,7 +254,7 @@ def check_script(spec: JobSpec, site: Site, script: str) -> None:
         return
     head = takewhile(lambda line: line.startswith("#"), script.splitlines()[1:])
     texts = [line.removeprefix(f"{rules.prefix} ") for line in head if line.startswith(f"{rules.prefix} ")]
-    options = [option for text in texts for option in read_options(rules, text)]
+    options = [option for text in texts for option in parse_directive(rules, text)]
     clash = next(find_clashes(rules, options), None)
     if clash is None:
         return

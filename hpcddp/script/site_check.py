@@ -9,7 +9,7 @@ from typing import Any
 from hpcddp.ranks.launchers import launchers_under
 from hpcddp.record import Record
 from hpcddp.schedulers.registry import find_scheduler
-from hpcddp.schedulers.row import Answer, Directives, QueueFound
+from hpcddp.schedulers.row import CommandAnswer, Directives, QueueFound
 from hpcddp.script.site import Queue, Site
 from hpcddp.script.site_file import GONE
 from hpcddp.script.spec import quote_word
@@ -20,7 +20,7 @@ CHECKED = "checked"
 _NEAR = 0.9  # of the memory that is installed, the system and the scheduler keep a part; guides count it in GB or GiB
 
 
-class Difference(Record):
+class SiteDifference(Record):
     """`text`: what the file says and what was found. `correction`: the keys of an overlay that mend it; {}: a person
     has to."""
 
@@ -28,23 +28,23 @@ class Difference(Record):
     correction: Mapping[str, Any] = {}  # never written to
 
 
-def compare_queues(site: Site, found: Sequence[QueueFound], command: str) -> list[Difference]:
+def compare_queues(site: Site, found: Sequence[QueueFound], command: str) -> list[SiteDifference]:
     """The differences of queues, their limits and their nodes. `command`: the command that found them."""
     live = {queue.name: queue for queue in found}
     differences = []
     listed = [queue.partition or name for name, queue in site.queues.items() if not queue.qos]
     if listed and not live.keys() & set(listed):
-        return [Difference(f"none of the queues of the site's file is in {command}: this may be another machine")]
+        return [SiteDifference(f"none of the queues of the site's file is in {command}: this may be another machine")]
     for name, queue in site.queues.items():
         if queue.qos:  # a QOS is in no list of partitions
             continue
         now = live.get(queue.partition or name)
         if now is None:
             gone = {"queues": {name: GONE}} if name != site.queue else {}
-            differences.append(Difference(f"queue {name}: it is in the site's file, and not in {command}", gone))
+            differences.append(SiteDifference(f"queue {name}: it is in the site's file, and not in {command}", gone))
             continue
         if not now.is_open:
-            differences.append(Difference(f"queue {name}: it takes no jobs now, by {command}"))
+            differences.append(SiteDifference(f"queue {name}: it takes no jobs now, by {command}"))
         differences += _compare_limits(name, queue, now, command)
         differences += _compare_nodes(name, site, now, command)
     return differences
@@ -71,7 +71,7 @@ def unlisted_queues(site: Site, found: Sequence[QueueFound], command: str) -> li
     return [f"not in the site's file: {listed} (by {command})"] if unknown else []
 
 
-def _compare_limits(name: str, queue: Queue, now: QueueFound, command: str) -> list[Difference]:
+def _compare_limits(name: str, queue: Queue, now: QueueFound, command: str) -> list[SiteDifference]:
     """A limit that is wider now is a person's to correct: a QOS or a rule of people may be what the file says."""
     told, changed = list[tuple[str, bool]](), dict[str, str]()
     longest = max((rule.walltime_s for rule in queue.limits if rule.walltime_s is not None), default=None)
@@ -87,10 +87,10 @@ def _compare_limits(name: str, queue: Queue, now: QueueFound, command: str) -> l
         changed.update({"nodes": f"{first}-{live}" if live > first else str(live)} if live < most else {})
         told.append((f"at most {format_count(most, 'node')} in the site's file, {live} by {command}", live < most))
     correction = _with_limit(name, queue, **changed)  # of all that is tighter: a rule is corrected as a whole
-    return [Difference(f"queue {name}: {text}", correction if tighter else {}) for text, tighter in told]
+    return [SiteDifference(f"queue {name}: {text}", correction if tighter else {}) for text, tighter in told]
 
 
-def _compare_nodes(name: str, site: Site, now: QueueFound, command: str) -> list[Difference]:
+def _compare_nodes(name: str, site: Site, now: QueueFound, command: str) -> list[SiteDifference]:
     """What a node is said to have and has not. A file that asks for less than there is leaves it to the system. What
     only some of the nodes have, and whether there are GPUs at all, is a person's to correct."""
     differences = []
@@ -102,7 +102,7 @@ def _compare_nodes(name: str, site: Site, now: QueueFound, command: str) -> list
             continue
         told = f"queue {name}: {said} {word} in each node in the site's file, {live} by {command}"
         by_hand = now.mixed or (key == "gpus" and 0 in (said, live))
-        differences.append(Difference(told, {} if by_hand else _of_queue(name, key, str(live))))
+        differences.append(SiteDifference(told, {} if by_hand else _of_queue(name, key, str(live))))
     return differences
 
 
@@ -159,19 +159,19 @@ class ModulesFound(Record):
 class ModulesCompared(Record):
     """What differs, what could not be asked, and whether a login shell has the command `module`."""
 
-    differences: tuple[Difference, ...] = ()
+    differences: tuple[SiteDifference, ...] = ()
     unasked: tuple[str, ...] = ()
     has_command: bool = True
 
 
-def compare_modules(site: Site, ask: Callable[[str], Answer]) -> ModulesCompared:
+def compare_modules(site: Site, ask: Callable[[str], CommandAnswer]) -> ModulesCompared:
     """The modules of the file beside those of a login shell, to which `ask` gives lines.
 
     A module may show only what others need once it is loaded: behind one that is not there nothing is known.
     """
     load = list(site.modules.load)
     answer = ask(module_questions(site, load))
-    found = read_modules(answer.stdout, answer.status)
+    found = parse_modules(answer.stdout, answer.status)
     if found.problem:
         return ModulesCompared(unasked=(found.problem,), has_command=found.has_command)
     missing = [name for name in load if name in found.missing]
@@ -182,7 +182,7 @@ def compare_modules(site: Site, ask: Callable[[str], Answer]) -> ModulesCompared
     known = f"; there is {', '.join(others[:6])}" if others else ""
     right = [others[0] if name == first else name for name in load] if len(others) == 1 else []
     correction: dict[str, Any] = {"modules": {"load": right, "source": CHECKED}} if right else {}
-    told = Difference(f"module {first} is not there{known}", correction)
+    told = SiteDifference(f"module {first} is not there{known}", correction)
     return ModulesCompared((told,), tuple(f"module {name}: not found without {first}" for name in behind))
 
 
@@ -199,7 +199,7 @@ def module_questions(site: Site, load: Sequence[str]) -> str:
     return "\n".join([*lines, "echo; echo HPCDDP-ASKED"]) + "\n"
 
 
-def read_modules(text: str, status: int) -> ModulesFound:
+def parse_modules(text: str, status: int) -> ModulesFound:
     """What the shell lines of `module_questions` have printed. Where `is-avail` is not known, a line of the list has to
     be the module, or a version of it."""
     if "HPCDDP-NO-MODULES" in text:
@@ -221,7 +221,7 @@ def read_modules(text: str, status: int) -> ModulesFound:
 # The start of a site's file: what the scheduler says of its queues and nodes, and comments for what only people know.
 
 
-def format_start(name: str, scheduler: str, date: str, queues: Iterable[QueueFound], command: str) -> str:
+def format_new_site(name: str, scheduler: str, date: str, queues: Iterable[QueueFound], command: str) -> str:
     """The file's text. What was not found is a comment to fill in."""
     row = find_scheduler(scheduler)
     lines = [

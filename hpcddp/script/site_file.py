@@ -30,8 +30,8 @@ from hpcddp.script.fields import (
     read_lines,
     read_mapping,
     read_modules,
-    read_number,
     read_text,
+    read_whole_number,
     read_words,
     readers_of,
 )
@@ -257,7 +257,7 @@ def read_blocks(make: type[Any], readers: Mapping[str, Reader], value: object, w
 LIMIT = readers_of(Limit, nodes=read_range, gpus=read_range)
 QUEUE = readers_of(
     Queue,
-    gpus=read_number,
+    gpus=read_whole_number,
     vendor=read_choice("nvidia", "amd", "intel"),
     cpu_unit=read_choice("core", "hwthread"),
     account=read_text,  # site_keys puts in the block
@@ -424,9 +424,9 @@ _LIST = {"type": ["array", "string"], "items": {"type": ["string", "number"]}}
 _FORMS: dict[Reader, dict[str, Any]] = {
     fields.read_text: _TEXT,
     fields.read_count: _COUNT,
-    fields.read_number: {"type": "integer", "minimum": 0},
+    fields.read_whole_number: {"type": "integer", "minimum": 0},
     fields.read_hours: {"type": "number", "exclusiveMinimum": 0},
-    fields.read_walltime: _WALLTIME,
+    fields.read_duration: _WALLTIME,
     fields.read_day: {"type": "string", "pattern": f"^{fields.DAY_PATTERN}$"},
     fields.read_flag: {"type": "boolean"},
     fields.read_words: _LIST,
@@ -483,7 +483,7 @@ def _form(reader: Reader) -> dict[str, Any]:
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
 
-def find_folder(name: str) -> str:
+def find_data_folder(name: str) -> str:
     """The absolute path of `templates` or `jobs`. Raises SiteError when the installation lacks it."""
     checkout = os.path.join(os.path.dirname(_PACKAGE), name)
     for folder in (os.path.join(_PACKAGE, f"_{name}"), checkout):
@@ -611,7 +611,7 @@ def site_files(env: Mapping[str, str]) -> dict[str, str]:
     found: dict[str, str] = {}
     folders = [os.path.join(folder, "sites") for folder in config_folders(env)[::-1]]
     there = [folder for folder in folders if _is_there(folder, os.path.dirname(folder))]
-    for folder in (os.path.join(find_folder("templates"), "sites"), *there):
+    for folder in (os.path.join(find_data_folder("templates"), "sites"), *there):
         try:
             files = os.listdir(folder)
         except OSError as e:
@@ -633,7 +633,7 @@ def open_site(choice: SiteChoice, env: Mapping[str, str]) -> Site:
     if is_path(named):
         return load_site(os.path.splitext(os.path.basename(named))[0], named)
     found = find_config(os.path.join("sites", f"{named}.yaml"), env)
-    shipped = os.path.join(find_folder("templates"), "sites", f"{named}.yaml")
+    shipped = os.path.join(find_data_folder("templates"), "sites", f"{named}.yaml")
     if found:
         return load_site(named, found, overlay_of(named, env))
     if os.path.isfile(shipped):

@@ -8,7 +8,7 @@ from itertools import combinations
 import pytest
 from livecluster import Cluster
 
-from hpcddp.schedulers.directive_rules import find_clashes, read_options
+from hpcddp.schedulers.directive_rules import find_clashes, parse_directive
 from hpcddp.schedulers.registry import find_scheduler
 from hpcddp.schedulers.row import refused_together
 
@@ -89,7 +89,7 @@ def test_synonyms_and_needs_are_those_of_a_real_sbatch(cluster: Cluster, shared,
     script = "".join(f"#SBATCH {word}\n" for word in words)
     answer = cluster.sh(["sbatch", "--test-only"], cwd=shared, stdin=f"#!/bin/bash\n{script}true\n")
     assert (answer.returncode == 0) is is_taken, answer
-    asked = [option for word in words for option in read_options(DIRECTIVES, word)]
+    asked = [option for word in words for option in parse_directive(DIRECTIVES, word)]
     assert (not list(find_clashes(DIRECTIVES, asked))) is is_taken
 
 
@@ -97,5 +97,5 @@ def test_of_exclusive_and_oversubscribe_sbatch_keeps_the_last_one(cluster: Clust
     script = "#!/bin/bash\n#SBATCH --exclusive\n#SBATCH --oversubscribe\n#SBATCH --hold\ntrue\n"
     job = cluster.submit(script, cwd=shared)
     assert "OverSubscribe=YES" in cluster.ok(["scontrol", "show", "job", job], cwd=shared)
-    asked = [option for word in ("--exclusive", "-s") for option in read_options(DIRECTIVES, word)]
+    asked = [option for word in ("--exclusive", "-s") for option in parse_directive(DIRECTIVES, word)]
     assert [clash.why for clash in find_clashes(DIRECTIVES, asked)] == ["would read only one of them"]

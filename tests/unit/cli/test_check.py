@@ -22,9 +22,9 @@ from hpcddp.cli import check as login
 from hpcddp.cli.check import check_fit, check_folder, check_modules, check_site_rows, fill_words, find_file_system
 from hpcddp.cli.sites_check import SiteFound
 from hpcddp.ranks.launcher import FromShell, IfSet
-from hpcddp.schedulers.row import Answer, QueueFound
+from hpcddp.schedulers.row import CommandAnswer, QueueFound
 from hpcddp.script.site import Account, Modules, Queue, Site
-from hpcddp.script.site_check import Difference, compare_modules
+from hpcddp.script.site_check import SiteDifference, compare_modules
 from hpcddp.script.spec import JobSpec
 from hpcddp.supervisor.order import split_check
 from tests.conftest import REPO
@@ -257,7 +257,7 @@ GPU, OLD = QueueFound("gpu"), QueueFound("old", is_open=False)
         (SiteFound(queues=(OLD,)), ("old", ""), {"queue": FAILED}),
         (SiteFound(queues=(GPU,), unasked=("accounts: no command",)), ("", ""), {"queue": OK, "account": NOT_ASKED}),
         (
-            SiteFound((Difference("queue x: it is gone"),), queues=(GPU,)),
+            SiteFound((SiteDifference("queue x: it is gone"),), queues=(GPU,)),
             ("gpu", ""),
             {"queue": OK, "site's file": WARNING},
         ),
@@ -366,13 +366,13 @@ SILENT = "the module system does not answer in a login shell (status 1)"
 )
 def test_modules_are_well_only_where_a_login_shell_finds_them(lines: str, status: int, row: tuple) -> None:
     site = SITE._replace(modules=Modules(load=("cuda/12.4",)))
-    found = check_modules(site, compare_modules(site, lambda _: Answer(status, lines, "")), "CHECK")
+    found = check_modules(site, compare_modules(site, lambda _: CommandAnswer(status, lines, "")), "CHECK")
     assert (found.state, found.message, found.remedy.partition(" in s.yaml")[0]) == row
 
 
 @pytest.mark.parametrize(("count", "told"), [(1, "1 thing differs: a"), (2, "2 things differ: a")])
 def test_what_differs_is_counted(count: int, told: str) -> None:
-    found = SiteFound((Difference("a"),) * count, queues=(GPU,))
+    found = SiteFound((SiteDifference("a"),) * count, queues=(GPU,))
     assert [row.message for row in check_site_rows(SITE, found, JobSpec(), "CHECK") if row.name == "site's file"] == [
         told
     ]

@@ -11,7 +11,7 @@ from hpcddp.cli.main import main
 from hpcddp.runs.folder import RunFolder
 from hpcddp.runs.state import write_state
 from hpcddp.schedulers import slurm
-from hpcddp.schedulers.row import Answer
+from hpcddp.schedulers.row import CommandAnswer
 from tests.unit.login.runs import held, submitted
 
 FULL = '[rank1]: Traceback (most recent call last):\n[rank1]:   File "/u/t.py", line 3, in <module>\n[rank1]: OSError: '
@@ -174,5 +174,5 @@ def test_a_job_that_nobody_knows_is_said(tmp_path, monkeypatch, capsys):
     ],
 )
 def test_sacct_says_how_a_job_ended(line, state, reason, status):
-    (job,) = slurm.parse_ended(Answer(0, f"{line}\n", ""), slurm.SCHEDULER.states).jobs
+    (job,) = slurm.parse_ended(CommandAnswer(0, f"{line}\n", ""), slurm.SCHEDULER.states).jobs
     assert (job.state, job.reason, job.status) == (state, reason, status)

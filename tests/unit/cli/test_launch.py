@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from hpcddp.login.planning import see_spawn
-from hpcddp.ranks.device import count_gpus
+from hpcddp.ranks.device import count_visible_gpus
 from hpcddp.ranks.predict import predict_environment
 from hpcddp.script.spec import JobSpec
 
@@ -154,7 +154,7 @@ def test_a_count_of_cpus_that_is_no_number_is_this_machines(tmp_path: Path, coun
 def test_gpus_are_those_of_the_mask_else_the_machines(tmp_path: Path, mask: dict[str, str], count: int) -> None:
     for name in ("nvidia0", "nvidia1", "nvidiactl", "nvidia-uvm", "null"):
         (tmp_path / name).touch()
-    assert count_gpus(mask, str(tmp_path)) == count
+    assert count_visible_gpus(mask, str(tmp_path)) == count
 
 
 def test_the_gpus_of_an_allocation_have_to_be_seen_and_those_of_this_machine_may_be_left(tmp_path: Path) -> None:

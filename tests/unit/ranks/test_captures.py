@@ -11,7 +11,7 @@ from hpcddp.cli.env import look
 from hpcddp.errors import LaunchError
 from hpcddp.ranks import resolve
 from hpcddp.ranks.launch import Launch
-from hpcddp.ranks.resolve import weigh
+from hpcddp.ranks.resolve import weigh_parents
 
 from .captured import load, names
 
@@ -48,7 +48,7 @@ def test_a_recorded_process_resolves_to_its_truth_or_is_refused(name: str) -> No
 @pytest.mark.parametrize("name", [name for name in names() if "parents" in load(name)["processes"][0]])
 def test_live_evidence_comes_to_the_same_answer(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for process in load(name)["processes"]:
-        seen = weigh([(1, comm) for comm in process["parents"]], process["pmi_open"])
+        seen = weigh_parents([(1, comm) for comm in process["parents"]], process["pmi_open"])
         monkeypatch.setattr(resolve, "_evidence", lambda env, seen=seen: seen)
         expect = process["expect"]
         if "rank" in expect:

@@ -13,7 +13,7 @@ from hpcddp.errors import LaunchError, SchedulerError
 from hpcddp.schedulers import run
 from hpcddp.schedulers.job_id import parse_id
 from hpcddp.schedulers.registry import find_scheduler
-from hpcddp.schedulers.row import Answer, JobFound
+from hpcddp.schedulers.row import CommandAnswer, JobFound
 from hpcddp.schedulers.run import ask_about, ask_job_state
 
 SLURM_GONE = "slurm_load_jobs error: Invalid job id specified\n"
@@ -24,7 +24,7 @@ def pbs(**about: object) -> str:
     return json.dumps({"Jobs": {"41.pbs1": about}})
 
 
-def say(folder: Path, program: str, answer: Answer) -> dict[str, str]:
+def say(folder: Path, program: str, answer: CommandAnswer) -> dict[str, str]:
     """An environment in which this command gives this answer."""
     (folder / "out").write_text(answer.stdout)
     (folder / "err").write_text(answer.stderr)
@@ -37,23 +37,23 @@ def say(folder: Path, program: str, answer: Answer) -> dict[str, str]:
 @pytest.mark.parametrize(
     ("scheduler", "answer", "state"),
     [
-        ("pbs", Answer(0, pbs(job_state="R", queue="workq"), ""), "running"),
-        ("pbs", Answer(0, pbs(job_state="F", Exit_status=0), ""), "finished"),
-        ("pbs", Answer(0, pbs(job_state="F", substate=91, Exit_status=271), ""), "cancelled"),
-        ("pbs", Answer(0, "<Data><Job><Job_Id>41</Job_Id><job_state>Q</job_state></Job></Data>", ""), "queued"),
-        ("pbs", Answer(153, "", "qstat: Unknown Job Id 41.pbs1\n"), "gone"),
-        ("pbs", Answer(1, "", "Connection refused\nqstat: cannot connect to server pbs1 (errno=111)\n"), None),
-        ("slurm", Answer(0, "JobId=41 JobName=x\n   JobState=COMPLETING Reason=None\n", ""), "exiting"),
-        ("slurm", Answer(0, "   JobState=TIMEOUT Reason=TimeLimit\n", ""), "failed"),
-        ("slurm", Answer(1, "", SLURM_GONE), "gone"),
-        ("slurm", Answer(1, "", "slurm_load_jobs error: Unable to contact slurm controller\n"), None),
-        ("gridengine", Answer(0, "job_number:                 41\nowner: x\n", ""), "running"),
-        ("gridengine", Answer(1, "", SGE_GONE), "gone"),
-        ("gridengine", Answer(1, "", "error: unable to contact qmaster\n"), None),
+        ("pbs", CommandAnswer(0, pbs(job_state="R", queue="workq"), ""), "running"),
+        ("pbs", CommandAnswer(0, pbs(job_state="F", Exit_status=0), ""), "finished"),
+        ("pbs", CommandAnswer(0, pbs(job_state="F", substate=91, Exit_status=271), ""), "cancelled"),
+        ("pbs", CommandAnswer(0, "<Data><Job><Job_Id>41</Job_Id><job_state>Q</job_state></Job></Data>", ""), "queued"),
+        ("pbs", CommandAnswer(153, "", "qstat: Unknown Job Id 41.pbs1\n"), "gone"),
+        ("pbs", CommandAnswer(1, "", "Connection refused\nqstat: cannot connect to server pbs1 (errno=111)\n"), None),
+        ("slurm", CommandAnswer(0, "JobId=41 JobName=x\n   JobState=COMPLETING Reason=None\n", ""), "exiting"),
+        ("slurm", CommandAnswer(0, "   JobState=TIMEOUT Reason=TimeLimit\n", ""), "failed"),
+        ("slurm", CommandAnswer(1, "", SLURM_GONE), "gone"),
+        ("slurm", CommandAnswer(1, "", "slurm_load_jobs error: Unable to contact slurm controller\n"), None),
+        ("gridengine", CommandAnswer(0, "job_number:                 41\nowner: x\n", ""), "running"),
+        ("gridengine", CommandAnswer(1, "", SGE_GONE), "gone"),
+        ("gridengine", CommandAnswer(1, "", "error: unable to contact qmaster\n"), None),
     ],
 )
 def test_the_answer_says_whether_a_job_has_ended(
-    tmp_path: Path, scheduler: str, answer: Answer, state: str | None
+    tmp_path: Path, scheduler: str, answer: CommandAnswer, state: str | None
 ) -> None:
     commands = find_scheduler(scheduler).commands
     assert ask_job_state(scheduler, "41", say(tmp_path, (commands.state or commands.jobs)[0], answer)) == state
@@ -70,7 +70,7 @@ def test_the_end_of_a_pbs_job_is_its_start_and_its_walltime(tmp_path: Path) -> N
     runs = {"job_state": "R", "Resource_List": {"walltime": "30:00:10"}, "stime": "Sat Nov 21 02:00:39 2026"}
 
     def ask(**changed: object) -> int | None:
-        found = ask_about("pbs", "41", say(tmp_path, "qstat", Answer(0, pbs(**{**runs, **changed}), "")))
+        found = ask_about("pbs", "41", say(tmp_path, "qstat", CommandAnswer(0, pbs(**{**runs, **changed}), "")))
         assert found is not None
         return found.runs_until
 
@@ -134,7 +134,7 @@ _CANCELLED = _RUNS.replace("RUNNING", "COMPLETING").replace(
 
 def ask_slurm(text: str, env: dict[str, str] | None = None) -> JobFound:
     row = find_scheduler("slurm")
-    found = row.commands.parse_job(parse_id("6"), Answer(0, text, ""), row.states, env or {})
+    found = row.commands.parse_job(parse_id("6"), CommandAnswer(0, text, ""), row.states, env or {})
     assert found is not None
     return found
 
@@ -165,7 +165,7 @@ def test_slurm_says_whether_it_takes_the_nodes_away_itself(old: str, new: str, i
 @pytest.mark.parametrize(("substate", "is_taken"), [(42, False), (63, True), (92, False)])
 def test_pbs_says_that_it_runs_a_job_again(substate: int, is_taken: bool, tmp_path: Path) -> None:
     """The numbers are of OpenPBS' source: no rerun was recorded while the job ended."""
-    said = say(tmp_path, "qstat", Answer(0, pbs(job_state="R", substate=substate), ""))
+    said = say(tmp_path, "qstat", CommandAnswer(0, pbs(job_state="R", substate=substate), ""))
     found = ask_about("pbs", "41", said)
     assert found is not None
     assert found.is_taken is is_taken
@@ -182,6 +182,6 @@ def test_pbs_says_that_it_runs_a_job_again(substate: int, is_taken: bool, tmp_pa
 )
 def test_pbs_has_names_of_its_own_for_the_hosts_of_a_job(hosts: str, vnodes: str, found: str, tmp_path: Path) -> None:
     said = pbs(job_state="R", exec_host=hosts, exec_vnode=vnodes) if hosts else pbs(job_state="R")
-    job = ask_about("pbs", "41", say(tmp_path, "qstat", Answer(0, said, "")))
+    job = ask_about("pbs", "41", say(tmp_path, "qstat", CommandAnswer(0, said, "")))
     assert job is not None
     assert " ".join("=".join(pair) for pair in job.vnodes) == found

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from hpcddp.schedulers.job_id import JobId
 from hpcddp.schedulers.registry import find_scheduler
-from hpcddp.schedulers.row import Answer, JobFound, JobsFound
+from hpcddp.schedulers.row import CommandAnswer, JobFound, JobsFound
 from hpcddp.schedulers.run import ask_job_state, ask_jobs
 
 CAPTURES = Path(__file__).parents[2] / "captures"
@@ -34,7 +34,7 @@ GRIDENGINE = (  # the form of qstat -u USER -xml of 8.1.9
 
 def parse(name: str, stdout: str, status: int = 0, stderr: str = "") -> JobsFound:
     row = find_scheduler(name)
-    return row.commands.parse_jobs(Answer(status, stdout, stderr), row.states)
+    return row.commands.parse_jobs(CommandAnswer(status, stdout, stderr), row.states)
 
 
 def qstat(command: str) -> str:

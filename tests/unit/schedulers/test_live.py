@@ -10,21 +10,21 @@ import pytest
 
 from hpcddp.errors import RequestError, SchedulerError
 from hpcddp.schedulers import run
-from hpcddp.schedulers.row import Answer
+from hpcddp.schedulers.row import CommandAnswer
 
 CASES = json.loads((Path(__file__).parents[2] / "captures/pbs/errors_options.json").read_text())["cases"]
 
 
-def recorded(what: str) -> Answer:
+def recorded(what: str) -> CommandAnswer:
     case = next(c for c in CASES if c["what"] == what)
-    return Answer(case["rc"], case["stdout"], case["stderr"])
+    return CommandAnswer(case["rc"], case["stdout"], case["stderr"])
 
 
 @pytest.fixture
 def ask(monkeypatch):
     """Asks a scheduler whose commands give these answers, in this order; what it said, and the commands."""
 
-    def ask(name: str, *answers: Answer) -> tuple[str, list[list[str]]]:
+    def ask(name: str, *answers: CommandAnswer) -> tuple[str, list[list[str]]]:
         left, asked = list(answers), []
         monkeypatch.setattr(run, "run_program", lambda argv, *_, **__: asked.append(argv) or left.pop(0))
         return run.ask_scheduler(name, "script", {}), asked
@@ -32,22 +32,22 @@ def ask(monkeypatch):
     return ask
 
 
-PBS = Answer(0, "pbs_version = 23.06.06\n", "")
+PBS = CommandAnswer(0, "pbs_version = 23.06.06\n", "")
 
 
 def test_pbs_gets_the_script_held_only_if_it_is_pbs_and_the_job_is_deleted(ask):
     answer = recorded("queue not started")
-    said, asked = ask("pbs", PBS, answer, Answer(0, "", ""))
+    said, asked = ask("pbs", PBS, answer, CommandAnswer(0, "", ""))
     assert said == "PBS takes the script (submitted held, and deleted)"
     assert asked == [["qsub", "--version"], ["qsub", "-h"], ["qdel", answer.stdout.strip()]]
     with pytest.raises(SchedulerError, match=r"could not be deleted: qdel: no") as error:
-        ask("pbs", PBS, answer, Answer(159, "", "qdel: no\n"))
+        ask("pbs", PBS, answer, CommandAnswer(159, "", "qdel: no\n"))
     assert error.value.hint == f"qdel '{answer.stdout.strip()}'"
     for version in ("Grid Engine 8.1.9", ""):
         with pytest.raises(SchedulerError, match="does not say that it is PBS"):
-            ask("pbs", Answer(0, version, ""))
+            ask("pbs", CommandAnswer(0, version, ""))
     with pytest.raises(SchedulerError, match="no job id"):
-        ask("pbs", PBS, Answer(0, "welcome\n", ""))
+        ask("pbs", PBS, CommandAnswer(0, "welcome\n", ""))
 
 
 def test_a_scheduler_without_such_a_command_is_a_request_error(ask):
@@ -58,7 +58,7 @@ def test_a_scheduler_without_such_a_command_is_a_request_error(ask):
 @pytest.mark.parametrize("case", [c for c in CASES if c["rc"] != 0], ids=lambda c: c["what"])
 def test_a_refusal_is_told_in_the_schedulers_own_words(ask, case):
     with pytest.raises(SchedulerError) as error:
-        ask("pbs", PBS, Answer(case["rc"], case["stdout"], case["stderr"]))
+        ask("pbs", PBS, CommandAnswer(case["rc"], case["stdout"], case["stderr"]))
     first = case["stderr"].splitlines()[0].strip()
     assert first in error.value.message
     assert "usage" not in error.value.message
@@ -67,11 +67,11 @@ def test_a_refusal_is_told_in_the_schedulers_own_words(ask, case):
 
 def test_slurm_says_when_and_where(ask):
     said = "sbatch: Job 12 to start at 2026-11-21T04:00:00 using 8 processors on nodes node[1-2] in partition debug\n"
-    told, asked = ask("slurm", Answer(0, "", said))
+    told, asked = ask("slurm", CommandAnswer(0, "", said))
     assert "nodes node[1-2]" in told
     assert asked == [["sbatch", "--test-only"]]
     with pytest.raises(SchedulerError, match="invalid partition"):
-        ask("slurm", Answer(1, "", "allocation failure: invalid partition specified\n"))
+        ask("slurm", CommandAnswer(1, "", "allocation failure: invalid partition specified\n"))
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import pytest
 
 from hpcddp.schedulers.job_id import parse_id
 from hpcddp.schedulers.registry import SHARED, all_schedulers, find_scheduler, scheduler_names
-from hpcddp.schedulers.row import Answer, Scheduler
+from hpcddp.schedulers.row import CommandAnswer, Scheduler
 
 from .moonshot import TEMPLATE, made_up
 
@@ -68,7 +68,7 @@ def test_every_scheduler_with_jobs_of_ours_can_be_asked_and_says_an_arrays_index
     row, _ = row_and_template
     if row.commands.submit:
         assert "{}" in row.commands.state or "{ids}" in row.commands.jobs
-        silent = Answer(1, "", "the server does not answer")
+        silent = CommandAnswer(1, "", "the server does not answer")
         assert row.commands.parse_job(parse_id("1"), silent, row.states, {}) is None
         assert row.variables.array_index
 

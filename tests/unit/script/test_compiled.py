@@ -24,7 +24,7 @@ def templates(repo, tmp_path, monkeypatch) -> Path:
     """A copy of the templates that `render` takes instead of its own, with nothing compiled, and Python may write."""
     folder = tmp_path / "templates"
     shutil.copytree(repo / "templates", folder, ignore=shutil.ignore_patterns("__pycache__"))
-    monkeypatch.setattr(render, "find_folder", lambda name: str(tmp_path / name))
+    monkeypatch.setattr(render, "find_data_folder", lambda name: str(tmp_path / name))
     monkeypatch.setattr(sys, "dont_write_bytecode", False)
     monkeypatch.setattr(sys, "pycache_prefix", None)
     return folder

@@ -8,7 +8,7 @@ from functools import partial
 import pytest
 
 from hpcddp.errors import RequestError, SiteError
-from hpcddp.script.fields import read_command, read_directives, read_modules, read_names, read_variables, read_words
+from hpcddp.script.fields import read_command, read_directives, read_modules, read_name_list, read_variables, read_words
 from hpcddp.script.site_file import (
     FIELDS,
     SiteChoice,
@@ -201,7 +201,7 @@ def test_no_words_at_all_can_be_asked_for():
 @pytest.mark.parametrize("key", KEYS)
 def test_an_empty_value_empties_a_list_or_variables_and_is_refused_for_every_other_key(key, where):
     where = where.replace("KEY", key)
-    if KEYS[key] in {read_words, read_names, read_command, read_directives, read_modules, read_variables}:
+    if KEYS[key] in {read_words, read_name_list, read_command, read_directives, read_modules, read_variables}:
         assert not getattr(read_spec({key: ("", where)}), key)
         return
     with pytest.raises(RequestError) as error:

@@ -7,7 +7,7 @@ import pytest
 from hpcddp.cli.layout import format_layout
 from hpcddp.errors import RequestError
 from hpcddp.script.explain import explain_script
-from hpcddp.script.jobplan import list_places, plan_record
+from hpcddp.script.jobplan import list_placements, plan_record
 
 from .conftest import plan, script
 
@@ -15,7 +15,7 @@ from .conftest import plan, script
 def test_a_node_has_as_many_ranks_as_its_gpus_make_and_their_cpus_follow() -> None:
     job = plan("abci3", nodes="2", gpus_per_rank="2")
     assert (job.ranks_per_node, job.cpus_per_rank, job.world_size) == (4, 48, 8)
-    assert [place.gpus for place in list_places(job)][3:5] == [(6, 7), (0, 1)]
+    assert [place.gpus for place in list_placements(job)][3:5] == [(6, 7), (0, 1)]
     lines = [line.split() for line in format_layout(job).splitlines()]
     assert ["rank", "node", "local", "rank", "GPUs", "CPUs"] in lines
     assert ["5", "1", "1", "2,3", "48"] in lines
@@ -23,7 +23,7 @@ def test_a_node_has_as_many_ranks_as_its_gpus_make_and_their_cpus_follow() -> No
 
 def test_the_order_of_a_sites_gpus_is_kept() -> None:
     job = plan("perlmutter", account="a", walltime="1:00:00", gpus_per_rank="2")
-    assert [(place.gpu, place.gpus) for place in list_places(job)] == [(3, (3, 2)), (1, (1, 0))]
+    assert [(place.gpu, place.gpus) for place in list_placements(job)] == [(3, (3, 2)), (1, (1, 0))]
 
 
 def test_the_script_asks_for_these_ranks_and_tells_them() -> None:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from hpcddp.cli.layout import format_layout, predict_rank
 from hpcddp.ranks.launch import resolve
-from hpcddp.script.jobplan import Place, list_places
+from hpcddp.script.jobplan import Placement, list_placements
 
 from .conftest import plan
 
@@ -24,7 +24,7 @@ LAUNCHERS = [
 @given(nodes=st.integers(1, 6), ranks_per_node=st.integers(1, 9))
 def test_a_rank_that_finds_what_was_predicted_is_the_rank_of_the_plan(site, launcher, nodes, ranks_per_node):
     job = plan(site, launcher=launcher, nodes=str(nodes), ranks_per_node=str(ranks_per_node))
-    for place in list_places(job):
+    for place in list_placements(job):
         found = resolve(predict_rank(job, place))
         assert (found.launcher, found.rank, found.world_size) == (launcher, place.rank, job.world_size)
         assert found.local_rank == place.local_rank
@@ -34,10 +34,10 @@ def test_a_rank_that_finds_what_was_predicted_is_the_rank_of_the_plan(site, laun
 
 
 def test_ranks_fill_a_node_before_the_next_and_take_a_gpu_each():
-    places = list(list_places(plan("abci3", nodes="3")))
+    places = list(list_placements(plan("abci3", nodes="3")))
     assert len(places) == 24
-    assert places[0] == Place(rank=0, node_rank=0, local_rank=0, gpu=0, cpus=24, gpus=(0,))
-    assert places[17] == Place(rank=17, node_rank=2, local_rank=1, gpu=1, cpus=24, gpus=(1,))
+    assert places[0] == Placement(rank=0, node_rank=0, local_rank=0, gpu=0, cpus=24, gpus=(0,))
+    assert places[17] == Placement(rank=17, node_rank=2, local_rank=1, gpu=1, cpus=24, gpus=(1,))
 
 
 def test_the_table_has_a_row_per_rank_and_names_the_launchers_variables():

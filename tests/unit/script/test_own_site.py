@@ -12,7 +12,7 @@ from hpcddp.errors import RequestError, SiteError
 from hpcddp.lint.equivalent import same_job
 from hpcddp.lint.script import read_script
 from hpcddp.schedulers.row import QueueFound
-from hpcddp.script.site_check import format_start
+from hpcddp.script.site_check import format_new_site
 from hpcddp.script.site_file import SiteChoice, load_site, load_yaml, open_site, site_files, site_schema
 from hpcddp.script.site_text import page_of
 
@@ -35,7 +35,7 @@ def test_a_new_site_takes_the_name_of_no_shipped_one_but_a_copy_may(run, tmp_pat
 @pytest.mark.parametrize("scheduler", ["slurm", "pbs"])
 @pytest.mark.parametrize("queues", [[], [QueueFound("gpu", 4, 64, 502, 4, "a100", "24:00:00"), QueueFound("x")]])
 def test_a_start_is_a_site_that_loads(scheduler, queues, tmp_path):
-    (tmp_path / "my.yaml").write_text(format_start("my", scheduler, "2026-11-21", queues, "sinfo"))
+    (tmp_path / "my.yaml").write_text(format_new_site("my", scheduler, "2026-11-21", queues, "sinfo"))
     site = load_site("my", str(tmp_path / "my.yaml"))
     assert (site.scheduler, list(site.queues)) == (scheduler, [q.name for q in queues])
 
@@ -50,7 +50,7 @@ def test_a_start_is_a_site_that_loads(scheduler, queues, tmp_path):
     ],
 )
 def test_a_start_names_the_account_options_of_its_own_scheduler(scheduler, told):
-    lines = format_start("my", scheduler, "2026-11-22", [], "").splitlines()
+    lines = format_new_site("my", scheduler, "2026-11-22", [], "").splitlines()
     assert f"# account: {{required: true, source: jobs}}{told}" in lines
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from hpcddp.cli.main import main
-from hpcddp.schedulers.row import Answer, QueueFound
+from hpcddp.schedulers.row import CommandAnswer, QueueFound
 from hpcddp.schedulers.run import run_program
 from hpcddp.script.site import Site
 from hpcddp.script.site_check import (
@@ -20,7 +20,7 @@ from hpcddp.script.site_check import (
     compare_queues,
     list_unsaid,
     module_questions,
-    read_modules,
+    parse_modules,
 )
 from hpcddp.script.site_file import load_site, merge_overlay
 
@@ -196,8 +196,8 @@ def test_a_module_name_is_one_word_for_the_shell(tmp_path: Path) -> None:
     asked = module_questions(site, site.modules.load)
     assert "'$(touch x)'" in asked
     assert " $(touch x)" not in asked
-    assert read_modules("", 0).problem
-    found = read_modules("HPCDDP-MODULE cuda/1\n/x:\ncuda/2\ncuda/3(default)\nHPCDDP-ASKED\n", 0)
+    assert parse_modules("", 0).problem
+    found = parse_modules("HPCDDP-MODULE cuda/1\n/x:\ncuda/2\ncuda/3(default)\nHPCDDP-ASKED\n", 0)
     assert found.missing == {"cuda/1": ("cuda/2", "cuda/3")}
 
 
@@ -323,7 +323,7 @@ def module_site(tmp_path: Path, load: str) -> Site:
     return queue_site(tmp_path, FULL, f"modules: {{load: [{load}]}}")
 
 
-def login_shell(modules: str) -> Callable[[str], Answer]:
+def login_shell(modules: str) -> Callable[[str], CommandAnswer]:
     return lambda lines: run_program(["bash"], {"PATH": os.environ["PATH"]}, modules + lines)
 
 
@@ -355,6 +355,6 @@ def test_each_module_is_asked_for_where_those_before_it_are_loaded(tmp_path: Pat
 
 def test_a_name_within_another_line_is_not_the_module(tmp_path: Path) -> None:
     text = "HPCDDP-MODULE cuda/12.6\ncuda/12.6.2\nUnable to locate a modulefile for 'cuda/12.6'\nHPCDDP-ASKED\n"
-    assert read_modules(text, 0).missing == {"cuda/12.6": ("cuda/12.6.2",)}
-    assert not read_modules("HPCDDP-MODULE cuda/12.6\ncuda/12.6(default)\nHPCDDP-ASKED\n", 0).missing
-    assert not read_modules("HPCDDP-MODULE cuda\ncuda/12.6\nHPCDDP-ASKED\n", 0).missing
+    assert parse_modules(text, 0).missing == {"cuda/12.6": ("cuda/12.6.2",)}
+    assert not parse_modules("HPCDDP-MODULE cuda/12.6\ncuda/12.6(default)\nHPCDDP-ASKED\n", 0).missing
+    assert not parse_modules("HPCDDP-MODULE cuda\ncuda/12.6\nHPCDDP-ASKED\n", 0).missing
