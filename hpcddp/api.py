@@ -190,7 +190,7 @@ def runtime(
     from hpcddp.training.arguments import (
         check_choice,
         check_kind,
-        read_name_list,
+        read_one_or_more,
         read_optional,
         read_save_every,
         read_timeout,
@@ -213,8 +213,8 @@ def runtime(
             max_micro_batch=read_optional(max_micro_batch, call("max_micro_batch={}")),
             parallel=None if parallel is None else read_parallel(parallel, "hpcddp.runtime(parallel=…)"),
             run_dir=run_dir,
-            accept=read_name_list(accept, call("accept={}"), '["lr"]'),
-            keep=read_name_list(keep, call("keep={}"), '["lr"]'),
+            accept=read_one_or_more(accept, call("accept={}"), '["lr"]'),
+            keep=read_one_or_more(keep, call("keep={}"), '["lr"]'),
             save_every=read_save_every(save_every, call("save_every={}")),
             keep_checkpoints=read_whole(keep_checkpoints, call("keep_checkpoints={}")),
             checkpoint=checkpoint,
@@ -224,6 +224,6 @@ def runtime(
             rendezvous=rendezvous,
             exact=exact,
             slices=read_optional(slices, call("slices={}")),
-            log_to=None if log_to is None else read_name_list(log_to, call("log_to={}"), '["tensorboard"]'),
+            log_to=None if log_to is None else read_one_or_more(log_to, call("log_to={}"), '["tensorboard"]'),
         )
     return UnopenedRuntime(open_runtime(os.environ, options))

@@ -104,7 +104,7 @@ def check_choice(value: Any, known: Sequence[str], call: str) -> None:
         raise RequestError(f"{call.format(repr(value))}: there is no such one", f"one of {', '.join(known)}")
 
 
-def read_name_list(value: Any, call: str, example: str) -> tuple[str, ...]:
+def read_one_or_more(value: Any, call: str, example: str) -> tuple[str, ...]:
     """A name, or several."""
     names = (value,) if isinstance(value, str) else value
     if not isinstance(names, Sequence | Set) or not all(isinstance(name, str) for name in names):

@@ -100,7 +100,7 @@ class _Runs:
             )
         self._patience_s = max(self._patience_s, 10 * answer["gap_s"])
         self._left_s = max(self._left_s - answer["took_s"], 1.0)
-        stacks = tuple(find_script_line(_read(f"{folder}/rank-{rank}.stack")) for rank in answer["stuck"])
+        stacks = tuple(find_line_of_stack(_read(f"{folder}/rank-{rank}.stack")) for rank in answer["stuck"])
         events, output = read_events(folder, ranks), _read(f"{folder}/rank-0.out")
         trial = TrialRecord(title, ranks, events, tuple(answer["stuck"]), answer["took_s"], stacks, output)
         self._say(f"{title}: {format_count(len(trial.steps()), 'step')}, {answer['took_s']:.1f} s")
@@ -242,7 +242,7 @@ def _read(path: str) -> str:
         return ""
 
 
-def find_script_line(stack: str) -> str:
+def find_line_of_stack(stack: str) -> str:
     """Of a stack as faulthandler prints it, the innermost line that is the script's: in no package."""
     found = re.findall(r'File "(.+)", line (\d+) in', stack)
     own = [f"{os.path.basename(file)}:{line}" for file, line in found if not re.search(r"/lib/|/hpcddp/|<frozen", file)]

@@ -14,7 +14,7 @@ import pytest
 from hpcddp.cli.main import main
 from hpcddp.verify.compare import Mismatch, TrialRecord, compare_whole, list_other_numbers
 from hpcddp.verify.report import CAUSES, describe_mismatch, format_verification, list_causes, verification_record
-from hpcddp.verify.trials import Plan, Verification, compare, copy_folder, find_script_line, hosting
+from hpcddp.verify.trials import Plan, Verification, compare, copy_folder, find_line_of_stack, hosting
 
 _spec = importlib.util.spec_from_file_location("verify_scripts", Path(__file__).with_name("scripts.py"))
 scripts = importlib.util.module_from_spec(_spec)
@@ -205,7 +205,7 @@ def test_printed_numbers_are_compared_and_other_words_are_not():
 
 def test_the_line_of_a_stack_is_the_scripts_own():
     stack = 'File "/x/lib/python3/torch/a.py", line 3 in f\n  File "/home/me/train.py", line 9 in <module>\n'
-    assert find_script_line(stack) == "train.py:9"
+    assert find_line_of_stack(stack) == "train.py:9"
 
 
 def test_a_working_folder_has_copies_of_small_files_and_links_to_large_ones(tmp_path):
