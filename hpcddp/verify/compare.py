@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 _LOSS = 1e-5  # tolerances: what rounding alone never reached in the first steps
@@ -13,7 +12,6 @@ _GRADIENT = 1e-4
 _FIRST_STEPS, _LATER = 3, 10.0  # then rounding has grown: the tolerances are so many times as large
 _SMALL_LOSS = 1e-2  # below it, a loss is compared absolutely
 _PEERS = "PeerFailedError"
-_NUMBER = re.compile(r"-?\d+\.?\d*(?:[eE][-+]?\d+)?")
 
 Event = dict[str, Any]
 Place = tuple[int, int]  # the opening of a runtime in the script, and the step, from 0
@@ -28,7 +26,6 @@ class TrialRecord(NamedTuple):
     stuck: tuple[int, ...] = ()
     took_s: float = 0.0
     stacks: tuple[str, ...] = ()  # where those ranks are
-    output: str = ""  # of rank 0
 
     def of_kind(self, kind: str, rank: int = 0) -> list[Event]:
         """This rank's events of one kind."""
@@ -245,13 +242,3 @@ def _relative(one: float, other: float, least: float = _SMALL_LOSS) -> float:
         return 0.0
     away = abs(one - other) / max(abs(one), abs(other), least)
     return math.inf if math.isnan(away) else away
-
-
-def list_other_numbers(one: str, other: str) -> Iterator[tuple[str, str]]:
-    """Lines of two outputs that differ in their numbers alone, and by more than rounding."""
-    for mine, its in zip(one.splitlines(), other.splitlines(), strict=False):
-        if mine.startswith("hpcddp") or _NUMBER.sub("#", mine) != _NUMBER.sub("#", its):
-            continue
-        numbers = zip(_NUMBER.findall(mine), _NUMBER.findall(its), strict=True)
-        if any(_relative(float(a), float(b), 1e-6) > 1e-3 for a, b in numbers):
-            yield mine, its

@@ -9,6 +9,7 @@ import ctypes
 import faulthandler
 import gc
 import hashlib
+import inspect
 import json
 import math
 import os
@@ -20,7 +21,7 @@ import socket
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any, NamedTuple, NoReturn
@@ -52,9 +53,7 @@ class Task(NamedTuple):
     steps: int  # global batches after which it ends
     folder: str  # of its records
     workdir: str  # where the script runs
-    by_sample: bool = (
-        False  # random numbers follow the sample, BatchNorm its running statistics; no dropout, no autocast
-    )
+    by_sample: bool = False  # as `SampleDraws` and `replace_functions` say
     micro: int | None = None  # max_micro_batch; None: the script's
     reference: str = ""  # a folder with gradients to compare with; empty: none
     writes: bool = False  # those gradients
@@ -80,7 +79,6 @@ class SampleDraws(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._rows = range(0)
-        self.seen: set[str] = set()  # what depends on the whole batch by definition
 
     def batch(self, micro: MicroBatch, global_batch: int) -> None:
         """The loop is at these rows of the global batch."""
@@ -94,12 +92,7 @@ class SampleDraws(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs, count = kwargs or {}, len(self._rows)
         if torch.Tag.nondeterministic_seeded not in func.tags or not count:
-            result = func(*args, **kwargs)
-            if count > 1 and func is torch.ops.aten.mm.default and result.shape == (count, count):
-                self.seen.add("pairs")
-            return result
-        if func.overloadpacket is torch.ops.aten.randperm and args[0] == count:
-            self.seen.add("permutation")
+            return func(*args, **kwargs)
         kwargs = {name: None if name == "generator" else value for name, value in kwargs.items()}
         seed = int(torch.randint(_LARGEST, ()))
         after = torch.default_generator.get_state()
@@ -111,12 +104,12 @@ class SampleDraws(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch 
             rows = []
             for nth, row in enumerate(self._rows):
                 torch.default_generator.manual_seed((seed + 0x9E3779B97F4A7C15 * (row + 1)) % _LARGEST)
-                cut = _cutter(nth, count)
-                one = [
-                    [1, *value[1:]] if name == "size" else tree_map(cut, value)
-                    for name, value in zip(names, args, strict=False)
-                ]
-                rows.append(func(*one, **tree_map(cut, kwargs)))
+
+                def cut(value: Any, nth: int = nth) -> Any:
+                    return value[nth : nth + 1] if _is_of_batch("", value, count) else value
+
+                sizes = ([1, *value[1:]] if name == "size" else value for name, value in zip(names, args, strict=False))
+                rows.append(func(*tree_map(cut, list(sizes)), **tree_map(cut, kwargs)))
             if func._schema.name.endswith("_"):
                 return args[0]
             return torch.cat(rows) if isinstance(rows[0], Tensor) else tuple(map(torch.cat, zip(*rows, strict=True)))
@@ -129,41 +122,29 @@ def _is_of_batch(name: str, value: Any, count: int) -> bool:
     return len(shape) > 0 and shape[0] == count
 
 
-def _cutter(nth: int, count: int) -> Callable[[Any], Any]:
-    return lambda value: value[nth : nth + 1] if isinstance(value, Tensor) and _is_of_batch("", value, count) else value
-
-
-_DROPOUTS = ("dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "feature_alpha_dropout")
-
-
 def replace_functions() -> None:
     """Torch's functions without dropout, autocast and statistics of a batch, before the script is loaded."""
 
     def same(input: Tensor, *_args: Any, **_kwargs: Any) -> Tensor:  # torch's name
         return input
 
-    for name in _DROPOUTS:
+    for name in ("dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "feature_alpha_dropout"):
         setattr(functional, name, same)
     torch.dropout = torch.feature_dropout = same
     attention: Any = functional.scaled_dot_product_attention
-    norm, begin = functional.batch_norm, torch.autocast.__init__
+    norm: Any = functional.batch_norm
+    arguments, begin = inspect.signature(norm), torch.autocast.__init__
 
     def attend(*args: Any, **named: Any) -> Any:
         if len(args) > 4:
             return attention(*args[:4], 0.0, *args[5:], **named)
         return attention(*args, **named | {"dropout_p": 0.0})
 
-    def normalise(  # as torch's
-        input: Tensor,
-        running_mean: Tensor | None,
-        running_var: Tensor | None,
-        weight: Tensor | None = None,
-        bias: Tensor | None = None,
-        training: bool = False,
-        momentum: float = 0.1,
-        eps: float = 1e-5,
-    ) -> Tensor:
-        return norm(input, running_mean, running_var, weight, bias, training and running_mean is None, momentum, eps)
+    def normalise(*args: Any, **named: Any) -> Any:
+        given = arguments.bind(*args, **named)
+        if given.arguments["running_mean"] is not None:
+            given.arguments["training"] = False
+        return norm(*given.args, **given.kwargs)
 
     def disabled(self: Any, *args: Any, **kwargs: Any) -> None:
         begin(self, *args, **kwargs)
@@ -239,9 +220,7 @@ class Recorder:
     def opened(self, rt: Any) -> None:
         self._rt, options = rt, rt._options
         cut = options.parallel is not None and str(options.parallel) not in {"ddp", "None"}
-        self.write(
-            "opened", micro=options.max_micro_batch, exact=options.exact, parallel=str(options.parallel), cut=cut
-        )
+        self.write("opened", micro=options.max_micro_batch, exact=options.exact, cut=cut)
         if self._draws is not None:
             self._draws.__enter__()  # type: ignore[no-untyped-call]
 
@@ -353,7 +332,7 @@ class Recorder:
         """The record is over. The process waits to be ended, so that no other rank loses its connection before."""
         with suppress(Exception):
             self._compare_untrained()
-        self.write("end", how=how, error=error, seen=sorted(self._draws.seen) if self._draws is not None else [])
+        self.write("end", how=how, error=error)
         sys.stdout.flush()
         sys.stderr.flush()
         os.write(self._tell, b"E")
@@ -363,14 +342,9 @@ class Recorder:
     def _compare_untrained(self) -> None:
         """The modules that no optimizer trains: averages of weights, teachers."""
         trained = {id(p) for o in self._optimizers.values() for group in o.param_groups for p in group["params"]}
-        values: dict[str, Tensor | None] = {}
-        for number, root in enumerate(_find_roots()):
-            parameters = list(root.named_parameters())
-            if not any(id(p) in trained for _, p in parameters):
-                values |= {f"{number}: {_class_of(root)}.{name}": _local(p).clone() for name, p in parameters}
-        numbered = {name.partition(": ")[0] for name in values}
-        places = {number: str(nth) for nth, number in enumerate(sorted(numbered, key=int))}
-        values = {f"{places[n.partition(': ')[0]]}: {n.partition(': ')[2]}": value for n, value in values.items()}
+        roots = [list(root.named_parameters(_class_of(root))) for root in _find_roots()]
+        others = (root for root in roots if root and not any(id(p) in trained for _, p in root))
+        values = {f"{nth}: {name}": _local(p).clone() for nth, root in enumerate(others) for name, p in root}
         if self._rank == 0:
             self.write("untrained", digest=_digest(values.values()), **self._compare("untrained", values))
 
@@ -443,19 +417,14 @@ def _find_roots() -> list[nn.Module]:
 
 
 def _class_of(root: nn.Module) -> str:
-    inner = getattr(root, "module", root)
-    return type(inner).__name__
+    return type(getattr(root, "module", root)).__name__
 
 
 def _name_parameters(roots: list[nn.Module]) -> dict[int, str]:
     """Parameter -> its name in its model, with the model's class where there are several."""
-    names: dict[int, str] = {}
     several = sum(any(True for _ in root.parameters()) for root in roots) > 1
-    for root in roots:
-        for name, parameter in root.named_parameters():
-            name = name.removeprefix("module.")
-            names.setdefault(id(parameter), f"{_class_of(root)}.{name}" if several else name)
-    return names
+    named = [(root, name.removeprefix("module."), p) for root in roots for name, p in root.named_parameters()]
+    return {id(p): f"{_class_of(root)}.{name}" if several else name for root, name, p in reversed(named)}
 
 
 def _list_modules(roots: list[nn.Module]) -> Iterator[tuple[str, nn.Module]]:
@@ -485,16 +454,13 @@ def _list_attributes(roots: list[nn.Module]) -> Iterator[tuple[str, str]]:
 # A script writes into its own working folder, where the files of the real one are links.
 
 
-_WRITES = os.O_WRONLY | os.O_RDWR
-
-
 def guard_files(workdir: str) -> None:
     """From now on, a file of the real working folder that is opened to be written becomes one of the trial's own. One
     elsewhere that would be emptied is refused."""
     root = os.path.realpath(workdir) + os.sep
 
     def look(event: str, args: tuple[Any, ...]) -> None:
-        if event == "open" and isinstance(args[0], str | bytes | os.PathLike) and args[2] & _WRITES:
+        if event == "open" and isinstance(args[0], str | bytes | os.PathLike) and args[2] & (os.O_WRONLY | os.O_RDWR):
             protect(os.fsdecode(args[0]), empties=bool(args[2] & os.O_TRUNC))
 
     def protect(path: str, *, empties: bool) -> None:

@@ -82,6 +82,11 @@ CAUSES = (
     ),
     UsualCause(
         _is_first("loss"),
+        "all pairs of the batch (InfoNCE), or samples mixed with each other (mixup): a rank has those of its share",
+        "no mistake if it is meant; rt.gather(x.detach()) gives the other ranks' samples, without a gradient",
+    ),
+    UsualCause(
+        _is_first("loss"),
         "rt.rank, or what only one rank has, in the loss, the input or the model",
         "the same on all ranks: torch.manual_seed(0) before data and model; the loader gives each rank its samples",
     ),
@@ -183,14 +188,6 @@ PLAIN_CAUSES = (
     ),
 )
 
-_BY_DEFINITION = {
-    "pairs": "The loss compares all pairs of a batch (as InfoNCE does): on several ranks each has the pairs of its own"
-    " share. That is another training by definition, and no mistake if it is meant: rt.gather(x.detach()) gives the"
-    " other ranks' samples without a gradient.",
-    "permutation": "The batch is permuted (as for mixup): on several ranks each mixes the samples of its own share."
-    " That is another training by definition, and no mistake if it is meant.",
-}
-
 
 def describe_mismatch(one: Mismatch) -> str:
     """The difference in one line."""
@@ -283,11 +280,6 @@ def format_verification(script: str, result: Verification) -> str:
         for cause in causes:
             told.add(cause.cause)
             lines += [f"    usual cause: {cause.cause}", f"        instead: {cause.instead}"]
-    if any(one.kind == "loss" and not _is_resumed(one) for one in result.differences):
-        lines += [f"  {_BY_DEFINITION[name]}" for name in result.definition]
-    if result.numbers is not None:
-        alone, shared = (text.strip() for text in result.numbers)
-        lines.append(f"  printed on 1 rank: {alone!r}; on 2 ranks: {shared!r} (of one rank alone? rt.mean, rt.sum)")
     return "\n".join(lines) + "\n"
 
 
@@ -316,6 +308,4 @@ def verification_record(script: str, result: Verification) -> dict[str, Any]:
             }
             for one in result.differences
         ],
-        "by_definition": [_BY_DEFINITION[name] for name in result.definition],
-        "printed": list(result.numbers) if result.numbers else None,
     }

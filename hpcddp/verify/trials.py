@@ -24,7 +24,6 @@ from hpcddp.verify.compare import (
     compare_whole,
     find_alone,
     find_failure,
-    list_other_numbers,
     read_events,
 )
 
@@ -54,8 +53,6 @@ class Verification(NamedTuple):
     differences: tuple[Mismatch, ...]
     whole: bool
     resumes: tuple[int, ...] = ()
-    numbers: tuple[str, str] | None = None  # a printed line of one and of two ranks
-    definition: tuple[str, ...] = ()  # what in the loss depends on the batch as a whole
 
     @property
     def in_parts(self) -> bool:
@@ -101,8 +98,7 @@ class _Runs:
         self._patience_s = max(self._patience_s, 10 * answer["gap_s"])
         self._left_s = max(self._left_s - answer["took_s"], 1.0)
         stacks = tuple(find_script_line(_read(f"{folder}/rank-{rank}.stack")) for rank in answer["stuck"])
-        events, output = read_events(folder, ranks), _read(f"{folder}/rank-0.out")
-        trial = TrialRecord(title, ranks, events, tuple(answer["stuck"]), answer["took_s"], stacks, output)
+        trial = TrialRecord(title, ranks, read_events(folder, ranks), tuple(answer["stuck"]), answer["took_s"], stacks)
         self._say(f"{title}: {format_count(len(trial.steps()), 'step')}, {answer['took_s']:.1f} s")
         self.trials.append(trial)
         return trial
@@ -175,11 +171,8 @@ def _choose_stops(straight: TrialRecord) -> tuple[int, ...]:
 def _conclude(
     runs: _Runs, one: TrialRecord, found: Sequence[Mismatch | None], *, whole: bool, resumes: tuple[int, ...] = ()
 ) -> Verification:
-    two = next((trial for trial in runs.trials if trial.ranks == 2), None)
-    numbers = next(list_other_numbers(one.output, two.output), None) if two is not None and whole else None
-    seen = next((tuple(event.get("seen", ())) for event in one.of_kind("end")), ())
     differences = tuple(difference for difference in found if difference is not None)
-    return Verification(len(one.steps()), tuple(runs.trials), differences, whole, resumes, numbers, seen)
+    return Verification(len(one.steps()), tuple(runs.trials), differences, whole, resumes)
 
 
 # The process that forks the ranks.

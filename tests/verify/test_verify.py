@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from hpcddp.cli.main import main
-from hpcddp.verify.compare import Mismatch, TrialRecord, compare_whole, list_other_numbers
-from hpcddp.verify.report import CAUSES, describe_mismatch, format_verification, list_causes, verification_record
+from hpcddp.verify.compare import Mismatch, TrialRecord, compare_whole
+from hpcddp.verify.report import CAUSES, describe_mismatch, format_verification, list_causes
 from hpcddp.verify.trials import Plan, Verification, compare, copy_folder, find_script_line, hosting
 
 _spec = importlib.util.spec_from_file_location("verify_scripts", Path(__file__).with_name("scripts.py"))
@@ -189,18 +189,6 @@ def test_every_cause_fits_some_difference():
         for factor in (0.5, 1.0, 2.0)
     ]
     assert all(any(cause.fits(one) for one in made) for cause in CAUSES)
-
-
-def test_what_depends_on_the_batch_by_definition_is_said_beside_a_loss_that_differs():
-    loss = Mismatch("loss", ("1 rank", "2 ranks"), (0, 0), values=(1.0, 0.9), factor=0.9, ranks=2)
-    result = Verification(8, (), (loss,), whole=True, definition=("pairs",))
-    assert "InfoNCE" in format_verification("train.py", result)
-    assert verification_record("train.py", result)["by_definition"]
-
-
-def test_printed_numbers_are_compared_and_other_words_are_not():
-    one = "hpcddp: 1\nloss 1.00\nseed 3 a\nacc 0.5\n"
-    assert list(list_other_numbers(one, "hpcddp: 2\nloss 1.0001\nseed 4 b\nacc 0.7\n")) == [("acc 0.5", "acc 0.7")]
 
 
 def test_the_line_of_a_stack_is_the_scripts_own():
