@@ -1,4 +1,4 @@
-"""`hpcddp compare`: whether two runs are the same to the last bit, and if not, where they differ first and why."""
+"""`hpcddp compare`: whether two runs are the same to the last bit, and if not, where they differ first."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hpcddp.runs.compare import compare_runs, describe_comparison, format_compar
 
 _DESCRIPTION = """\
 Say whether two runs are the same to the last bit: every loss, and the SHA-256 of the weights where both recorded it.
-If they differ: the first step where they do, by how much, what else differs, and which of that can explain it."""
+If they differ: the first step where they do, by how much, and what else differs."""
 
 
 def build_parser() -> VerbParser:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
@@ -170,82 +170,7 @@ def _gather(parts: list[dict[str, Any]]) -> dict[str, tuple[Any, ...]]:
     return conditions
 
 
-# Which recorded differences between two runs can explain that their numbers differ.
-
-
-class PossibleCause(NamedTuple):
-    """`names` are conditions; one that ends with a dot stands for all that begin so."""
-
-    names: tuple[str, ...]
-    text: str
-    acts_from: int = 1  # the first loss that it can change: the loss of step 1 knows nothing of the optimizer
-    in_plain_runs: bool = False  # exact runs do not depend on it
-
-
-_CAUSES = (
-    PossibleCause(("seed",), "another seed gives other first weights, another order of the data and other dropout"),
-    PossibleCause(("samples", "shuffle"), "the data have another number of samples, or another order"),
-    PossibleCause(("model.",), "the models are not the same"),
-    PossibleCause(("plan.global_batch",), "with another global batch each step sees other samples"),
-    PossibleCause(("matmul_precision", "cudnn_tf32"), "the numbers are computed in another precision"),
-    PossibleCause(
-        ("mode",), "an exact and a plain run, and exact runs with two ways of summing, add up in different orders"
-    ),
-    PossibleCause(("plan.slices",), "with another number of slices the samples are grouped, and added up, differently"),
-    PossibleCause(
-        ("ranks", "plan.accumulation_steps"),
-        "on other ranks or micro batches a plain run adds up in another order, takes BatchNorm's statistics over other"
-        " samples and draws other dropout; exact runs do not",
-        in_plain_runs=True,
-    ),
-    PossibleCause(("parallel",), "another split of the model adds up in another order", in_plain_runs=True),
-    PossibleCause(
-        ("nodes", "backend"),
-        "the all-reduce of a plain run may add up in another order over other nodes or with another backend",
-        in_plain_runs=True,
-    ),
-    PossibleCause(("optimizer.", "scheduler."), "the updates are not the same", 2),
-    PossibleCause(("hpcddp",), "another version of hpcddp may compute differently"),
-    PossibleCause(
-        ("torch", "torch_build", "torchvision", "cuda", "cudnn", "python"),
-        "the kernels of another version may round differently",
-    ),
-    PossibleCause(
-        ("cpu", "cpu_capability", "threads", "gpu", "cudnn_benchmark", "deterministic"),
-        "other hardware, threads or switches choose other kernels, which may round differently",
-    ),
-    PossibleCause(("job.command",), "the commands are not the same"),
-    PossibleCause(("script.",), "the script, or another file of the command, is not the same"),
-)
-
-_UNKNOWN = (
-    "nothing that was recorded explains it; not recorded are the data beyond their number, the modules of the script,"
-    " and libraries other than torch"
-)
-
-
-def find_causes(
-    begins: int, differed: Sequence[str], rate_differs_at: int | None, first: Conditions, second: Conditions
-) -> list[str]:
-    """One line for each possible cause of what differs between two runs, with the conditions that point to it; at least
-    one line. `begins`: the first step whose loss differs, or would show different weights."""
-    runs = first, second
-    is_plain = any("plain" in one.get("mode", ("plain",)) for one in runs)  # a part of either run
-    found = []
-    for cause in _CAUSES:
-        names = [name for name in differed if _is_among(name, cause.names)]
-        if names and begins >= cause.acts_from and (is_plain or not cause.in_plain_runs):
-            found.append(f"{', '.join(names)}: {cause.text}")
-    if rate_differs_at is not None and begins > rate_differs_at:
-        found.append(f"lr: the learning rates differ from step {rate_differs_at} on")
-    is_fixed = all(all(one.get("deterministic", (False,))) for one in runs)
-    if not is_fixed and any(gpu for one in runs for gpu in one.get("gpu", ())):
-        found.append("some GPU kernels add up in no fixed order without torch.use_deterministic_algorithms(True)")
-    return found or [_UNKNOWN]
-
-
-def _is_among(name: str, names: tuple[str, ...]) -> bool:
-    return any(name == known or (known.endswith(".") and name.startswith(known)) for known in names)
+# Where two runs differ.
 
 
 class LossDifference(NamedTuple):
@@ -281,7 +206,6 @@ class Comparison:
     equal_weights: list[int]  # steps at which both recorded their weights, and they are the same
     other_weights: list[int]
     differed: dict[str, tuple[tuple[Any, ...], tuple[Any, ...]]]
-    causes: list[str]
 
     @property
     def is_same(self) -> bool:
@@ -306,11 +230,9 @@ def compare_runs(first: RunRecord, second: RunRecord) -> Comparison:
     rate_at = next((step for step in common if not _same_bits(first.steps[step].lr, second.steps[step].lr)), None)
     if rate_at is not None:
         differed[f"lr at step {rate_at}"] = (first.steps[rate_at].lr,), (second.steps[rate_at].lr,)
-    verdict, causes, last_steps = "same so far", list[str](), (first.last_step, second.last_step)
+    verdict, last_steps = "same so far", (first.last_step, second.last_step)
     if differing or other:
-        # weights of a step are what the loss of the next one is computed from
-        begins = min([loss.step for loss in differing[:1]] + [step + 1 for step in other[:1]])
-        verdict, causes = "different", find_causes(begins, [*differed], rate_at, first.conditions, second.conditions)
+        verdict = "different"
     elif last_steps[0] == last_steps[1] and last_steps[0] in equal:
         verdict = "same"
     return Comparison(
@@ -324,7 +246,6 @@ def compare_runs(first: RunRecord, second: RunRecord) -> Comparison:
         equal_weights=equal,
         other_weights=other,
         differed=differed,
-        causes=causes,
     )
 
 
@@ -347,18 +268,22 @@ def _ordinal(number: float) -> int:
 _SHOWN_STEPS = 12
 _FLOAT32_ULP = 2.0**29  # in units of a double's
 _LIKE_ROUNDING = 1e-4  # of a loss
+_NOTHING_DIFFERED = (
+    "nothing that was recorded differed; not recorded are the data beyond their number, the modules of the script, and"
+    " libraries other than torch"
+)
 
 
 def format_comparison(result: Comparison) -> str:
-    """The verdict, its basis, a table of what differed, and what of it can explain a difference."""
+    """The verdict, its basis, and a table of what differed."""
     lines = [_say_verdict(result), *_say_losses(result), *_say_weights(result)]
     if result.differed:
         rows = [("", *result.runs), *((name, *map(_say_values, pair)) for name, pair in result.differed.items())]
         widths = [max(len(row[i]) for row in rows) for i in (0, 1)]
         lines += ["", "what differed" if not result.is_same else "what differed all the same"]
         lines += [f"  {a:{widths[0]}}  {b:{widths[1]}}  {c}".rstrip() for a, b, c in rows]
-    if result.causes:
-        lines += ["", "what can explain it", *(f"  {cause}" for cause in result.causes)]
+    elif not result.is_same:
+        lines += ["", _NOTHING_DIFFERED]
     return "\n".join(lines) + "\n"
 
 

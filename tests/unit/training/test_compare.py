@@ -66,7 +66,6 @@ def test_two_runs_with_the_same_seed_are_the_same(train: Train, compare: Compare
     assert (status, facts["verdict"], facts["common_steps"]) == (0, "same", 3)
     assert facts["weights"] == {"equal_at": [3], "differ_at": []}
     assert facts["differed"] == {}
-    assert facts["causes"] == []
     assert text.startswith("the same: 3 steps, all losses and the last weights are equal to the last bit\n")
 
 
@@ -76,7 +75,6 @@ def test_another_seed_differs_from_step_1_on_and_is_named(train: Train, compare:
     assert facts["differing_steps"] == 3
     assert facts["weights"]["differ_at"] == [3]
     assert facts["differed"] == {"seed": [[0], [7]]}
-    assert [cause.partition(":")[0] for cause in facts["causes"]] == ["seed"]
     assert text.startswith("different from step 1 on\n")
 
 
@@ -85,9 +83,7 @@ def test_another_learning_rate_differs_after_the_first_update_and_is_named(train
     assert (status, facts["first_difference"]["step"]) == (1, 2)
     assert facts["differed"]["optimizer.lr"] == [[0.05], [0.06]]
     assert "lr at step 1" in facts["differed"]
-    assert facts["causes"][-1] == "lr: the learning rates differ from step 1 on"
-    assert "optimizer.lr" in facts["causes"][0]
-    assert "\nwhat can explain it\n" in text
+    assert "\nwhat differed\n" in text
 
 
 def test_a_run_is_the_same_as_far_as_it_goes_and_when_it_has_gone_on(
@@ -128,7 +124,6 @@ def test_a_plain_run_on_two_ranks_differs_and_the_ranks_are_named(train: Train, 
     assert (status, facts["first_difference"]["step"]) == (1, 1)
     assert facts["differed"]["ranks"] == [[1], [2]]
     assert "nodes" not in facts["differed"]
-    assert facts["causes"][0].startswith("ranks: on other ranks or micro batches a plain run adds up in another order")
     assert "ranks  1" in text
 
 
@@ -140,7 +135,7 @@ def test_exact_runs_on_other_ranks_are_the_same_and_the_ranks_are_shown(
         argument = {"run_dir": str(tmp_path / f"on-{ranks}"), "attempt": "a", "epochs": 1}
         run_ranks("exact_bodies:train", ranks, argument).check()
     status, facts, text = compare(tmp_path / "on-1", tmp_path / "on-2")
-    assert (status, facts["verdict"], facts["causes"]) == (0, "same", [])
+    assert (status, facts["verdict"]) == (0, "same")
     assert facts["differed"]["ranks"] == [[1], [2]]
     assert "what differed all the same" in text
 
@@ -165,7 +160,7 @@ def test_one_ulp_of_one_loss_is_a_difference(train: Train, compare: Compare, cop
     assert (status, facts["first_difference"]["step"], facts["first_difference"]["ulps"]) == (1, 2, 1)
     assert facts["differing_steps"] == 1
     assert "1 ulp of float64" in text
-    assert facts["causes"][0].startswith("nothing that was recorded explains it")
+    assert "nothing that was recorded differed" in text
 
 
 def test_weights_alone_can_differ(train: Train, compare: Compare, copy_of: Callable[[], Path]) -> None:
