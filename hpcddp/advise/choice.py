@@ -8,7 +8,7 @@ which needs a plan for each layer and stays inside a node.
 
 from __future__ import annotations
 
-from hpcddp.advise.memory import Memory, Model, Spike, Split, Work, peak, spike
+from hpcddp.advise.memory import Memory, Model, ParallelDims, Spike, Work, peak, spike
 from hpcddp.batchplan import plan_batch
 from hpcddp.errors import RequestError
 from hpcddp.record import Record
@@ -32,7 +32,7 @@ class Target(Record):
     global_batch: int | None = None
 
 
-class Row(Record):
+class Estimate(Record):
     """One split on so many nodes. `parallel`: the job file's key. `largest_micro_batch`: 0 where not even one sample
     fits, None where activations are not known."""
 
@@ -59,9 +59,9 @@ class OnNodes(Record):
     checkpointing, which was not asked for."""
 
     nodes: int
-    rows: tuple[Row, ...]
+    rows: tuple[Estimate, ...]
     left: tuple[Left, ...]
-    chosen: Row | None
+    chosen: Estimate | None
     checkpointed: bool
 
 
@@ -70,28 +70,32 @@ def format_parallel(value: str | dict[str, int]) -> str:
     return value if isinstance(value, str) else "{" + ", ".join(f"{k}: {n}" for k, n in value.items()) + "}"
 
 
-def list_splits(model: Model, nodes: int, ranks_per_node: int) -> list[tuple[str | dict[str, int], Split]]:
+def list_splits(model: Model, nodes: int, ranks_per_node: int) -> list[tuple[str | dict[str, int], ParallelDims]]:
     """The splits in the order of choice. Tensor parallelism is for models with blocks of matrices."""
     ranks = nodes * ranks_per_node
-    found: list[tuple[str | dict[str, int], Split]] = [("ddp", Split(ranks))]
+    found: list[tuple[str | dict[str, int], ParallelDims]] = [("ddp", ParallelDims(ranks))]
     if ranks == 1:
         return found
-    found.append(("zero1", Split(ranks, zero=True)))
+    found.append(("zero1", ParallelDims(ranks, zero=True)))
     if nodes > 1 and ranks_per_node > 1:
-        found.append(("hsdp", Split(ranks, shard=ranks_per_node)))
-    found.append(("fsdp", Split(ranks, shard=ranks)))
+        found.append(("hsdp", ParallelDims(ranks, shard=ranks_per_node)))
+    found.append(("fsdp", ParallelDims(ranks, shard=ranks)))
     if not any(one.divides for block in model.blocks for one in block):
         return found
     sizes = [n for n in (2, 4, 8, 16) if ranks_per_node % n == 0 and not (model.heads and model.heads % n)]
     if nodes == 1 and ranks_per_node in sizes:
-        found.append(({"tensor": ranks}, Split(ranks, tensor=ranks)))
-    pairs = [({"shard": ranks // n, "tensor": n}, Split(ranks, shard=ranks // n, tensor=n)) for n in sizes if n < ranks]
+        found.append(({"tensor": ranks}, ParallelDims(ranks, tensor=ranks)))
+    pairs = [
+        ({"shard": ranks // n, "tensor": n}, ParallelDims(ranks, shard=ranks // n, tensor=n))
+        for n in sizes
+        if n < ranks
+    ]
     return [*found, *pairs]
 
 
-def weigh(model: Model, nodes: int, target: Target, work: Work) -> tuple[list[Row], list[Left]]:
+def estimate_splits(model: Model, nodes: int, target: Target, work: Work) -> tuple[list[Estimate], list[Left]]:
     """Every split on so many nodes with its memory, and those that cannot be."""
-    rows: list[Row] = []
+    rows: list[Estimate] = []
     left: list[Left] = []
     for parallel, split in list_splits(model, nodes, target.ranks_per_node):
         if target.global_batch is not None and target.global_batch < split.data_size:
@@ -107,18 +111,20 @@ def weigh(model: Model, nodes: int, target: Target, work: Work) -> tuple[list[Ro
         at_save = spike(model, split, of_split)
         most = max(memory.total, at_save.total)
         rows.append(
-            Row(nodes, parallel, split.data_size, micro_batch, memory, at_save, _judge(most, target.memory), largest)
+            Estimate(
+                nodes, parallel, split.data_size, micro_batch, memory, at_save, _judge(most, target.memory), largest
+            )
         )
     return rows, left
 
 
 def advise_on(model: Model, thrifty: Callable[[], Model] | None, nodes: int, target: Target, work: Work) -> OnNodes:
     """All about so many nodes. `thrifty` gives the model with activation checkpointing, where it may be chosen."""
-    rows, left = weigh(model, nodes, target, work)
+    rows, left = estimate_splits(model, nodes, target, work)
     chosen = _first(rows, tensor=False)
     checkpointed = False
     if chosen is None and thrifty is not None:
-        saving, _ = weigh(thrifty(), nodes, target, work)
+        saving, _ = estimate_splits(thrifty(), nodes, target, work)
         chosen = _first(saving, tensor=False)
         checkpointed = chosen is not None
     chosen = chosen or _first(rows, tensor=True)
@@ -128,12 +134,12 @@ def advise_on(model: Model, thrifty: Callable[[], Model] | None, nodes: int, tar
     return OnNodes(nodes, tuple(rows), tuple(left), chosen, checkpointed)
 
 
-def _first(rows: list[Row], *, tensor: bool) -> Row | None:
+def _first(rows: list[Estimate], *, tensor: bool) -> Estimate | None:
     """The first that fits with the margin."""
     return next((row for row in rows if row.fits == FITS and isinstance(row.parallel, dict) == tensor), None)
 
 
-def _micro_batch(target: Target, split: Split) -> tuple[int, bool]:
+def _micro_batch(target: Target, split: ParallelDims) -> tuple[int, bool]:
     if target.global_batch is None:
         return target.micro_batch, False
     try:
@@ -149,7 +155,7 @@ def _judge(needs: float, has: float) -> str:
     return TIGHT if needs <= has else NO
 
 
-def _largest_micro_batch(model: Model, split: Split, work: Work, has: float) -> int:
+def _largest_micro_batch(model: Model, split: ParallelDims, work: Work, has: float) -> int:
     """The most samples in one forward pass that fit with the margin."""
 
     def fits(samples: int) -> bool:

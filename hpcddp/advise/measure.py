@@ -21,7 +21,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import checkpoint
 
 from hpcddp.advise.memory import Activations, Model, Parameter, Stages
-from hpcddp.advise.source import describe, said_of
+from hpcddp.advise.source import describe_error, said_of
 from hpcddp.errors import RequestError
 from hpcddp.uncaught import find_script_line
 
@@ -264,7 +264,7 @@ def _said_of_pass(batch: Tensor) -> Iterator[None]:
         if not isinstance(error.__cause__, DataDependentOutputException):
             raise
         raise RequestError(
-            f"the model's forward pass reads numbers, and tensors have none here: {describe(error.__cause__)}",
+            f"the model's forward pass reads numbers, and tensors have none here: {describe_error(error.__cause__)}",
             "leave out what reads them, such as .item(), float(x) and `if` on a tensor, in the model of this function",
         ) from error
 

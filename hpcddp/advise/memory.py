@@ -94,7 +94,7 @@ class Model(Record):
     @property
     def elements(self) -> int:
         """Weights in all."""
-        return count(self.parameters)
+        return count_elements(self.parameters)
 
 
 class Precision(Record):
@@ -116,7 +116,7 @@ PRECISIONS = {
 STATES = {"adamw": 2, "adam": 2, "sgd": 0, "momentum": 1, "rmsprop": 1, "adagrad": 1}
 
 
-def count(parameters: Iterable[Parameter]) -> int:
+def count_elements(parameters: Iterable[Parameter]) -> int:
     """Elements."""
     return sum(one.elements for one in parameters)
 
@@ -129,7 +129,7 @@ def count_trained(parameters: Iterable[Parameter]) -> int:
 _STEP = "optimizer step"
 
 
-class Split(Record):
+class ParallelDims(Record):
     """One way to split a model over `ranks`. `shard`: ranks over which FSDP shards it (1: not at all). `tensor`: ranks
     of tensor parallelism. `zero`: ZeRO-1, which shards the optimizer's states."""
 
@@ -186,17 +186,17 @@ class Spike(Record):
     total: float
 
 
-def peak(model: Model, split: Split, work: Work) -> Memory:
+def peak(model: Model, split: ParallelDims, work: Work) -> Memory:
     """The fullest moment of a step."""
     return max(_moments(model, split, work), key=lambda one: one.total)
 
 
-def _moments(model: Model, split: Split, work: Work) -> list[Memory]:
+def _moments(model: Model, split: ParallelDims, work: Work) -> list[Memory]:
     model = _divide(model, split.tensor)
     return _sharded(model, split, work) if split.shard > 1 else _whole(model, split, work)
 
 
-def spike(model: Model, split: Split, work: Work) -> Spike:
+def spike(model: Model, split: ParallelDims, work: Work) -> Spike:
     """Of a checkpoint. A model that each rank has whole is written by rank 0, tensor by tensor, from where it is.
 
     Of a sharded one each rank writes its shards; `rt.save_model` gathers one tensor after the other on every rank
@@ -265,7 +265,7 @@ def _step_extra(elements: int, largest: int, work: Work) -> float:
     return float(work.precision.weight * (2 * largest if work.loops else elements))
 
 
-def _whole(model: Model, split: Split, work: Work) -> list[Memory]:
+def _whole(model: Model, split: ParallelDims, work: Work) -> list[Memory]:
     """Each rank has the whole model. With several ranks DDP has buckets for all gradients at all times."""
     weight, states = work.precision.weight, STATES[work.optimizer]
     trained = count_trained(model.parameters)
@@ -293,7 +293,7 @@ def _whole(model: Model, split: Split, work: Work) -> list[Memory]:
     ]
 
 
-def _sharded(model: Model, split: Split, work: Work) -> list[Memory]:
+def _sharded(model: Model, split: ParallelDims, work: Work) -> list[Memory]:
     """FSDP2. The weights before and behind the blocks stay gathered from the forward pass to the end of the backward
     pass, and so do their gradients until then. Of the blocks two are gathered at a time, the second one ahead of its
     use; in the backward pass two more have whole gradients: that of the block at work, and that of the block before,
@@ -302,7 +302,7 @@ def _sharded(model: Model, split: Split, work: Work) -> list[Memory]:
     weight, gathered, states = work.precision.weight, work.precision.gathered, STATES[work.optimizer]
     stages = _stages(model.gathered, work.micro_batch)
     rest, head = (*model.before, *model.behind), count_trained(model.behind)
-    block = max((count(one) for one in model.blocks), default=0)
+    block = max((count_elements(one) for one in model.blocks), default=0)
     trained_block = max((count_trained(one) for one in model.blocks), default=0)
     elements = shard_elements(model.parameters, split.shard)
     trained = [one for one in model.parameters if one.trained]
@@ -311,7 +311,7 @@ def _sharded(model: Model, split: Split, work: Work) -> list[Memory]:
     optimizer = float(weight * states * shard_elements(trained, split.shard))
     weights = float(weight * elements + model.buffer_bytes)
     largest = max((shard_elements([one], split.shard) for one in trained), default=0)
-    outside = float(gathered * count(rest))
+    outside = float(gathered * count_elements(rest))
     two = 2.0 * gathered * block
     whole_gradients = 2.0 * gathered * trained_block + gathered * head
 

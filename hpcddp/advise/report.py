@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from hpcddp.advise.choice import FITS, MARGIN, NO, OnNodes, Row, Target, format_parallel
+from hpcddp.advise.choice import FITS, MARGIN, NO, Estimate, OnNodes, Target, format_parallel
 from hpcddp.advise.memory import Model, Work
 from hpcddp.errors import RequestError
 from hpcddp.record import Record
@@ -85,7 +85,7 @@ def format_advice(advice: Advice) -> str:
     lines = [*_describe_request(advice), "", *_table([row for one in advice.found for row in one.rows])]
     left = [one for found in advice.found for one in found.left]
     lines += [f"not on {_on(one.nodes)}: {format_parallel(one.parallel)}, since {one.why}" for one in left]
-    lines += ["", *(f"on {_on(one.nodes)}: {explain(advice, one)}" for one in advice.found)]
+    lines += ["", *(f"on {_on(one.nodes)}: {explain_choice(advice, one)}" for one in advice.found)]
     paste = find_paste(advice)
     if paste:
         lines += ["", "to paste:", f"  {paste['command']}", "or into the job file:"]
@@ -113,7 +113,7 @@ def _describe_request(advice: Advice) -> list[str]:
     ]
 
 
-def _table(rows: list[Row]) -> list[str]:
+def _table(rows: list[Estimate]) -> list[str]:
     cells: list[tuple[str, ...]] = [(*_HEAD, "fits", "micro batch up to", "fullest at")]
     for row in rows:
         memory = [format_gib(value) for value in (*row.memory.parts.values(), row.memory.total, row.spike.device)]
@@ -130,7 +130,7 @@ def _table(rows: list[Row]) -> list[str]:
     return ["GiB per rank, at the fullest moment of a step:", *(line.rstrip() for line in lines)]
 
 
-def explain(advice: Advice, found: OnNodes) -> str:
+def explain_choice(advice: Advice, found: OnNodes) -> str:
     """What to choose on so many nodes, and why."""
     has = f"{format_gib(advice.target.memory)} GiB"
     chosen = found.chosen
@@ -154,7 +154,7 @@ def explain(advice: Advice, found: OnNodes) -> str:
     return f"{says}{spare}, {say_limit(least)}; {cure}"
 
 
-def say_limit(row: Row) -> str:
+def say_limit(row: Estimate) -> str:
     """The largest part of a split's memory."""
     name, size = max(row.memory.parts.items(), key=lambda part: part[1])
     return f"most of it {_WORDS[name]}: {format_gib(size)}"
@@ -178,7 +178,7 @@ def find_paste(advice: Advice) -> dict[str, Any] | None:
     }
 
 
-def _script(advice: Advice, row: Row, *, checkpointed: bool) -> list[str]:
+def _script(advice: Advice, row: Estimate, *, checkpointed: bool) -> list[str]:
     """What the split needs in the training script."""
     said = []
     sharded = row.parallel in ("fsdp", "hsdp") or isinstance(row.parallel, dict)
@@ -226,7 +226,7 @@ def advice_record(advice: Advice) -> dict[str, Any]:
     }
 
 
-def _row_record(row: Row) -> dict[str, Any]:
+def _row_record(row: Estimate) -> dict[str, Any]:
     parts = {f"{name}_bytes": round(size) for name, size in row.memory.parts.items()}
     return {
         "nodes": row.nodes,
@@ -250,7 +250,7 @@ def _recommended(advice: Advice, found: OnNodes) -> dict[str, Any]:
         "nodes": found.nodes,
         "parallel": found.chosen.parallel if found.chosen else None,
         "activation_checkpointing": advice.checkpointed or found.checkpointed,
-        "why": explain(advice, found),
+        "why": explain_choice(advice, found),
     }
 
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 _SPOKEN = 160  # characters of somebody else's error
 
 
-def describe(error: BaseException) -> str:
+def describe_error(error: BaseException) -> str:
     """Kind and text, on one line."""
     text = " ".join(str(error).split())
     return f"{type(error).__name__}: {text[:_SPOKEN]}{'…' if len(text) > _SPOKEN else ''}"
@@ -45,7 +45,7 @@ def said_of(what: str, hint: str | Callable[[BaseException], str]) -> Iterator[N
         if str(error).startswith("Expected more than 1 value per channel"):  # torch's BatchNorm
             hint = "--max-micro-batch 2: BatchNorm takes its statistics over several samples"
         told = hint if isinstance(hint, str) else hint(error)
-        raise RequestError(f"{what} {describe(error)}", told) from error
+        raise RequestError(f"{what} {describe_error(error)}", told) from error
 
 
 @contextmanager
@@ -98,7 +98,9 @@ def load_function(file: str, name: str) -> Callable[[], object]:
     except HpcddpError:
         raise
     except (Exception, SystemExit) as error:
-        raise RequestError(f"what {name} needs of {file} cannot run: {describe(error)}", _hint(file, error)) from error
+        raise RequestError(
+            f"what {name} needs of {file} cannot run: {describe_error(error)}", _hint(file, error)
+        ) from error
     function = module.get(name)
     if hasattr(function, "state_dict") and not isinstance(function, type):
         raise RequestError(
@@ -130,7 +132,7 @@ def _parse(file: str) -> ast.Module:
     except OSError as error:
         raise RequestError(f"{file} cannot be read: {(error.strerror or '').lower()}", f"ls -l {file}") from error
     except (SyntaxError, ValueError) as error:
-        raise RequestError(f"{file} is no Python: {describe(error)}", f"python -m py_compile {file}") from error
+        raise RequestError(f"{file} is no Python: {describe_error(error)}", f"python -m py_compile {file}") from error
 
 
 def _choose(tree: ast.Module, name: str) -> list[ast.stmt]:

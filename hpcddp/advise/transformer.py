@@ -70,7 +70,7 @@ def make_transformer(numbers: Numbers, precision: str, *, recompute: bool = Fals
     )
 
 
-def check_numbers(numbers: Numbers) -> None:
+def check_transformer(numbers: Numbers) -> None:
     """RequestError for numbers that contradict each other, and for more layers than any model has."""
     hidden, heads = numbers.hidden, numbers.heads
     if numbers.layers > MOST_LAYERS:

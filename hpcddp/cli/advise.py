@@ -163,7 +163,7 @@ def _make_model(args: argparse.Namespace, micro_batch: int, *, recompute: bool) 
 
 
 def _by_numbers(args: argparse.Namespace, *, recompute: bool) -> Model:
-    from hpcddp.advise.transformer import VOCABULARY, Numbers, check_numbers, make_transformer
+    from hpcddp.advise.transformer import VOCABULARY, Numbers, check_transformer, make_transformer
 
     missing = [name for name in _OF_NUMBERS if getattr(args, name) is None]
     if args.input:
@@ -177,7 +177,7 @@ def _by_numbers(args: argparse.Namespace, *, recompute: bool) -> Model:
     heads = parse_count(args.heads, "--heads") if args.heads else 0
     parameters = parse_parameters(args.params, "--params")
     numbers = Numbers(parameters, **counts, vocabulary=vocabulary, heads=heads)
-    check_numbers(numbers)
+    check_transformer(numbers)
     return make_transformer(numbers, args.precision, recompute=recompute)
 
 

@@ -48,7 +48,7 @@ def run(args: argparse.Namespace, env: Mapping[str, str]) -> int:
         env = read_environment(args.recorded)
     if args.explain:
         return _explain(env, hostname, args.nodefile, live=live, as_json=args.json)
-    values, source, (info, rendezvous) = look(env, hostname, args.nodefile, live=live)
+    values, source, (info, rendezvous) = resolve_values(env, hostname, args.nodefile, live=live)
     warnings = _check(env, info, rendezvous, live=live) if info is not None and info.launcher != "none" else []
     if args.json:
         import json
@@ -62,7 +62,7 @@ def run(args: argparse.Namespace, env: Mapping[str, str]) -> int:
     return 0
 
 
-def look(
+def resolve_values(
     env: Mapping[str, str], hostname: str | None, nodefile: str | None, *, live: bool
 ) -> tuple[dict[str, int | str | None], dict[str, str], tuple[RankInfo | None, Rendezvous]]:
     """The printed values by name, the source of each, and the rank and rendezvous that they came from."""

@@ -95,7 +95,9 @@ def run(args: argparse.Namespace, env: Mapping[str, str]) -> int:
     if not args.command:
         raise RequestError("there is no command to run", "hpcddp exec -- python train.py")
 
-    return run_command(args.command, env, read_options({name: getattr(args, name) for name in ExecOptions._fields}))
+    return run_command(
+        args.command, env, parse_exec_options({name: getattr(args, name) for name in ExecOptions._fields})
+    )
 
 
 def run_plain(command: list[str], env: Mapping[str, str], words: list[str]) -> int | None:
@@ -103,8 +105,8 @@ def run_plain(command: list[str], env: Mapping[str, str], words: list[str]) -> i
     if not words:
         return run_command(command, env)
 
-    texts = split_options(words)
-    return None if texts is None else run_command(command, env, read_options(texts))
+    texts = pair_options(words)
+    return None if texts is None else run_command(command, env, parse_exec_options(texts))
 
 
 def run_command(command: list[str], env: Mapping[str, str], options: ExecOptions | None = None) -> int:
@@ -131,7 +133,7 @@ def run_command(command: list[str], env: Mapping[str, str], options: ExecOptions
         if info.world_size > 1 and rendezvous.master_addr is not None:
             require_resolved(rendezvous.master_addr, rendezvous.source["master_addr"], hostname)
         exported = {name: value for name, value in env.items() if name != GPUS_PER_NODE}  # of a job around this one
-        exported |= check_gpus(command, env, info, hostname, options.gpus_per_node)
+        exported |= refuse_missing_gpus(command, env, info, hostname, options.gpus_per_node)
         exported |= torch_variables(info, rendezvous)
         exported |= further_variables(command, exported, launch, options)
         exported[COMMAND] = name_words(command)
@@ -315,7 +317,7 @@ class ExecOptions(Record):
 NO_OPTIONS = ExecOptions()
 
 
-def split_options(words: list[str]) -> dict[str, str] | None:
+def pair_options(words: list[str]) -> dict[str, str] | None:
     """The options where each is a whole name and its value, as in a job script; None for other words.
 
     Without argparse, which would be a tenth of exec's time on every rank."""
@@ -324,7 +326,7 @@ def split_options(words: list[str]) -> dict[str, str] | None:
     return dict(zip(names, words[1::2], strict=True)) if plain and set(names) <= set(ExecOptions._fields) else None
 
 
-def read_options(texts: Mapping[str, str | None]) -> ExecOptions:
+def parse_exec_options(texts: Mapping[str, str | None]) -> ExecOptions:
     """The options as numbers. RequestError for one that is none, or for half of a pair."""
     from hpcddp.units import parse_count
 
@@ -340,7 +342,9 @@ def launch_environment(env: Mapping[str, str], options: ExecOptions) -> Mapping[
     return {**env, "HPCDDP_LAUNCHER": "none"} if options.nodes == 1 else env
 
 
-def check_gpus(command: list[str], env: Mapping[str, str], info: RankInfo, hostname: str, each: int) -> dict[str, str]:
+def refuse_missing_gpus(
+    command: list[str], env: Mapping[str, str], info: RankInfo, hostname: str, each: int
+) -> dict[str, str]:
     """The variable by which the program knows that each node has GPUs; none where it is to train on CPUs.
 
     LaunchError where it starts Python or ranks that could find no GPU, and would train on CPUs without a word. Other

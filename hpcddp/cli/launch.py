@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from hpcddp.cli.parser import VerbParser
-from hpcddp.cli.request import add_options, listed, read_options
+from hpcddp.cli.request import add_options, listed, read_given
 from hpcddp.cli.streams import exact_bytes, tell, tell_each, write_exactly
 from hpcddp.errors import LaunchError, RequestError, SchedulerError, find_missing_library
 from hpcddp.login.planning import on_path, read_spec_here, remark_start, see_spawn, this_process
@@ -166,7 +166,7 @@ def plan_here(args: argparse.Namespace, allocation: Allocation | None, env: Mapp
         "gpus_per_node": (str(size.gpus), "the visible devices"),
         "cpus_per_node": (str(max(size.cpus, ranks)), "this machine"),
         "workdir": (os.getcwd(), "the folder of this shell"),
-        **read_options(args),
+        **read_given(args),
     }
     if args.scratch:
         others = [f"--{key}" for key in ("name", "fresh", "resume") if getattr(args, key)]

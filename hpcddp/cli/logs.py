@@ -15,7 +15,7 @@ from hpcddp.cli.parser import VerbParser
 from hpcddp.cli.streams import shown_bytes, tell
 from hpcddp.errors import RequestError
 from hpcddp.login.find_run import call_first, call_run, find_run
-from hpcddp.login.judge import is_alive
+from hpcddp.login.judge import has_live_job
 from hpcddp.login.on_disk import read_on_disk
 from hpcddp.runs.folder import AttemptFolder, RunFolder
 from hpcddp.runs.logs import LogFile, LogReader, find_time, list_sources, merge, order_attempts, read_log_lines
@@ -129,7 +129,7 @@ def _follow(of: RunFolder, printer: _Printer, env: Mapping[str, str], shown: lis
             if is_over:
                 over.add(attempt.name)
         if time.monotonic() - looked >= _ASK_S or (attempts and _has_said_end(of)):
-            if not is_alive(of, env):
+            if not has_live_job(of, env):
                 for attempt in order_attempts(of):
                     if attempt.name not in over:
                         printer.print_new(attempt, ended=True)

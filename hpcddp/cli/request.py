@@ -97,10 +97,10 @@ def read_keys(args: argparse.Namespace) -> tuple[dict[str, tuple[object, str]], 
             raise RequestError(f"--set {item!r} has no value", f"--set {item}={args.job}")
     path = _job_file(args)
     in_file = {key: (value, f"{key} in {path}") for key, value in load_yaml(path)[0].items()} if path else {}
-    return {**in_file, **read_options(args)}, path
+    return {**in_file, **read_given(args)}, path
 
 
-def read_options(args: argparse.Namespace) -> dict[str, tuple[object, str]]:
+def read_given(args: argparse.Namespace) -> dict[str, tuple[object, str]]:
     """What the command line asks for."""
     given: dict[str, tuple[object, str]] = {}
     for key, equals, value in (item.partition("=") for item in args.set):

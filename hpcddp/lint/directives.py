@@ -3,7 +3,7 @@
 PBS: OpenPBS `src/cmds/qsub_sup.c` (get_script), `src/cmds/qsub.c` (make_argv); checked against what a real OpenPBS
 23.06 accepted, refused and recorded (tests/captures/pbs/directives.json). Slurm: `src/sbatch/opt.c`
 (_opt_batch_script, _get_argument); checked against a real sbatch 22.05, which also parses #PBS lines unless `#SBATCH
---ignore-pbs` stands there. Grid Engine: qsub(1).
+--ignore-pbs` stands there.
 """
 
 from __future__ import annotations
@@ -45,8 +45,7 @@ class Refusal(NamedTuple):
 class ScriptDirectives(NamedTuple):
     """One scheduler's reading of a script; `unread` are lines that look like directives and are none to it.
 
-    `torque`: a script for Torque's qsub, whose values are not PBS's. `other_words`: what begins another component of a
-    job; the options are the first one's.
+    `torque`: a script for Torque's qsub, whose values are not PBS's. The options are those of a job's first component.
     """
 
     scheduler: str
@@ -55,7 +54,6 @@ class ScriptDirectives(NamedTuple):
     unread: tuple[int, ...] = ()
     command_line: int = 0
     torque: bool = False
-    other_words: tuple[str, ...] = ()
 
     def all(self, *names: str) -> list[Option]:
         """Every option of these names, in the order of the script."""
@@ -82,7 +80,7 @@ def numbered(text: str) -> list[tuple[int, str]]:
     return list(enumerate(text.split("\n"), 1))
 
 
-def split_options(words: Tokens, takes_value: Callable[[str], bool | None]) -> Iterator[tuple[str, str | None]]:
+def split_short_options(words: Tokens, takes_value: Callable[[str], bool | None]) -> Iterator[tuple[str, str | None]]:
     """getopt over short options: (`-N`, value), (`-V`, ""), ("?", word) for a stray one, (`-Z`, None) for an unknown.
 
     `takes_value` says it for a letter, None for a letter that is no option. Raises UnmatchedError for a missing value.
@@ -162,7 +160,7 @@ def read_pbs(text: str, torque: bool = False) -> ScriptDirectives:
 def _read_directive(wanted: str, line: int, letters: str) -> Iterator[Option | Refusal]:
     """The options of one directive, and why qsub refuses it."""
     try:
-        found = list(split_options(split_pbs(wanted), partial(_takes_value, letters)))
+        found = list(split_short_options(split_pbs(wanted), partial(_takes_value, letters)))
     except UnmatchedError as e:
         yield Refusal(line, str(e))
         return
@@ -334,16 +332,9 @@ def read_slurm(text: str) -> ScriptDirectives:
                 refusals.append(Refusal(number, str(e)))
     ends = [i for i, (word, _) in enumerate(words) if word in _COMPONENT]
     component = next((i for i in ends if any(word not in _COMPONENT for word, _ in words[:i])), None)
-    options, stray = read_options([one for one in words[:component] if one[0] not in _COMPONENT])
+    options, stray = parse_slurm_words([one for one in words[:component] if one[0] not in _COMPONENT])
     refusals += [Refusal(number, f"invalid directive found in batch script: {word}") for word, number in stray]
-    return ScriptDirectives(
-        "slurm",
-        tuple(options),
-        tuple(refusals),
-        tuple(unread),
-        command_line,
-        other_words=("hetjob",) * (component is not None),
-    )
+    return ScriptDirectives("slurm", tuple(options), tuple(refusals), tuple(unread), command_line)
 
 
 def split_slurm(text: str) -> Tokens:
@@ -380,7 +371,7 @@ def split_slurm(text: str) -> Tokens:
     return (*words, word) if word else tuple(words)
 
 
-def read_options(words: list[tuple[str, int]]) -> tuple[list[Option], list[tuple[str, int]]]:
+def parse_slurm_words(words: list[tuple[str, int]]) -> tuple[list[Option], list[tuple[str, int]]]:
     """Options under their long names, and the stray words, each with its line."""
     found: list[Option] = []
     stray: list[tuple[str, int]] = []
@@ -403,40 +394,3 @@ def read_options(words: list[tuple[str, int]]) -> tuple[list[Option], list[tuple
             value = rest.pop(0)[0]
         found.append(Option(f"--{name}", value, line))
     return found, stray
-
-
-# Grid Engine: `#$` lines at column 0, anywhere in the script, also behind commands.
-
-
-# Options of qsub(1) without a value, and those with two; the others have one.
-_GE_ALONE = {"-cwd", "-V", "-h", "-notify", "-terse", "-verify", "-clear"}
-_GE_TWO = {"-pe"}
-
-
-def read_gridengine(text: str) -> ScriptDirectives:
-    """What Grid Engine's qsub takes. `-l a=1,b=2` is one option per resource; `-pe mpi 8` is called `-pe mpi`."""
-    options: list[Option] = []
-    refusals: list[Refusal] = []
-    for number, line in numbered(text.replace("\r\n", "\n")):  # A25 says it
-        if not line.startswith("#$"):
-            continue
-        try:
-            words = list(split_pbs(line[2:]))
-        except UnmatchedError as e:
-            refusals.append(Refusal(number, str(e)))
-            continue
-        while words:
-            word = words.pop(0)
-            if not word.startswith("-"):
-                break  # qsub(1) does not say whether it takes comments here: not ours to decide
-            if word in _GE_ALONE or not words:
-                options.append(Option(word, "", number))
-            elif word in _GE_TWO:
-                options.append(Option(f"{word} {words.pop(0)}", words.pop(0) if words else "", number))
-            elif word == "-l":
-                for piece in words.pop(0).split(","):
-                    key, _, value = piece.partition("=")
-                    options.append(Option(f"-l {key}", value, number))
-            else:
-                options.append(Option(word, words.pop(0), number))
-    return ScriptDirectives("gridengine", tuple(options), tuple(refusals))

@@ -8,12 +8,20 @@ from collections.abc import Iterator
 from itertools import pairwise
 
 from hpcddp.errors import HpcddpError
-from hpcddp.lint.directives import chunks, numbered, read_options
-from hpcddp.lint.launches import LaunchCommand, count, per_node, rank_maker, torchrun_option, torchrun_words, trains
-from hpcddp.lint.pbs_values import foreign_names, is_time, refused_resources, refused_values, unknown_names
+from hpcddp.lint.directives import chunks, numbered, parse_slurm_words
+from hpcddp.lint.launches import (
+    LaunchCommand,
+    count_processes,
+    per_node,
+    rank_maker,
+    torchrun_option,
+    torchrun_words,
+    trains,
+)
+from hpcddp.lint.pbs_values import is_time, refused_resources, refused_values, unknown_names
 from hpcddp.lint.script import PREFIXES, Said, Script
 from hpcddp.schedulers.directive_rules import DirectiveOption, find_clashes, full_name
-from hpcddp.schedulers.registry import find_scheduler
+from hpcddp.schedulers.registry import find_scheduler, scripted_schedulers
 from hpcddp.schedulers.row import refused_together
 from hpcddp.script.site import Site, check_limits
 from hpcddp.units import format_count, parse_walltime
@@ -35,9 +43,9 @@ def refused(script: Script) -> Iterator[Said]:
 
 def refused_value(script: Script) -> Iterator[Said]:
     """D2: a value that PBS's client or server refuses, whatever the site is. Torque's rules are not known here."""
-    found, added = script.directives.options, _added_resources(script.site)
+    found = script.directives.options
     if script.scheduler == "pbs" and not script.directives.torque:
-        for line, why, instead in (*refused_values(found), *refused_resources(found), *foreign_names(found, added)):
+        for line, why, instead in (*refused_values(found), *refused_resources(found)):
             yield Said(line, f"qsub refuses the script: {why}", instead)
 
 
@@ -66,7 +74,7 @@ def _refused_steps(script: Script) -> Iterator[Said]:
     inherited = [o for o in script.directives.options if not o.name.startswith("--mem")]
     for launch in script.launches:
         if launch.launcher == "srun":
-            of_step, _ = read_options([(word, launch.command.line) for word in launch.options])
+            of_step, _ = parse_slurm_words([(word, launch.command.line) for word in launch.options])
             names = {o.name for o in of_step}
             options = [*(o for o in inherited if o.name not in names), *of_step]
             for first, second, why in refused_together(rules, [(o.name, o.value) for o in options]):
@@ -108,29 +116,16 @@ def not_read(script: Script) -> Iterator[Said]:
 
 
 def other_scheduler(script: Script) -> Iterator[Said]:
-    """M34: directives of another scheduler, such as ABCI 2.0's `#$` on ABCI 3.0."""
-    for name, prefix in PREFIXES.items():
-        if name == script.scheduler:
+    """M34: directives of another scheduler."""
+    for row in scripted_schedulers():
+        name, prefix = row.name, row.directives.prefix
+        if name == script.scheduler or not prefix:
             continue
         for line, text in numbered(script.text):
             if re.match(rf"\s*{re.escape(prefix)}\s*-", text):
-                old = re.search(r"-l\s*rt_[A-Z]|-g\s", text) and script.site and script.site.name == "abci3"
-                whose = "ABCI 2.0's directive, a comment on ABCI 3.0" if old else f"no directive to {script.scheduler}"
-                if name == "pbs" and script.scheduler == "slurm":
-                    whose = "read by sbatch, too, and translated"
+                translated = (name, script.scheduler) == ("pbs", "slurm")
+                whose = "read by sbatch, too, and translated" if translated else f"a comment to {script.scheduler}"
                 yield Said(line, f"{text.strip()!r} is {whose}", f"{PREFIXES[script.scheduler]} lines only")
-
-
-def abci2(script: Script) -> Iterator[Said]:
-    """M34 without a site: resource types that only ABCI 2.0 had, which ran Grid Engine and is gone."""
-    if script.site is None and script.scheduler == "gridengine":
-        for option in script.directives.options:
-            if re.match(r"-l rt_[FGCAM]", option.name):
-                yield Said(
-                    option.line,
-                    f"{option.name} is ABCI 2.0's; ABCI 3.0 runs PBS, to which #$ lines are comments",
-                    "#PBS -q rt_HF",
-                )
 
 
 def twice(script: Script) -> Iterator[Said]:
@@ -151,13 +146,13 @@ def output_folder(script: Script) -> Iterator[Said]:
     for option in script.directives.all(*find_scheduler(script.scheduler).directives.outputs):
         path = option.value.split(":", 1)[-1] if script.scheduler == "pbs" else option.value
         literal = re.search(r"[$~]", path)
-        if literal and script.scheduler in {"pbs", "slurm"}:
+        if literal:
             yield Said(
                 option.line, f"{literal[0]} in {path!r} is not expanded: it is a letter of the name", "a plain path"
             )
             continue
         folder = os.path.dirname(path)
-        if not folder or re.search(r"[$%~]|\^array", folder) or script.folder_exists(folder):
+        if not folder or re.search(r"%|\^array", folder) or script.folder_exists(folder):
             continue
         if not folder.startswith("/") or script.folder_exists(os.path.dirname(folder)):
             yield Said(
@@ -195,7 +190,7 @@ def short_walltime(script: Script) -> Iterator[Said]:
 def _is_time(value: str, scheduler: str) -> bool:
     if scheduler == "slurm":
         return bool(re.fullmatch(r"(\d+-)?\d+(:\d+){0,2}|infinite|unlimited", value, re.IGNORECASE))
-    return is_time(value) and (scheduler == "pbs" or bool(value.strip()))
+    return is_time(value)
 
 
 def no_name(script: Script) -> Iterator[Said]:
@@ -206,9 +201,10 @@ def no_name(script: Script) -> Iterator[Said]:
 
 def requeue(script: Script) -> Iterator[Said]:
     """M29: whether a job that lost its node starts again is the site's choice unless the script says it."""
-    says = {"pbs": ("-r",), "slurm": ("--requeue", "--no-requeue"), "gridengine": ("-r",)}[script.scheduler]
+    says, text = ("--requeue", "--no-requeue"), "#SBATCH --no-requeue"
+    if script.scheduler == "pbs":
+        says, text = ("-r", "-r"), "#PBS -r n"
     if script.directives.options and not script.directives.get(*says):
-        text = {"pbs": "#PBS -r n", "slurm": "#SBATCH --no-requeue", "gridengine": "#$ -r n"}[script.scheduler]
         yield Said(1, "whether the job may start a second time is not said, and differs by site", text)
 
 
@@ -262,7 +258,7 @@ def no_mpiprocs(script: Script) -> Iterator[Said]:
     if script.scheduler != "pbs" or select is None or "mpiprocs" in select.value or not chunks(select.value):
         return
     for launch in _mpi(script):
-        wanted = count(launch)
+        wanted = count_processes(launch)
         other_hosts = launch.has("-H", "-host", "--host", "--oversubscribe") or _other_hostfile(launch)
         if other_hosts or per_node(launch, script.request) == 1 or wanted == script.request.nodes:
             continue
@@ -319,7 +315,7 @@ def first_nodes_only(script: Script) -> Iterator[Said]:
     if script.scheduler != "pbs" or not request.slots or not request.nodes:
         return
     for launch in _mpi(script):
-        wanted = count(launch)
+        wanted = count_processes(launch)
         if wanted is None or launch.is_placed or _other_hostfile(launch):
             continue
         used = -(-wanted // request.slots)

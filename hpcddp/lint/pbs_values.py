@@ -5,7 +5,6 @@ After OpenPBS 23.06: qsub.c (process_opts), ecl_verify_values.c, and the parsers
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import NamedTuple
@@ -143,11 +142,6 @@ _OF_JOB = {"cput", "walltime", "min_walltime", "max_walltime", "pcput", "pmem", 
 _NOT_FOR_USERS = {"soft_walltime", "nodect", "nchunk", "cpupercent", "energy", "nodemask", "exec_vnode", "start_time",
                   "pe_mask", "partition"}  # fmt: skip
 _KNOWN = _OF_CHUNK | _OF_JOB | _NOT_FOR_USERS
-# Words of other schedulers, with PBS's.
-_FOREIGN = {"ppn": "ncpus and mpiprocs", "procs": "select=…:mpiprocs", "mppwidth": "select=…:mpiprocs",
-            "mppnppn": "mpiprocs", "mppdepth": "ompthreads", "tpn": "mpiprocs", "nprocs": "mpiprocs",
-            "ntasks": "mpiprocs", "gpus": "ngpus", "gpu": "ngpus", "ngpu": "ngpus", "cpus": "ncpus", "cores": "ncpus",
-            "threads": "ompthreads", "memory": "mem", "time": "walltime", "h_rt": "walltime"}  # fmt: skip
 # Names that sites are known to add; see templates/sites.
 _ADDED = {"bigmem", "cluster", "cpu_model", "cpu_type", "cputype", "debug", "feature", "features", "filesystems",
           "gpu_mem", "gpu_model", "gpu_type", "gputype", "interconnect", "jobfs", "job_priority", "model", "ngpus",
@@ -179,20 +173,11 @@ def refused_resources(options: Sequence[Option]) -> Iterator[Refusal]:
     yield from _refused_with_select({name.lower(): option for name, option in first.items()})
 
 
-def foreign_names(options: Sequence[Option], added: Collection[str]) -> Iterator[Refusal]:
-    """Names of another scheduler, and misspelt ones. `added`: names that the site has added."""
-    for option, name in _names(options, added):
-        if right := _suggest(name):
-            instead = f"{right}; {ON_TORQUE}"
-            yield _refusal(option, f"PBS has no resource {name}", instead)
-
-
 def unknown_names(options: Sequence[Option], added: Collection[str]) -> Iterator[Refusal]:
-    """Other names that PBS does not have of its own: refused unless the site has added them."""
+    """Names that PBS does not have of its own: refused unless the site has added them. `added`: names that it has."""
     for option, name in _names(options, added):
-        if not _suggest(name):
-            what = f"PBS has no resource {name} of its own: qsub refuses it unless this site has added it"
-            yield _refusal(option, what, "a name from the site's guide: hpcddp sites show NAME")
+        what = f"PBS has no resource {name} of its own: qsub refuses it unless this site has added it"
+        yield _refusal(option, what, "a name from the site's guide: hpcddp sites show NAME")
 
 
 def _names(options: Sequence[Option], added: Collection[str]) -> Iterator[tuple[Option, str]]:
@@ -220,12 +205,6 @@ def _refused_value(option: Option, name: str, value: str) -> Iterator[Refusal]:
     if rule and name != "walltime" and not rule.fits(value):  # a walltime has a rule of its own, M33
         where = "-l " if name == option.name[3:] else "in -l select, "
         yield Refusal(option.line, f"{where}{name}={value}: {name} takes {rule.words}", f"{name}={rule.example}")
-
-
-def _suggest(name: str) -> str:
-    """PBS's name for a word of another scheduler, or for a misspelt one; "" where the site may have added it."""
-    near = difflib.get_close_matches(name.lower(), sorted(_KNOWN | {"ngpus"}), 1, cutoff=0.85)
-    return _FOREIGN.get(name.lower()) or next(iter(near), "")
 
 
 def _refused_select(option: Option) -> Iterator[Refusal]:

@@ -48,7 +48,7 @@ def device_modulo(script: TrainingScript) -> Iterator[Said]:
                 yield Said(node.lineno, what, _LOCAL_RANK)
 
 
-def fixed_port(script: TrainingScript) -> Iterator[Said]:
+def fixed_master_port(script: TrainingScript) -> Iterator[Said]:
     """A5: a port in the script instead of the job's."""
     for line, _, port in _addresses(script):
         if port:
@@ -366,7 +366,6 @@ _COLLECTIVES = {
     *("all_gather_object", "gather_object", "broadcast_object_list", "scatter_object_list"),
 }  # fmt: skip
 _OF_ONE_RANK = re.compile(r"rank|gpu|pid|shard|BytesIO|TemporaryFile", re.IGNORECASE)
-_CLEANS_UP = re.compile(r"clean_?up|destroy|tear_?down|shutdown|finalize|close|dispose", re.IGNORECASE)
 _CHECKPOINT = re.compile(r"ckpt|check_?point|state|resume|snapshot|weights|pretrain|model", re.IGNORECASE)
 
 
@@ -445,23 +444,6 @@ def bare_model_called(script: TrainingScript) -> Iterator[Said]:
             if same and not again and block.loop in steps and not _is_quiet(block):
                 what = f"{inner}(…) in a training step, where {outer} is the wrapped model: gradients are not averaged"
                 yield Said(call.lineno, what, f"{outer}(…)")
-
-
-def no_destroy(script: TrainingScript) -> Iterator[Said]:
-    """A19: a process group that is never shut down."""
-    in_loop = any(script.blocks[call].loop is not None for call in script.find_calls("backward"))
-    if script.has_framework() or not in_loop or "deepspeed" in script.modules:
-        return
-    if any(_CLEANS_UP.search(name) for name in script.calls):
-        return
-    for call in script.find_calls("init_process_group"):
-        backend = call.args[0] if call.args else keyword(call, "backend")
-        elsewhere = script.blocks[call].function not in script.reached  # a file that calls it may call the other
-        if elsewhere or is_constant(backend, "gloo"):
-            continue
-        what = "destroy_process_group is never called: NCCL warns at the end, and resources may leak"
-        yield Said(call.lineno, what, "torch.distributed.destroy_process_group() as the last line, also after an error")
-        return
 
 
 def collective_on_some_ranks(script: TrainingScript) -> Iterator[Said]:

@@ -8,9 +8,9 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from itertools import pairwise
 
-from hpcddp.lint.directives import UNIX_LINES, numbered
+from hpcddp.lint.directives import numbered
 from hpcddp.lint.launches import expand, per_node, rank_maker, torchrun_option, torchrun_words, trains
-from hpcddp.lint.script import PREFIXES, Said, Script, unix_lines
+from hpcddp.lint.script import Said, Script, unix_lines
 from hpcddp.lint.shell import REACHES, Command, find_open_document
 from hpcddp.ranks.launch_commands import find_agent
 from hpcddp.ranks.launchers import LAUNCHERS
@@ -102,15 +102,13 @@ def localhost_for_several_nodes(script: Script) -> Iterator[Said]:
         for name in ("master-addr", "rdzv-endpoint"):
             value = torchrun_option(agent, name)
             found += [f"--{name} {value}"] if value and _HERE.fullmatch(value) else []
-        if (command.launched or launch) and not command.loops and not _OF_RANK & {*command.expands}:  # no sweep
-            found += ["--standalone"] if "--standalone" in agent else []
         if found:
             what = f"{found[0]} on {script.request.nodes} nodes: each node's processes look on their own host"
             yield Said(command.line, what, f"export MASTER_ADDR=FIRST_HOST; {_OURS}")
 
 
 def job_id_in_port(script: Script) -> Iterator[Said]:
-    """M13: a PBS job id is no number: `1234[5].pbs1`, and 0189 is bad octal. Slurm's and Grid Engine's are numbers."""
+    """M13: a PBS job id is no number: `1234[5].pbs1`, and 0189 is bad octal. Slurm's is a number."""
     stripped = re.compile(r"10#|tr -|(//|%%)\[[!^]0-9\]")
     if not script.directives.get("-J", "-t"):  # the number before the first point, unless it is cut again
         stripped = re.compile(rf"{stripped.pattern}|^(?!.*(tail -c|: -))(.*%%\.\*|.*cut -d *['\"]?\.)")
@@ -243,12 +241,11 @@ def rank_of_batch_shell(script: Script) -> Iterator[Said]:
     known = _known_names(script)
     unset = {"RANK", "LOCAL_RANK"} - known if known is not None else set()  # so that only a rank has them
     for command in script.commands:
-        tested = command.tested if command.tested and _reaches_ranks(script, command) else ()
         of_rank = _OF_RANK | {name for name in unset if re.search(rf"\$({name}\b|\{{{name}\}})", command.text)}
-        names = [name for name in dict.fromkeys((*command.expands, *tested)) if name in of_rank]
+        names = [name for name in command.expands if name in of_rank]
         if _C10D.search(script.code):  # with it, torchrun does not read --node_rank
             others = _NODE_RANK.sub("", command.text)
-            names = [name for name in names if name in others or name not in command.text]
+            names = [name for name in names if name in others]
         if script.request.nodes == 1:
             names = [name for name in names if not re.search("NODE", name)]  # 0 on the only node
         if not names or command.launched or _in_rank_function(script, command) or _only_prints(command):
@@ -299,7 +296,7 @@ def agent_without_place(script: Script) -> Iterator[Said]:
             what = f"{starts}, and each of them starts the processes of all nodes"
             yield Said(command.line, what, f"{name} … without {launch.launcher}, or with --no_ssh and --node_rank")
         elif one or "--standalone" in words:
-            said = (option(count) or not machines) and not elsewhere and "--standalone" not in words  # A9
+            said = (option(count) or not machines) and not elsewhere
             if said and not _OF_RANK & {*command.expands}:  # a run of its own on each node
                 right = "--no_ssh, --node_rank and --hostfile" if by_ssh else f"--{count}={script.request.nodes}"
                 yield Said(command.line, f"{starts}, for one node: each of them trains alone", right)
@@ -326,32 +323,11 @@ def submit_host(script: Script) -> Iterator[Said]:
                 break
 
 
-def loop_over_slots(script: Script) -> Iterator[Said]:
-    """A28: a loop over the node file starts something once per slot."""
-    slots = script.request.slots
-    if script.scheduler != "pbs" or slots == 1 or (slots is None and not script.directives.torque):
-        return
-    said: set[tuple[str, ...]] = set()
-    for command in script.commands:
-        if not command.loops or command.loops in said or not any(_base(w) in REACHES for w in command.words):
-            continue
-        for loop in command.loops:
-            names = re.findall(r"\$\{?[!#]?(\w+)", loop)
-            lists = [v for name in names for _, v in script.assigned(name)]
-            read = [c.text for c in script.commands if c.program in {"mapfile", "readarray"} and c.words[-1] in names]
-            if any("PBS_NODEFILE" in text and not _UNIQUE.search(text) for text in (loop, *lists, *read)):
-                said.add(command.loops)
-                times = f"{slots} times" if slots else "as often as it has slots"
-                what = f"the loop goes through the node file, which lists each node {times}: each line starts one more"
-                yield Said(command.line, what, 'for node in $(sort -u "$PBS_NODEFILE"); do …')
-
-
 def port_of_each_task(script: Script) -> Iterator[Said]:
     """A29: a port, or a rendezvous's id, that each task draws for itself."""
     for command in script.commands:
-        each = command.launched or (command.loops and any(_base(w) in REACHES for w in command.words))
         drawn = [(n, v) for n, v in _named(command) if _MEETING.search(n) and _DRAWN.search(_late(command, v))]
-        if each and drawn:
+        if command.launched and drawn:
             port = "PORT" in drawn[0][0].upper() or "endpoint" in drawn[0][0]
             what = f"each task draws {'a port' if port else 'an id'} of its own: they never meet"
             name = "MASTER_PORT" if port else "RDZV_ID"
@@ -403,22 +379,6 @@ def ends_before_its_ranks(script: Script) -> Iterator[Said]:
     if starts and _is_in_background(script, last):
         what = f"{last.program} … & is the last command: the script ends at once, and the job with it"
         yield Said(last.line, what, "wait as the last line")
-
-
-def waits_for_one_node(script: Script) -> Iterator[Said]:
-    """A34: a loop that starts one node after the other, where each waits until all are there."""
-    for command in script.commands:
-        option = partial(torchrun_option, rank_maker(command.words))
-        place = re.findall(r"\$\{?(\w+)", option("node-rank") or option("machine-rank") or "")
-        if not (command.loops and place):
-            continue
-        changed = {n for c in script.commands if c.loops and c.loops == command.loops for n, _ in c.sets}
-        changed |= {name for loop in command.loops for name in re.findall(r"^for \W*(\w+)", loop)}
-        around = [c for c in script.commands if command.text in c.text]
-        goes_on = any(_is_in_background(script, c) or "-f" in c.words for c in around)
-        if not (changed.isdisjoint(place) or goes_on or option("nnodes") == "1"):
-            what = f"the loop waits for node ${place[0]} before it starts the next, and each node waits for all others"
-            yield Said(command.line, what, f"{around[0].program} … & in the loop, and wait behind it")
 
 
 def requeue_of_array(script: Script) -> Iterator[Said]:
@@ -476,15 +436,6 @@ def _known_names(script: Script) -> set[str] | None:
     return known | set(re.findall(r"\bfor\s+(\w+)", script.text))
 
 
-def _reaches_ranks(script: Script, command: Command) -> bool:
-    """Whether a variable that a command sets is exported, or a word of what a launcher starts."""
-    names = {name for name, _ in command.sets}
-    names |= {name for c in script.commands if names.intersection(c.expands) for name, _ in c.sets}
-    exported = [{*c.words, *(n for n, _ in c.sets)} for c in script.commands if c.program == "export"]
-    words = [{*launch.command.expands} for launch in script.launches]
-    return any(names & each for each in (*exported, *words))
-
-
 def _in_rank_function(script: Script, command: Command) -> bool:
     """Whether a command stands in a function that the ranks' shells call, or nothing in the batch shell."""
     name = command.function
@@ -535,15 +486,3 @@ def open_document(script: Script) -> Iterator[Said]:
     what = f"the here-document <<{found.end} never ends: the rest of the script is its text, and no command"
     what += f" (line {alike} has blanks beside {found.end})" if alike else ""
     yield Said(found.line, what, f"{found.end} alone on a line, without blanks (behind <<- tabs may stand before it)")
-
-
-def carriage_returns(script: Script) -> Iterator[Said]:
-    """A25: CR LF where no scheduler is known to refuse it (D1 otherwise). The first line that counts."""
-    if script.scheduler != "gridengine":
-        return
-    for number, line in numbered(script.text):
-        counts = line.startswith(PREFIXES[script.scheduler]) or not line.lstrip().startswith("#")
-        if line.endswith("\r") and line.strip() and counts:
-            what = "the line ends in CR LF: the carriage return is a part of its last word, as in train.py\\r"
-            yield Said(number, what, UNIX_LINES)
-            return

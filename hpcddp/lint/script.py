@@ -9,18 +9,14 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from hpcddp.errors import RequestError
-from hpcddp.lint.directives import ScriptDirectives, is_torque, read_gridengine, read_pbs, read_slurm
-from hpcddp.lint.launches import NAMED_HOSTS, LaunchCommand, count, find_launches
-from hpcddp.lint.request import Request, read_request
+from hpcddp.lint.directives import ScriptDirectives, is_torque, read_pbs, read_slurm
+from hpcddp.lint.launches import NAMED_HOSTS, LaunchCommand, count_processes, find_launches
+from hpcddp.lint.request import Request, parse_request
 from hpcddp.lint.shell import REACHES, Command, read_commands
 from hpcddp.schedulers.registry import find_scheduler
 from hpcddp.script.site import Queue, Site
 
-READERS: dict[str, Callable[[str], ScriptDirectives]] = {
-    "pbs": read_pbs,
-    "slurm": read_slurm,
-    "gridengine": read_gridengine,
-}
+READERS: dict[str, Callable[[str], ScriptDirectives]] = {"pbs": read_pbs, "slurm": read_slurm}
 PREFIXES = {name: find_scheduler(name).directives.prefix for name in READERS}
 
 
@@ -44,19 +40,13 @@ class Script:
         return "\n".join(c.text for c in self.commands)
 
     @property
-    def generic_site(self) -> str:
-        """The site for any cluster with the script's scheduler."""
-        row = find_scheduler(self.scheduler)
-        return row.generic_by_size.get("nodes" if self.directives.torque else "", row.generic_site)
-
-    @property
     def queue_name(self) -> str:
         """The site's queue that the script is for; "" where the server chooses it."""
         if self.site is None or self.site.queue_option == "none":
             return ""
-        return self.named_queue(self.site) or self.site.queue
+        return self._named_queue(self.site) or self.site.queue
 
-    def named_queue(self, site: Site) -> str:
+    def _named_queue(self, site: Site) -> str:
         """The queue that the script says, in the site's way of saying it; "" where it says none."""
         said = self.directives.get(site.queue_option) if site.queue_option else self.request.queue
         qos = self.directives.get("--qos")
@@ -72,12 +62,11 @@ class Script:
     def request_on(self, site: Site) -> Request:
         """The request as this site takes it: in some queues each chunk is a GPU, and all of them are on one node; some
         sites are asked for the totals of a job."""
-        request, queue = self.request, site.queues.get(self.named_queue(site) or site.queue, Queue())
+        request, queue = self.request, site.queues.get(self._named_queue(site) or site.queue, Queue())
         if site.size == "totals" and not request.nodes and request.cpus_per_node and queue.cpus:
             nodes = -(-request.cpus_per_node // queue.cpus)
-            parts = (request.cpus_per_node, request.gpus_per_node, request.mem_mb)
-            cpus, gpus, mem_mb = (part and part // nodes for part in parts)
-            return request._replace(nodes=nodes, cpus_per_node=cpus, gpus_per_node=gpus, mem_mb=mem_mb)
+            cpus, gpus = (part and part // nodes for part in (request.cpus_per_node, request.gpus_per_node))
+            return request._replace(nodes=nodes, cpus_per_node=cpus, gpus_per_node=gpus)
         if not queue.gpu_chunks or not request.nodes or request.gpus_per_node is not None:
             return request
         slots = request.slots and request.slots * request.nodes
@@ -109,7 +98,7 @@ class Script:
 
     def on_several_nodes(self, launch: LaunchCommand) -> bool:
         """Whether a launcher surely starts something on more than one node."""
-        wanted = count(launch)
+        wanted = count_processes(launch)
         one = wanted == 1 or (launch.launcher == "srun" and launch.option("-N", "--nodes") == "1")
         packed = launch.launcher != "srun" and wanted and not launch.is_placed and wanted <= (self.request.slots or 1)
         return self.several_nodes() and bool(launch.started) and not (one or packed or launch.has(*NAMED_HOSTS))
@@ -129,7 +118,7 @@ def read_script(text: str, site: Site | None, folder_exists: Callable[[str], boo
     commands = tuple(read_commands(unix_lines(text)))
     values = _plain_values(commands)
     launches = tuple(find_launches(commands, values))
-    request = read_request(directives)
+    request = parse_request(directives)
     script = Script(text, scheduler, directives, request, commands, values, launches, site, folder_exists)
     return replace(script, request=script.request_on(site)) if site else script
 
@@ -148,7 +137,7 @@ def guess_scheduler(text: str) -> str:
 def refuse_other_directives(file: str, text: str) -> None:
     """RequestError where the only directives are of a scheduler without rules here: "nothing was found" would look like
     a good result."""
-    other = re.search(r"^#([A-Z][A-Z0-9_]*|[a-z]+:)(?=[ \t]+--?[A-Za-z])", text, re.M)
+    other = re.search(r"^#([A-Z][A-Z0-9_]*|[a-z]+:|\$)(?=[ \t]+--?[A-Za-z])", text, re.M)
     if other is None or any(_count_directives(text).values()):
         return
     line = text.count("\n", 0, other.start()) + 1

@@ -21,7 +21,6 @@ _RESERVED = {"if", "then", "elif", "else", "fi", "do", "done", "while", "until",
 _ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)(?:\[[^]]*\])?(?:\+?=)(.*)", re.DOTALL)
 _DECLARES = {"export", "declare", "local", "readonly", "typeset"}
 _SHELLS = {"bash", "sh", "zsh", "dash", "ksh"}
-_COMPARE = {"=", "==", "!=", "=~", "-eq", "-ne", "-lt", "-le", "-gt", "-ge"}
 _SSH_VALUES = "bcDEeFIiJLlmOopQRSWw"  # options of ssh with a value
 # Before an expansion that the shell which reads the text carries out: behind it, nothing is left of the `$`.
 _MARK = "\ue000"
@@ -31,10 +30,8 @@ class Command(NamedTuple):
     """A simple command; `text` is as it stands. `expands`: the variables that its shell expands in it, its redirections
     and its here-documents. `launched`: it stands in the text that a launcher or ssh hands to a shell. `captured`: in a
     substitution. `function`: the function that it is in. `into`: the programs behind its pipe, `output` its file.
-    `background`: an & ends it. `loops`: what the loops around it go through. `files`: its redirections, such as
-    `("<", "input")`. `early`: the expansions in it that the shell around its text has carried out. `tested`: the
-    variables that decide whether it runs, by the `if`, `case`, && and || around it. `document`: the script that it
-    stands in, which the job writes by a here-document."""
+    `background`: an & ends it. `early`: the expansions in it that the shell around its text has carried out.
+    `document`: the script that it stands in, which the job writes by a here-document."""
 
     line: int
     words: tuple[str, ...]
@@ -47,10 +44,7 @@ class Command(NamedTuple):
     function: str = ""
     output: str = ""
     background: bool = False
-    loops: tuple[str, ...] = ()
-    files: tuple[tuple[str, str], ...] = ()
     early: tuple[str, ...] = ()
-    tested: tuple[str, ...] = ()
     document: str = ""
 
     @property
@@ -62,7 +56,7 @@ class Command(NamedTuple):
 def read_commands(text: str) -> list[Command]:
     """Every command, in the order in which its end is read; then those of the scripts that the job writes itself and
     starts elsewhere."""
-    reader = _Reader(text.replace(_MARK, ""), Command(1, (), (), ""))
+    reader = _ScriptReader(text.replace(_MARK, ""), Command(1, (), (), ""))
     found = reader.read()
     names = [[word.rsplit("/", 1)[-1] for word in command.words] for command in found]
     started = {name for each in names if REACHES.intersection(each) for name in each}
@@ -71,7 +65,7 @@ def read_commands(text: str) -> list[Command]:
         file = (writes.output or (writes.words[-1] if writes.program == "tee" else "")).rsplit("/", 1)[-1]
         is_script = file.endswith(".sh") or re.match(r"#!.*sh\b", body)
         if (file in started and is_script) or (REACHES.intersection(names[at]) and _SHELLS.intersection(names[at])):
-            found += _Reader(body, Command(line, (), (), "", launched=True, document=file or writes.text)).read()
+            found += _ScriptReader(body, Command(line, (), (), "", launched=True, document=file or writes.text)).read()
     return found
 
 
@@ -86,12 +80,12 @@ class OpenDocument(NamedTuple):
 
 def find_open_document(text: str) -> OpenDocument | None:
     """The here-document that takes the rest of the script; None where each has its end."""
-    reader = _Reader(text, Command(1, (), (), ""))
+    reader = _ScriptReader(text, Command(1, (), (), ""))
     reader.read()
     return reader.open_document
 
 
-class _Reader:
+class _ScriptReader:
     """One pass over the text. A class because a dozen functions would hand the same six values to each other."""
 
     def __init__(self, text: str, around: Command) -> None:
@@ -104,19 +98,15 @@ class _Reader:
         self.start = 0
         self.expands: list[str] = []
         self.output = ""
-        self.files: list[tuple[str, str]] = []
         self.documents: list[OpenDocument] = []
         self.readers: list[int] = []  # of each here-document, the command that reads it; -1 while that is being read
         self.open_document: OpenDocument | None = None
         self.bodies: list[tuple[int, int, str]] = []  # of each here-document: its reader, its first line, its text
         self.early: list[str] = []
-        self.tested: tuple[str, ...] = ()  # by what stands before && or ||
-        self.branches: list[tuple[int, tuple[str, ...]]] = []  # of each open `if`: its test's first command, variables
         self.pipeline: list[int] = []  # the commands whose output goes into the one that is being read
         self.elements = False  # the words of an array, which start nothing
         self.function = around.function
         self.braces: list[str] = []  # the function around each open brace
-        self.loops: list[tuple[str, int]] = []  # what each open loop goes through, and its first command
 
     def read(self) -> list[Command]:
         text = self.text
@@ -207,7 +197,7 @@ class _Reader:
         if whole[:1] == "`" or (whole.startswith("$(") and not whole.startswith("$((")):
             inner = whole[1:-1] if whole[0] == "`" else whole[2:-1]
             around = self.around._replace(line=self._line(start), captured=True, function=self.function)
-            self.found += _Reader(inner, around).read()
+            self.found += _ScriptReader(inner, around).read()
         else:
             self._note_names(whole)
         self._add((_MARK if len(whole) > 1 else "") + whole)
@@ -229,7 +219,7 @@ class _Reader:
         """The elements of `a=(…)` as the rest of the word."""
         end = _closing(self.text, self.at)
         around = self.around._replace(line=self._line(self.at), function=self.function)
-        reader = _Reader(self.text[self.at + 1 : end - 1], around)
+        reader = _ScriptReader(self.text[self.at + 1 : end - 1], around)
         reader.elements = True
         for command in reader.read():
             self.expands += [name for name in command.expands if name not in self.expands]
@@ -255,7 +245,7 @@ class _Reader:
         if self.text.startswith("(", self.at):
             end = _closing(self.text, self.at)
             inner = self.around._replace(line=self._line(self.at), captured=operator[0] == "<", function=self.function)
-            self.found += _Reader(self.text[self.at + 1 : end - 1], inner).read()
+            self.found += _ScriptReader(self.text[self.at + 1 : end - 1], inner).read()
             self.at = end
             return
         target = re.compile(r"[ \t]*('[^'\n]*'|\"[^\"\n]*\"|(?:\$\{[^}\n]*\}|\$\([^)\n]*\)|[^\s;&|<>()])+)").match(
@@ -274,7 +264,6 @@ class _Reader:
                     self.early.append(found[2])
                 else:
                     self._note_names(found[2])
-            self.files += [(operator[0], word)] if "&" not in operator[0] else []
             self.output = word if operator[0][0] == ">" and operator[0] != ">&" else self.output
 
     def _skip_documents(self) -> None:
@@ -307,20 +296,14 @@ class _Reader:
         marked, self.words = self.words, []
         expands, self.expands = tuple(self.expands), []
         output, self.output = self.output, ""
-        files, self.files = tuple(self.files), []
         early, self.early = tuple(self.early), []
-        marked_done: tuple[str, int] | None = None
         while marked and marked[0] in _RESERVED:
-            if marked[0] == "done" and self.loops:
-                marked_done = self.loops[-1]
-            self._note_block(marked.pop(0))
+            self._note_brace(marked.pop(0))
         if marked[:1] == ["function"] and len(marked) > 1:
             self.function = marked[1]
             marked = marked[2:]
             while marked and marked[0] == "{":
-                self._note_block(marked.pop(0))
-        if marked[:1] in (["for"], ["select"]):
-            self.loops.append((" ".join(marked).replace(_MARK, ""), len(self.found)))
+                self._note_brace(marked.pop(0))
         words = [word.replace(_MARK, "") for word in marked]
         sets: list[tuple[str, str]] = []
         declares = bool(words) and words[0] in _DECLARES
@@ -333,11 +316,6 @@ class _Reader:
         if not declares:
             words, marked = words[len(sets) :], marked[len(sets) :]
         if not words and not sets:
-            if marked_done and expands:  # done < "$PBS_NODEFILE"
-                for i in range(marked_done[1], len(self.found)):
-                    self.found[i] = self.found[i]._replace(
-                        loops=(*self.found[i].loops, f"while < {' '.join(f'${name}' for name in expands)}")
-                    )
             return
         if words[:1] in (["let"], ["printenv"]):  # which read variables by their names
             expands += tuple(name for word in words[1:] for name in re.findall(r"[A-Za-z_]\w*", word))
@@ -347,60 +325,31 @@ class _Reader:
             self.text[self.at - 1 : self.at],
             self.text[self.at + 1 : self.at + 2],
         )
-        tested = (*self.around.tested, *(name for _, names in self.branches for name in names), *self.tested)
         command = self.around._replace(line=line, words=tuple(words), sets=tuple(sets), text=text, expands=expands)
         self.found.append(
             command._replace(
                 function=self.function,
                 output=output,
-                files=files,
                 background=background,
-                loops=(*self.around.loops, *(text for text, _ in self.loops)),
                 early=early,
-                tested=tested,
             )
         )
-        follows = self.text[self.at : self.at + 2] in {"&&", "||"}
-        self.tested = (*self.tested, *_compared(self.found[-1])) if follows else ()
-        if words[:1] == ["case"]:
-            self.branches.append((0, expands))
-        elif words[:1] == ["esac"] and self.branches:
-            self.branches.pop()
         self.readers = [len(self.found) - 1 if reader < 0 else reader for reader in self.readers]
         for at in self.pipeline:
             self.found[at] = self.found[at]._replace(into=(*self.found[at].into, self.found[-1].program))
         if self.text[self.at : self.at + 1] != "|":
             self.pipeline = []
         for script, launched in () if self.elements else _handed_text(marked):
-            around = self.found[-1]._replace(launched=launched or self.around.launched, into=(), files=())
-            self.found += _Reader(script, around).read()
+            around = self.found[-1]._replace(launched=launched or self.around.launched, into=())
+            self.found += _ScriptReader(script, around).read()
 
-    def _note_block(self, word: str) -> None:
-        """A reserved word that opens or closes a function, a branch or a loop."""
+    def _note_brace(self, word: str) -> None:
+        """A reserved word that opens or closes a function."""
         if word == "{":
             self.braces.append(self.function)
         elif word == "}" and self.braces:
             self.braces.pop()
             self.function = self.braces[-1] if self.braces else self.around.function
-        elif word == "if" or (word == "elif" and self.branches):
-            self.branches.append((len(self.found), self.branches.pop()[1] if word == "elif" else ()))
-        elif word == "then" and self.branches:
-            start, names = self.branches.pop()
-            self.branches.append((start, (*names, *(n for c in self.found[start:] for n in _compared(c)))))
-        elif word == "fi" and self.branches:
-            self.branches.pop()
-        elif word == "done" and self.loops:
-            self.loops.pop()
-        elif word in {"while", "until"}:
-            fed = f"{self.found[self.pipeline[-1]].text} | " if self.pipeline else ""
-            self.loops.append((fed + word, len(self.found)))
-
-
-def _compared(command: Command) -> tuple[str, ...]:
-    """The variables whose values a command compares: not whether they are set."""
-    words = {*command.words}
-    compares = command.program in {"[", "[[", "test"} and words & _COMPARE and "" not in words
-    return command.expands if compares or command.program[:2] == "((" else ()
 
 
 def _handed_text(words: list[str]) -> list[tuple[str, bool]]:

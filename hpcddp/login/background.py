@@ -39,12 +39,12 @@ def start_job(
     SchedulerError if it cannot be started.
     """
     told = {"HPCDDP_JOB_ID": submission.job, **({"HPCDDP_ARRAY_INDEX": index} if index else {})}
-    argv = ["bash", "-c", _START, script_of(folder), *(str(one.process) for one in before if is_alive(one))]
+    argv = ["bash", "-c", _START, script_of(folder), *(str(one.process) for one in before if process_lives(one))]
     process = start_detached(argv, {**env, **told}, folder=submission.folder, output=submission.output)
     return submission._replace(process=process, started=start_time(process), machine=find_machine())
 
 
-def is_alive(submission: Submission) -> bool | None:
+def process_lives(submission: Submission) -> bool | None:
     """Whether its process still lives; None if that cannot be seen from this machine."""
     here = find_machine()
     if submission.machine != here or not here:
@@ -58,7 +58,7 @@ def find_jobs(submissions: list[Submission]) -> list[JobFound]:
     """What can be seen of such jobs, in the form in which a scheduler's are shown."""
     found = []
     for one in submissions:
-        job, alive = parse_id(one.job), is_alive(one)
+        job, alive = parse_id(one.job), process_lives(one)
         if alive is None:
             found.append(JobFound(job, "unknown", reason=f"it runs on {one.host}, and only there can it be seen"))
         elif alive:
@@ -71,7 +71,7 @@ def find_jobs(submissions: list[Submission]) -> list[JobFound]:
 
 def end_job(submission: Submission, *, kill: bool) -> bool:
     """Ask it to end, or kill it with all that it has started in its session. Whether it was there."""
-    if not is_alive(submission):
+    if not process_lives(submission):
         return False
     with suppress(ProcessLookupError):
         if kill:

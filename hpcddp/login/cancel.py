@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from hpcddp.errors import SchedulerError
 from hpcddp.login.background import end_job, end_process
 from hpcddp.login.find_run import call_run
-from hpcddp.login.judge import WAITS, ask, judge
+from hpcddp.login.judge import WAITS, ask_schedulers, judge
 from hpcddp.login.on_disk import RunJob, read_on_disk
 from hpcddp.record import Record
 from hpcddp.runs.folder import RunFolder, job_of, show_path
@@ -27,7 +27,7 @@ _OVER = ("has finished", "Unknown Job Id", "already completing", "Invalid job id
 _DONE = ("has registered the job", "has deleted job")
 
 
-class _Live(Record):
+class _LiveJob(Record):
     """A job to end, and what its scheduler or this machine says of it."""
 
     run: RunFolder
@@ -52,9 +52,9 @@ def cancel_runs(runs: Sequence[RunFolder], env: Mapping[str, str], *, now: bool)
     """
     each = {os.path.abspath(run.path): run for one in runs for run in (one, *list_sweep_runs(one))}
     read = [read_on_disk(run) for run in each.values()]
-    answers = ask(read, env)
-    found = [_Live(run.run, *pair) for run in read for pair in judge(run, answers).live]
-    live: dict[tuple[str, JobId], _Live] = {}
+    answers = ask_schedulers(read, env)
+    found = [_LiveJob(run.run, *pair) for run in read for pair in judge(run, answers).live]
+    live: dict[tuple[str, JobId], _LiveJob] = {}
     for one in found:  # a sweep and its run know one job, each a part of it
         key = one.job.scheduler, one.found.id
         submission = one.job.submission or (live[key].job.submission if key in live else None)
@@ -72,7 +72,7 @@ def cancel_runs(runs: Sequence[RunFolder], env: Mapping[str, str], *, now: bool)
     return told or [f"{_listed([call_run(run) for run in runs])}: nothing waits or runs"]
 
 
-def _is_among(one: _Live, others: Iterable[_Live]) -> bool:
+def _is_among(one: _LiveJob, others: Iterable[_LiveJob]) -> bool:
     """Whether it is one of an array's jobs that wait together, which are ended together."""
     own = one.found.id
     same = (other.found.id for other in others if other.job.scheduler == one.job.scheduler and other is not one)
@@ -84,7 +84,7 @@ def _is_among(one: _Live, others: Iterable[_Live]) -> bool:
     )
 
 
-def _cancel(commands: Commands, jobs: Sequence[_Live], env: Mapping[str, str], *, now: bool) -> list[str]:
+def _cancel(commands: Commands, jobs: Sequence[_LiveJob], env: Mapping[str, str], *, now: bool) -> list[str]:
     told = []
     waiting = [one for one in jobs if one.waits and not one.is_by_hand]
     if waiting:
@@ -108,7 +108,7 @@ def _cancel(commands: Commands, jobs: Sequence[_Live], env: Mapping[str, str], *
     return told
 
 
-def _stop(one: _Live, commands: Commands, env: Mapping[str, str]) -> str:
+def _stop(one: _LiveJob, commands: Commands, env: Mapping[str, str]) -> str:
     """Ask one job to save and end: by its scheduler's command, else through the run's folder."""
     stop, cancel, name = commands.stop, commands.cancel, str(one.found.id)
     ends = f"hpcddp cancel {call_run(one.run)} --now ends it as {cancel[0]} does"
@@ -127,7 +127,7 @@ def _say_cancelled(names: Sequence[str], commands: Commands) -> str:
     return f"{_listed(names)} {was} cancelled by {commands.cancel[0]}, which leaves {it} the scheduler's own grace"
 
 
-def _ask_by_folder(one: _Live, commands: Commands, *, now: bool) -> str:
+def _ask_by_folder(one: _LiveJob, commands: Commands, *, now: bool) -> str:
     name, job = call_run(one.run), one.job.id
     if not one.job.holds:  # its scheduler starts it again
         ends = shlex.join([*commands.cancel, str(job)])
@@ -138,7 +138,7 @@ def _ask_by_folder(one: _Live, commands: Commands, *, now: bool) -> str:
     return f"{name} {done}{more}"
 
 
-def _write_request(one: _Live) -> str:
+def _write_request(one: _LiveJob) -> str:
     """The path of the request to the supervisor; "" if it cannot be written, or nobody would read it."""
     holder = one.job.holder
     if holder is None:
@@ -152,7 +152,7 @@ def _write_request(one: _Live) -> str:
         return ""
 
 
-def _end_here(one: _Live, *, now: bool, waits: bool) -> list[str]:
+def _end_here(one: _LiveJob, *, now: bool, waits: bool) -> list[str]:
     """A process of this machine, in the background or in somebody's terminal."""
     job, found = one.job, one.found
     if not job.is_here or one.waits is not waits:

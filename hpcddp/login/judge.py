@@ -100,7 +100,7 @@ class Statuses(Record):
     is_damaged: bool = False
 
 
-class Verdict(Record):
+class RunVerdict(Record):
     """`live`: the jobs of the run that have not ended, with what was found of each; the one that `status` names is the
     first. A finished run may have one that waits, and will find nothing to do."""
 
@@ -161,16 +161,15 @@ class Answers:
         return found
 
 
-def ask(runs: Sequence[OnDisk], env: Mapping[str, str], only: str | None = None) -> Answers:
-    """Ask each scheduler once about the jobs of these runs. `only`: no other one than this, which is of this machine
-    for sure."""
+def ask_schedulers(runs: Sequence[OnDisk], env: Mapping[str, str]) -> Answers:
+    """Ask each scheduler once about the jobs of these runs."""
     answers, owners = Answers(), set[int]()
     questions: dict[str, dict[str, bool]] = {}
     for one in runs:
         with suppress(OSError):
             owners.add(os.stat(one.run.path).st_uid)  # whose jobs they are
         for at, job in enumerate(one.jobs):
-            if not job.is_here and only in {None, job.scheduler}:
+            if not job.is_here:
                 is_well = one.exit_status == 0 and not one.signal  # one of very many, perhaps
                 surely = job.holds or job.holder is None or (at == 0 and not is_well)
                 questions.setdefault(job.scheduler, {})[str(job.id)] = surely
@@ -183,7 +182,7 @@ def ask(runs: Sequence[OnDisk], env: Mapping[str, str], only: str | None = None)
 # The judgement
 
 
-def judge(one: OnDisk, answers: Answers) -> Verdict:
+def judge(one: OnDisk, answers: Answers) -> RunVerdict:
     """What became of a run, and which of its jobs live."""
     found = [(job, each) for job in one.jobs for each in answers.of(job)]
     live = [(job, _with_reason(job, each, one.jobs)) for job, each in found if _lives(job, each)]
@@ -196,7 +195,7 @@ def judge(one: OnDisk, answers: Answers) -> Verdict:
         status = base._replace(state=each.state, job=str(each.id), starts=each.starts, why=each.reason, left_s=None)
     else:
         status = _judge_ended(base, one, [each for _, each in found if each.state not in LIVE])
-    return Verdict(status, tuple(live))
+    return RunVerdict(status, tuple(live))
 
 
 def _lives(job: RunJob, found: JobFound) -> bool:
@@ -386,7 +385,7 @@ def find_status(runs: Sequence[RunFolder], env: Mapping[str, str]) -> Statuses:
     read = [read_on_disk(run) for run in each.values()]
     problems += [one.problem for one in read if one.problem]
     is_damaged = bool(problems)
-    answers = ask(read, env)
+    answers = ask_schedulers(read, env)
     problems += [f"{problem}; what the run folders say is shown" for problem in answers.problems.values()]
     judged = [_judge_read(each_run, answers) for each_run in read]
     shown = [one.status._replace(sweep=sweeps.get(path, "")) for path, one in zip(each, judged, strict=True)]
@@ -398,7 +397,7 @@ def find_status(runs: Sequence[RunFolder], env: Mapping[str, str]) -> Statuses:
     return Statuses(tuple(shown), tuple(problems), is_damaged)
 
 
-def _judge_read(one: OnDisk, answers: Answers) -> Verdict:
+def _judge_read(one: OnDisk, answers: Answers) -> RunVerdict:
     """A job that is over by now may have ended, or begun and ended, after its folder was read: that is read once more,
     and says how."""
     verdict = judge(one, answers)
@@ -407,7 +406,7 @@ def _judge_read(one: OnDisk, answers: Answers) -> Verdict:
     return judge(read_on_disk(one.run), answers)
 
 
-def is_alive(run: RunFolder, env: Mapping[str, str]) -> bool:
+def has_live_job(run: RunFolder, env: Mapping[str, str]) -> bool:
     """Whether a job of the run waits or runs, or may."""
     return any(one.lives for one in find_status([run], env).runs)
 
@@ -418,7 +417,7 @@ def _find_sweep(one: OnDisk) -> Sweep | None:
     return None
 
 
-def _judge_sweep(one: OnDisk, verdict: Verdict, about: Sweep, runs: Sequence[RunStatus]) -> RunStatus:
+def _judge_sweep(one: OnDisk, verdict: RunVerdict, about: Sweep, runs: Sequence[RunStatus]) -> RunStatus:
     """The folder of a sweep or an array: how many of its runs are in which state, each counted once, and the best."""
     point = " ".join(f"{name}={','.join(values)}" for name, values in about.axes.items()) or f"array {about.array}"
     left = list_indices(about.array.partition("%")[0])

@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 from hpcddp.errors import HpcddpError, NoAnswerError, RequestError, SchedulerError
 from hpcddp.login.background import end_job, name_job, output_of, start_job
 from hpcddp.login.find_run import call_run, find_newest_jobs, find_run, list_all_runs
-from hpcddp.login.judge import ask, judge, list_indices
+from hpcddp.login.judge import ask_schedulers, judge, list_indices
 from hpcddp.login.on_disk import read_on_disk
 from hpcddp.login.planning import find_python_file, look_here, on_path, plan_spec, request_of
 from hpcddp.ranks.frameworks import FRAMEWORK_VARIABLES
@@ -316,7 +316,7 @@ def check_free(request: RunRequest, plan: JobPlan, waited: Sequence[str], env: M
     one = one._replace(jobs=tuple(job for job in jobs if not any(before.covers(job.id) for before in first)))
     if any(not job.is_here for job in one.jobs):
         _check_commands(plan, env)
-    answers = ask([one], env)
+    answers = ask_schedulers([one], env)
     own = "another run: --name X"
     for job, found in judge(one, answers).live:
         if found.state != "unknown":

@@ -10,7 +10,7 @@ from contextlib import suppress
 
 from hpcddp.errors import HpcddpError
 from hpcddp.login.find_cause import send_notices
-from hpcddp.login.judge import Answers, ask, judge, say_end
+from hpcddp.login.judge import Answers, ask_schedulers, judge, say_end
 from hpcddp.login.on_disk import OnDisk, read_on_disk
 from hpcddp.record import TYPE_CHECKING, Record
 from hpcddp.runs.folder import MANIFEST, AttemptFolder, RunFolder, list_checkpoints, step_of
@@ -78,7 +78,7 @@ class Watcher:
         """What the folder says now, and the scheduler said last. What cannot be found out is in `problem`."""
         one, now = read_on_disk(self._run), time.time()
         attempts = order_attempts(self._run)
-        answers = self._ask(one)
+        answers = self._ask_schedulers(one)
         problem = one.problem or next(iter(answers.problems.values()), "")
         try:
             self.curve.read(attempts)
@@ -107,18 +107,18 @@ class Watcher:
             now,
         )
 
-    def _ask(self, one: OnDisk) -> Answers:
+    def _ask_schedulers(self, one: OnDisk) -> Answers:
         """What the scheduler said last; it is asked beside this process, and at once where it does not know a job."""
         jobs = {(job.scheduler, job.id) for job in one.jobs}
         seen = (frozenset(jobs), one.holder, one.ended)
         if self._asking is not None and not self._asking.empty():
             self._answers, self._asking = self._asking.get() or self._answers, None
         if not self._question or seen[0] != self._question[0]:
-            self._answers, self._asking = ask([one], self._env), None
+            self._answers, self._asking = ask_schedulers([one], self._env), None
             self._question, self._question_at = seen, time.monotonic()
         elif self._asking is None and (time.monotonic() - self._question_at > ASK_S or seen != self._question):
             self._question, self._question_at = seen, time.monotonic()
-            self._asking = ask_in_thread(lambda: ask([one], self._env))
+            self._asking = ask_in_thread(lambda: ask_schedulers([one], self._env))
         return self._answers
 
     def _read_hosts(self, attempt: AttemptFolder | None, speed: float | None) -> tuple[HostSpeed, ...]:

@@ -54,7 +54,6 @@ def keys_of(value: object) -> set[str]:
         key
         for name in (
             "findings",
-            "same_job",
             "lines",
             "ranks",
             "sites",

@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from hpcddp.advise.choice import Target, advise_on, list_splits, weigh
+from hpcddp.advise.choice import Target, advise_on, estimate_splits, list_splits
 from hpcddp.advise.memory import (
     PRECISIONS,
     Activations,
     Model,
+    ParallelDims,
     Parameter,
-    Split,
     Stages,
     Work,
     peak,
@@ -40,14 +40,14 @@ def flat(elements: int, activation: float = 0.0) -> Model:
 
 
 def test_ddp_holds_weights_gradients_and_two_states_of_adam_in_32_bit() -> None:
-    found = peak(flat(1000, 5000), Split(2), ADAM)
+    found = peak(flat(1000, 5000), ParallelDims(2), ADAM)
     assert (found.weights, found.gradients, found.optimizer, found.activations) == (4000, 4000, 8000, 5000)
     assert found.total == 21000
 
 
 @pytest.mark.parametrize(("optimizer", "states"), [("sgd", 0), ("momentum", 1), ("adamw", 2)])
 def test_an_optimizer_holds_its_states(optimizer: str, states: int) -> None:
-    found = peak(flat(1000, 50000), Split(2), ADAM._replace(optimizer=optimizer))
+    found = peak(flat(1000, 50000), ParallelDims(2), ADAM._replace(optimizer=optimizer))
     assert found.optimizer == 4000 * states
 
 
@@ -65,7 +65,7 @@ def test_fsdp_deals_rows_and_pads_to_equal_shards() -> None:
 def test_only_one_process_lets_go_of_gradients_between_steps() -> None:
     model = make_transformer(Numbers(10_000_000, 4, 256, 512, 4000), "fp32")
     work = ADAM._replace(micro_batch=8)
-    assert peak(model, Split(2), work).total - peak(model, Split(1), work).total == 4 * model.elements
+    assert peak(model, ParallelDims(2), work).total - peak(model, ParallelDims(1), work).total == 4 * model.elements
 
 
 def test_a_layer_of_the_formula_holds_34_bytes_less_the_masks_of_dropout() -> None:
@@ -81,7 +81,7 @@ def test_tensor_parallelism_is_for_models_of_blocks_and_stays_in_a_node() -> Non
     blocks = make_transformer(Numbers(7 * 10**9, 32, 4096, 4096, heads=12), "bf16")
     pairs = [parallel for parallel, _ in list_splits(blocks, 2, 8) if isinstance(parallel, dict)]
     assert pairs == [{"shard": 8, "tensor": 2}, {"shard": 4, "tensor": 4}]  # 8 do not divide 12 heads
-    assert list_splits(blocks, 1, 1) == [("ddp", Split(1))]
+    assert list_splits(blocks, 1, 1) == [("ddp", ParallelDims(1))]
 
 
 @pytest.mark.parametrize(("memory", "chosen"), [(18_401, "ddp"), (18_399, "zero1"), (16_101, "zero1"), (16_099, None)])
@@ -89,23 +89,23 @@ def test_the_simplest_split_that_fits_with_15_percent_is_chosen(memory: float, c
     # 4000 each for weights, gradients, states and two copies of a parameter in the step; zero1 has half of the states
     model = Model("two", (), (Parameter(500, 500), Parameter(500, 500)), whole=Activations(NONE, NONE))
     work = ADAM._replace(loops=True, optimizer="momentum")
-    assert peak(model, Split(2), work).total == 16000
+    assert peak(model, ParallelDims(2), work).total == 16000
     found = advise_on(model, None, 1, Target(memory, 2, 1), work)
     assert (found.chosen.parallel if found.chosen else None) == chosen
 
 
 def test_a_global_batch_of_fewer_samples_than_data_ranks_leaves_tensor_parallelism() -> None:
     model = make_transformer(Numbers(7 * 10**9, 32, 4096, 4096), "bf16")
-    rows, left = weigh(model, 2, Target(80e9, 8, 1, global_batch=8), ADAM)
+    rows, left = estimate_splits(model, 2, Target(80e9, 8, 1, global_batch=8), ADAM)
     assert [row.parallel for row in rows] == [{"shard": n, "tensor": 16 // n} for n in (8, 4, 2)]
     assert [one.parallel for one in left] == ["ddp", "zero1", "hsdp", "fsdp"]
 
 
 def test_a_checkpoint_gathers_one_tensor_where_the_model_is_sharded() -> None:
     model = Model("two", (), (Parameter(500, 500), Parameter(300, 300)))
-    sharded = spike(model, Split(4, shard=4), ADAM)
+    sharded = spike(model, ParallelDims(4, shard=4), ADAM)
     assert (sharded.device, sharded.host) == (2 * 4 * 500, 4 * 800)
-    assert spike(model, Split(4), ADAM).device == 0
+    assert spike(model, ParallelDims(4), ADAM).device == 0
 
 
 def test_the_table_says_what_fits_and_what_to_paste(capsys) -> None:
@@ -215,4 +215,4 @@ def test_what_to_paste_for_tensor_parallelism_has_its_plan_and_is_accepted(capsy
 
 def test_zero1_gathers_the_states_of_trained_weights_on_rank_0() -> None:
     model = Model("frozen", (), (Parameter(500, 500), Parameter(300, 300, trained=False)))
-    assert spike(model, Split(4, zero=True), ADAM).host == 4 * 800 + 4 * 2 * 500
+    assert spike(model, ParallelDims(4, zero=True), ADAM).host == 4 * 800 + 4 * 2 * 500

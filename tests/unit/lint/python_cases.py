@@ -249,17 +249,6 @@ CASES = {
             loop("loss = model(x)\nloss.backward()", DDP, f"net(x)\n{END}"),
         ],
     ),
-    "A19": Cases(
-        [(2, loop(STEP, INIT))],
-        [
-            loop(STEP, INIT, END),
-            loop(STEP, INIT, "cleanup()\n"),
-            INIT,  # the loop is elsewhere
-            "def f():\n    dist.init_process_group('nccl')\ndef g():\n    for x in loader:\n        x.backward()",
-            loop(STEP, INIT.replace("nccl", "gloo")),
-            loop(STEP, f"import lightning\n{INIT}"),
-        ],
-    ),
     "A20": Cases(
         [
             (2, "if __name__ == '__main__':\n    mp.spawn(main, nprocs=torch.cuda.device_count())"),

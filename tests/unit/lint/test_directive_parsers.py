@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from hpcddp.lint.directives import Option, chunks, read_gridengine, read_pbs, read_slurm
+from hpcddp.lint.directives import chunks, read_pbs, read_slurm
 
 CAPTURES = Path(__file__).parents[2] / "captures/pbs"
 # qsub's own options in these runs change what it looks for, and one was given no script file.
@@ -100,14 +100,3 @@ def test_sbatch_wants_an_interpreter_line_first():
 def test_lines_that_are_not_read_are_known():
     assert read_slurm("#!/bin/sh\n  #SBATCH -N2\necho\n#SBATCH -n2\n").unread == (2, 4)
     assert read_pbs("#!/bin/sh\n  #PBS -N x\necho\n#PBS -q y\n").unread == (4,)
-
-
-def test_grid_engine_reads_the_whole_script():
-    text = "#!/bin/bash\n#$ -cwd -l rt_F=4,h_rt=1:00:00 -pe mpi 8\necho\n#$ -N late\n"
-    assert read_gridengine(text).options == (
-        Option("-cwd", "", 2),
-        Option("-l rt_F", "4", 2),
-        Option("-l h_rt", "1:00:00", 2),
-        Option("-pe mpi", "8", 2),
-        Option("-N", "late", 4),
-    )

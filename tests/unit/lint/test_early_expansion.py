@@ -93,12 +93,6 @@ EARLY = [
     "srun python t.py $SLURM_PROCID | tee log\n",
     "srun python t.py $SLURM_PROCID &\nwait\n",
     "case x in x) export RANK=$SLURM_PROCID ;; esac\nsrun python t.py\n",
-    "case $SLURM_PROCID in 7) A=7;; *) A=0;; esac\nsrun python t.py $A\n",
-    "case ${SLURM_PROCID} in\n7)\n  export RANK=7 ;;\n*) export RANK=0 ;;\nesac\nsrun python t.py\n",
-    'if [ "$SLURM_PROCID" -eq 7 ]; then A=7; else A=0; fi\nsrun python t.py --rank=$A\n',
-    "if [[ $SLURM_PROCID == 7 ]]; then A=7; fi\nARGS=(--rank $A)\nsrun python t.py \"${ARGS[@]}\"\n",
-    "if false; then :; elif ((SLURM_PROCID == 7)); then RANK=7; fi\nexport RANK\nsrun python t.py\n",
-    "[ $SLURM_PROCID = 7 ] && A=7 || A=0\nsrun python t.py $A\n",
     "echo 'python t.py RANK' > run.in\nsed \"s/RANK/$SLURM_PROCID/\" run.in > run.sh\nsrun bash run.sh\n",
 ]  # fmt: skip
 RIGHT = [

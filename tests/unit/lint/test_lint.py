@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import json
 import re
-import shlex
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpcddp.cli.lint import choose_same_job, format_findings
 from hpcddp.cli.main import main
-from hpcddp.cli.request import read_plan, request_parser
-from hpcddp.lint.equivalent import same_job
 from hpcddp.lint.rules import PYTHON_RULES, RULES, lint_script
 from hpcddp.lint.script import read_script
 from hpcddp.lint.shell import read_commands
@@ -55,27 +51,14 @@ def test_a_pbs_reservation_is_a_queue_that_no_profile_lists(queue, blamed):
     assert ("M5" in {rule for rule, _ in found}) == blamed
 
 
-@pytest.mark.parametrize(
-    ("lines", "site"),
-    [
-        ("#PBS -l select=2:mpiprocs=4", "generic-pbs"),
-        ("#PBS -l nodes=2:ppn=4\necho $PBS_NP", "generic-torque"),
-        ("#SBATCH -N 2", "generic-slurm"),
-        ("#$ -cwd", "generic-gridengine"),
-    ],
-)
-def test_a_script_is_compared_with_the_generic_site_of_its_row(lines, site):
-    assert read_script(f"#!/bin/bash\n{lines}\ntrue\n", None, lambda _: True).generic_site == site
-
-
-@pytest.mark.parametrize("prefix", ["#BSUB", "#MOON", "#flux:"])
+@pytest.mark.parametrize("prefix", ["#BSUB", "#$", "#flux:"])
 def test_a_script_of_a_scheduler_without_rules_is_refused_and_not_praised(prefix, tmp_path, capsys):
     script = tmp_path / "job.sh"
     script.write_text(f"#!/bin/bash\n{prefix} --nodes=2\ntrue\n")
     assert main(["lint", str(script)]) == main(["lint", "--site", "abci3", str(script)]) == 2
     said, hint = capsys.readouterr().err.splitlines()[:2]
-    assert said == f"hpcddp: {script}:2: lint has no rules for {prefix} lines, only for #PBS #SBATCH #$"
-    assert hint == "hint: give it a script for PBS or Slurm or Grid Engine, or a .py file"
+    assert said == f"hpcddp: {script}:2: lint has no rules for {prefix} lines, only for #PBS #SBATCH"
+    assert hint == "hint: give it a script for PBS or Slurm, or a .py file"
     script.write_text(f"#!/bin/bash\n#SBATCH --nodes=2\n#SBATCH --time=1:00:00\n{prefix} --nodes=2\ntrue\n")
     assert main(["lint", str(script)]) != 2
     script.write_text("#!/bin/bash\n# TODO - more\n#NOTE: this one\ntrue\n")
@@ -100,8 +83,8 @@ def test_a_resource_that_the_sites_file_has_is_known(tmp_path, repo):
     text = text.replace("chunk: [ncpus", "directives: [-l gpus=1]\nchunk: [fast=true, ncpus")
     (tmp_path / "my.yaml").write_text(text)
     script = "#!/bin/bash\n#PBS -l select=1:fast=true -l gpus=1\n"
-    assert {"D2", "D3"} <= {rule for rule, _ in lint(script)}
-    assert not {"D2", "D3"} & {rule for rule, _ in lint(script, str(tmp_path / "my.yaml"))}
+    assert "D3" in {rule for rule, _ in lint(script)}
+    assert "D3" not in {rule for rule, _ in lint(script, str(tmp_path / "my.yaml"))}
 
 
 def test_the_projects_own_scripts_are_clean_with_their_site_and_without(repo):
@@ -109,6 +92,8 @@ def test_the_projects_own_scripts_are_clean_with_their_site_and_without(repo):
     assert len(goldens) > 10
     for golden in goldens:
         text = golden.read_text()
+        if "\n#$ " in text:
+            continue  # of a scheduler without rules
         site = re.findall(r" --site (\S+)", text)[-1]
         assert (golden.name, lint(text, site)) == (golden.name, [])
         assert (golden.name, lint(text)) == (golden.name, [])
@@ -149,12 +134,6 @@ mpirun -np $NUM_PROCESSES --map-by ppr:8:node python train.py
 """
     found = lint(text, "abci3")
     assert {"M3", "M29", "M31", "A1", "A2", "A4", "A5"} == {rule for rule, _ in found}
-    site = open_site(SiteChoice("abci3", ""), {})
-    same = same_job(read_script(text, site, lambda path: True), site)
-    assert (same.line, same.examples) == (
-        "hpcddp render --site abci3 --nodes 4 --walltime 01:00:00 --queue rt_HF --account gabc12345 -- python train.py",
-        (),
-    )
 
 
 def test_commands_are_found_through_quotes_substitutions_and_here_documents():
@@ -202,78 +181,6 @@ def test_a_script_may_come_from_standard_input_and_line_ends_are_seen(hpcddp):
     text = "#!/bin/bash\n#PBS -N x\n#PBS -q rt_HF -l select=4:mpiprocs=8\nmpirun -np 32 python train.py\n"
     done = hpcddp("lint", "-", stdin=text.replace("\n", "\r\n"))
     assert "-:1: D1 mistake: qsub refuses the script: script contains cr, lf" in done.stdout
-    assert (
-        "the same job: hpcddp render --site abci3 --nodes 4 --queue rt_HF --name x --account NAME -- python train.py\n"
-        in done.stdout
-    )
-
-
-@pytest.mark.parametrize(
-    ("text", "options", "examples"),
-    [
-        ("#PBS -l walltime=1:30\nmpirun python a.py\n", "--walltime 00:01:30", "--gpus-per-node 4, --cpus-per-rank 8"),
-        ("#PBS -l walltime=1day\nmpirun python a.py\n", "", "--gpus-per-node 4, --cpus-per-rank 8, --walltime 1:00:00"),
-        ("#PBS -l walltime=24h\nmpirun python a.py\n", "--walltime 24:00:00", "--gpus-per-node 4, --cpus-per-rank 8"),
-        (
-            "#SBATCH --nodes=2 --time=1-12:00:00 --cpus-per-task=6\nsrun python a.py\n",
-            "--nodes 2 --ranks-per-node 1 --cpus-per-rank 6 --walltime 36:00:00",
-            "--gpus-per-node 4",
-        ),
-        ("#$ -l h_rt=2:00:00\nmpirun python a.py\n", "--walltime 02:00:00", "--gpus-per-node 4, --cpus-per-rank 8"),
-    ],
-)
-def test_the_line_for_the_same_job_renders_and_names_its_examples(text, options, examples, hpcddp, tmp_path):
-    (tmp_path / "a.py").touch()
-    (tmp_path / "job.sh").write_text(f"#!/bin/bash\n{text}")
-    said = hpcddp("lint", "job.sh").stdout.splitlines()
-    line, note = next(each for each in said if each.startswith("the same job: ")), said[-1]
-    assert options in line
-    assert note.removeprefix("    the script does not say these, change them: ").startswith(examples)
-    done = hpcddp(*shlex.split(line.removeprefix("the same job: hpcddp ")))
-    assert done.returncode == 0, done.stderr
-
-
-@pytest.mark.parametrize(
-    ("text", "first", "line", "last"),
-    [
-        (
-            "#PBS -q rt_HF -l select=4:mpiprocs=8\n",
-            "queue rt_HF is site abci3's",
-            "--site abci3 --nodes 4 --queue rt_HF --account NAME --",
-            "the script does not say these, change them: --account NAME",
-        ),
-        (
-            "#PBS -q rt_HG -l select=4 -P a\n",
-            "queue rt_HG is site abci3's",
-            "--site abci3 --queue rt_HG --account a --",
-            "not in the line: --nodes 4 (queue rt_HG of site abci3 takes 1 node",
-        ),
-        ("#SBATCH --qos acc_ehpc -A x -t 1:0:0\n", "queue acc_ehpc is site marenostrum5-acc's", "--queue acc_ehpc", ""),
-        ("#$ -l node_f=4\n", "queue node_f is site tsubame4's", "--site tsubame4 --nodes 4 --queue node_f", ""),
-        ("#PBS -q gpuvolta\n", "queue gpuvolta is site gadi's", "--set storage=", "--account NAME"),
-        ("#PBS -q prod\n", "", "--site generic-pbs --queue prod", ""),  # two known sites have it
-        ("#PBS -q normal\n", "", "--site generic-pbs --queue normal", ""),  # and so have many others
-        ("#SBATCH -p rt_HF\n", "", "--site generic-slurm --queue rt_HF", ""),
-    ],
-)
-def test_a_queue_that_one_known_site_has_names_the_site(text, first, line, last):
-    script = read_script(f"#!/bin/bash\n{text}mpirun python a.py\n", None, lambda path: True)
-    printed = format_findings([], [choose_same_job(script, None, {})])
-    assert printed.startswith(first or "the same job: ")
-    assert line in printed
-    assert last in printed.splitlines()[-1]
-    options = re.search(r"^the same job: hpcddp render (.*) -- python a.py$", printed, re.MULTILINE)[1]
-    args = request_parser("render", "", example="", exits=()).parse_args(shlex.split(options))
-    args.command = ["python", "a.py"]
-    assert read_plan(args, {}).command
-
-
-def test_what_the_named_site_refuses_is_not_in_the_line():
-    text = "#!/bin/bash\n#PBS -q rt_HF -l select=200:mpiprocs=8 -l walltime=900:00:00\nmpirun python a.py\n"
-    site = open_site(SiteChoice("abci3", ""), {})
-    same = same_job(read_script(text, site, lambda path: True), site)
-    assert same.line == "hpcddp render --site abci3 --queue rt_HF --walltime 1:00:00 --account NAME -- python a.py"
-    assert [what.partition(" (")[0] for what in same.left_out] == ["--nodes 200", "--walltime 900:00:00"]
 
 
 def test_what_cannot_be_read_is_the_users_error(hpcddp, tmp_path):

@@ -33,9 +33,6 @@ VALUE_CASES: dict[str, tuple[list[str], list[str], int]] = {
                 "l select=2:walltime=60",
                 "l select=2:ncpus=-1",
                 "l select=1:ncpus=:mem=1gb",
-                "l select=1:ncpu=4",
-                "l select=2:ppn=4",
-                "l procs=4",
                 "l place=scatter",
                 "l select=1,place=scatter:pack",
                 "l select=1,nodes=2",
@@ -95,7 +92,7 @@ VALUE_CASES: dict[str, tuple[list[str], list[str], int]] = {
         4,
     ),
     "D3": (
-        [f"{PBS}#PBS -l select=1:foo=1\n", f"{PBS}#PBS -l foo=1\n", f"{PBS}#PBS -l nodes=2:fast:ppn=4\n"],
+        [f"{PBS}#PBS -l {one}\n" for one in ("select=1:foo=1", "select=2:ppn=4", "procs=4", "nodes=2:fast:ppn=4")],
         [f"{PBS}#PBS -l select=1:ngpus=8:gpu_type=a -l filesystems=home\n", f"{PBS}#PBS -l nodes=fast:ppn=2\n"],
         4,
     ),

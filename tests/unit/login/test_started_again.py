@@ -12,7 +12,7 @@ import pytest
 
 import hpcddp
 from hpcddp.cli.main import main
-from hpcddp.login.judge import is_alive
+from hpcddp.login.judge import has_live_job
 from hpcddp.runs.folder import RunFolder
 from hpcddp.runs.jsonfile import write_object
 from hpcddp.runs.lock import BY_HAND, release_run
@@ -148,7 +148,7 @@ def test_every_verb_says_of_a_job_that_starts_again_what_its_scheduler_says(
     show(program, scheduler, {ids[at]: told for at, told in shown.items()})
     found = hpcddp.Job(run="a").status()
     assert (found.state, found.job, found.exit_status) == (state, job, None)
-    assert is_alive(RUN, os.environ)  # so `logs -f` and `status --watch` go on
+    assert has_live_job(RUN, os.environ)  # so `logs -f` and `status --watch` go on
     with pytest.raises(TimeoutError):
         hpcddp.Job(run="a").wait(timeout_s=0)
     program("sbatch", "echo 4711")
@@ -243,7 +243,7 @@ def test_a_job_that_ends_for_pbs_to_start_it_again_waits_and_one_that_ends_for_g
     refusal = f"qdel: Request invalid for state of job {job}"
     program("qdel", f"echo '{refusal}' >&2; exit 168")
     found = hpcddp.Job(run="a").status()
-    assert (found.state, is_alive(RUN, os.environ)) == (state, state == "queued")
+    assert (found.state, has_live_job(RUN, os.environ)) == (state, state == "queued")
     assert (found.why == "it is started again") is (state == "queued")
     assert main(["cancel", "a"]) == (5 if state == "queued" else 0)
     assert (refusal in capsys.readouterr().err) is (state == "queued")

@@ -10,7 +10,7 @@ from unicodedata import combining, east_asian_width
 import pytest
 
 from hpcddp.cli.main import main
-from hpcddp.login.background import is_alive
+from hpcddp.login.background import process_lives
 from hpcddp.login.find_run import find_run, find_runs
 from hpcddp.login.judge import RunStatus, find_status
 from hpcddp.login.status_text import format_statuses
@@ -338,7 +338,7 @@ def test_a_job_of_before_a_reboot_has_ended(here: Path, monkeypatch: pytest.Monk
         (os.uname().nodename, "boot-2 pid:[2]", None),
         ("other", "boot-1 pid:[1]", None),
     ):
-        assert is_alive(one._replace(host=host, machine=machine)) is alive
+        assert process_lives(one._replace(host=host, machine=machine)) is alive
 
 
 def test_lines_that_were_written_together_are_no_pace(here: Path, program: Program) -> None:

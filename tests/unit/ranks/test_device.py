@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from hpcddp.cli.exec import check_gpus
+from hpcddp.cli.exec import refuse_missing_gpus
 from hpcddp.errors import LaunchError
 from hpcddp.ranks.device import (
     asks_for_cpu,
@@ -180,4 +180,4 @@ def test_a_command_that_starts_neither_python_nor_ranks_needs_no_gpu(command: st
     hidden = dict.fromkeys(("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "ZE_AFFINITY_MASK"), "")
     info = Launch({**hidden, "RANK": "0", "WORLD_SIZE": "1"}, "n0", live=False).info
     with pytest.raises(LaunchError) if refused else nullcontext():
-        assert check_gpus(command.split(), hidden, info, "n0", 2) == {"HPCDDP_GPUS_PER_NODE": "2"}
+        assert refuse_missing_gpus(command.split(), hidden, info, "n0", 2) == {"HPCDDP_GPUS_PER_NODE": "2"}

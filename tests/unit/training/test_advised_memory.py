@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from hpcddp.advise.measure import Sample, measure_model
-from hpcddp.advise.memory import PRECISIONS, Model, Split, Work, peak
+from hpcddp.advise.memory import PRECISIONS, Model, ParallelDims, Work, peak
 from hpcddp.advise.transformer import Numbers, make_transformer
 
 RunRanks = Callable[..., Any]
@@ -59,7 +59,9 @@ def advise(case: dict[str, Any], ranks: int, bodies: ModuleType, *, by_numbers: 
     else:
         model = advise_model(case, bodies)
     shard = {"fsdp": ranks, "hsdp": 2, "tensor": ranks // 2}.get(case["split"], 1)
-    split = Split(ranks, shard=shard, tensor=2 if case["split"] == "tensor" else 1, zero=case["split"] == "zero1")
+    split = ParallelDims(
+        ranks, shard=shard, tensor=2 if case["split"] == "tensor" else 1, zero=case["split"] == "zero1"
+    )
     work = Work(
         PRECISIONS[case["precision"]],
         case["optimizer"],
