@@ -8,17 +8,23 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import sys
 import time
 from datetime import timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed import TCPStore  # type: ignore[attr-defined]  # torch re-exports it without saying so
+
+from hpcddp import __version__
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 _SIZE, _BYTES, _TIMES_S = 8192, 1 << 28, 0.5
-_SMALL, _PINGS = 1, 20
+_PINGS, _TRIES = 20, 3
+_stores: list[TCPStore] = []
 
 
 def find_versions() -> dict[str, Any]:
@@ -26,10 +32,11 @@ def find_versions() -> dict[str, Any]:
     cuda = torch.version.cuda or torch.version.hip
     nccl = ".".join(map(str, torch.cuda.nccl.version())) if torch.version.cuda else None  # type: ignore[no-untyped-call]
     versions = {"Python": sys.version.split()[0], "torch": torch.__version__, "CUDA": cuda, "NCCL": nccl}
+    versions["hpcddp"] = __version__
     return {"versions": {k: v for k, v in versions.items() if v}, "devices": torch.cuda.device_count()}
 
 
-def measure() -> dict[str, float]:
+def measure(**_limit: float) -> dict[str, float]:
     """TFLOPS of a matrix product in 16 bits, and GB/s that a copy in the device's memory moves, each for half a
     second."""
     dtype = torch.bfloat16 if torch.cuda.is_bf16_supported() else torch.float16
@@ -43,7 +50,7 @@ def measure() -> dict[str, float]:
     return {"tflops": multiply * 2e-12 * _SIZE**3, "copy_gbs": _rate(lambda: target.copy_(source)) * 2e-9 * _BYTES}
 
 
-def _rate(work: Any) -> float:
+def _rate(work: Callable[[], object]) -> float:
     """How often in a second."""
     for _ in range(3):
         work()
@@ -57,46 +64,46 @@ def _rate(work: Any) -> float:
     return count / (time.perf_counter() - began)
 
 
-def exchange(rank: int, size: int, address: str, port: int, limit_s: float) -> dict[str, float]:
-    """A process group of `size` devices or hosts, for as long as it takes to measure: of two, what goes from one to the
-    other and back; and a sum over all, as NCCL's tests count it."""
-    on_gpu = torch.cuda.is_available()
+def open_store(limit_s: float) -> dict[str, int]:
+    """Rank 0 of the next exchange: let the others find each other here. The answer: the port."""
+    limit = timedelta(seconds=limit_s)
+    _stores[:] = [TCPStore("localhost", 0, None, True, limit, wait_for_workers=False)]
+    return {"port": _stores[0].port}
+
+
+def exchange(rank: int, size: int, address: str, port: int, backend: str, limit_s: float) -> dict[str, float]:
+    """A process group of one device each of several hosts: of two, the Gb/s and milliseconds from one to the other; and
+    a sum over all, as NCCL's tests count it. The best of some tries each, after one that opens the connections."""
+    limit, on_gpu = timedelta(seconds=limit_s), backend == "nccl"
+    store = _stores.pop() if rank == 0 else TCPStore(address, port, None, False, limit)
+    dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=limit)
     device = torch.device("cuda", 0) if on_gpu else torch.device("cpu")
-    method, limit = f"tcp://{address}:{port}", timedelta(seconds=limit_s)
-    backend = "nccl" if on_gpu else "gloo"
-    dist.init_process_group(backend, init_method=method, rank=rank, world_size=size, timeout=limit)
-    try:
-        many = torch.zeros((1 << 26) if on_gpu else (1 << 20), device=device)
-        little = torch.zeros(_SMALL, device=device)
-        found = {}
-        if size == 2:
-            for name, data, count in (("ms", little, _PINGS), ("gbps", many, 3)):
-                for attempt in (1, count):  # the first opens the connections
-                    began = time.perf_counter()
-                    for _ in range(attempt):
-                        (dist.send if rank == 0 else dist.recv)(data, 1 - rank)
-                        (dist.recv if rank == 0 else dist.send)(data, 1 - rank)
-                    if on_gpu:
-                        torch.cuda.synchronize()
-                    each = (time.perf_counter() - began) / (2 * attempt)
-                found[name] = each * 1000 if name == "ms" else data.nbytes * 8e-9 / each
-        for attempt in (1, 3):
+
+    def best_s(work: Callable[[torch.Tensor], object], data: torch.Tensor, tries: int) -> float:
+        times = []
+        for _ in range(1 + tries):
             began = time.perf_counter()
-            for _ in range(attempt):
-                dist.all_reduce(many)
+            work(data)
             if on_gpu:
                 torch.cuda.synchronize()
-            each = (time.perf_counter() - began) / attempt
-        found["all_reduce_gbps"] = many.nbytes * 8e-9 * 2 * (size - 1) / size / each
-        return found
+            times.append(time.perf_counter() - began)
+        return min(times[1:])
+
+    def go_and_return(data: torch.Tensor) -> None:
+        for at in (0, 1):
+            (dist.send if rank == at else dist.recv)(data, 1 - rank)
+
+    try:
+        little = torch.zeros(1, device=device)
+        many = torch.zeros((1 << 26) if on_gpu else (1 << 18), device=device)
+        found = {}
+        if size == 2:
+            found["ms"] = best_s(go_and_return, little, _PINGS) * 1000 / 2
+            found["gbps"] = many.nbytes * 8e-9 * 2 / best_s(go_and_return, many, _TRIES)
+        sum_s = best_s(dist.all_reduce, many, _TRIES)
+        return {**found, "all_reduce_gbps": many.nbytes * 8e-9 * 2 * (size - 1) / size / sum_s}
     finally:
         dist.destroy_process_group()
-
-
-def free_port() -> int:
-    """A port that is free now."""
-    with socket.create_server(("", 0)) as listener:
-        return int(listener.getsockname()[1])
 
 
 def answer_orders() -> None:
@@ -107,7 +114,7 @@ def answer_orders() -> None:
     print(json.dumps(find_versions()), file=answers, flush=True)
     for line in sys.stdin:
         order = json.loads(line)
-        what = {"measure": measure, "exchange": exchange}[order.pop("do")]
+        what = {"measure": measure, "open_store": open_store, "exchange": exchange}[order.pop("do")]
         try:
             answer: dict[str, Any] = dict(what(**order))  # type: ignore[operator]  # as its name says
         except Exception as error:  # whatever the driver says

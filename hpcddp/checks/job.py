@@ -18,11 +18,11 @@ import subprocess
 import sys
 import time
 from contextlib import suppress
+from statistics import median
 
 from hpcddp.checks.environment import FAILED, NOT_ASKED, OK, WARNING, Check
-from hpcddp.checks.links import LinkSpeed, count_rounds, find_slow, judge_links, plan_round
-from hpcddp.checks.node import MARK, CheckedJob, Gpu, Process, judge_nodes, judge_ranks, read_node, read_process
-from hpcddp.ranks.reach import list_addresses
+from hpcddp.checks.node import MARK, CheckedJob, CheckedNode, Gpu, Process, judge_nodes, judge_ranks
+from hpcddp.ranks.reach import list_addresses, open_listener
 from hpcddp.record import TYPE_CHECKING, Record
 from hpcddp.schedulers.allocation import same_host
 from hpcddp.units import format_count
@@ -31,8 +31,116 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
     from typing import IO, Any
 
-    from hpcddp.checks.links import Pair
-    from hpcddp.checks.node import CheckedNode
+    Pair = tuple[str, str]
+
+
+# Links: which hosts exchange data with which, in rounds; and which host or link is slow by what they measured.
+
+#: Up to so many hosts every pair is tried; of more each host twice.
+ALL_PAIRS = 16
+_SLOW = 1 / 2  # of the median
+#: Between CPUs a link has to be below both to be slow: above, the CPU's share makes most of the difference, and a cable
+#: at fault falls back to a tenth.
+_SLOW_CPU, _LEAST_CPU_GBPS = 1 / 5, 1.0
+_LATE = 10.0  # times the median, and so many milliseconds
+
+
+class LinkSpeed(Record):
+    """What two hosts have measured, there and back. `error`: why nothing was."""
+
+    gbps: float = 0.0
+    ms: float = 0.0
+    error: str = ""
+
+
+def count_rounds(hosts: int) -> int:
+    """How many rounds there are."""
+    return 0 if hosts < 2 else (hosts - 1 + hosts % 2) if hosts <= ALL_PAIRS else 2
+
+
+def plan_round(hosts: Sequence[str], number: int, found: Mapping[Pair, LinkSpeed]) -> list[Pair]:
+    """The pairs of one round, which exchange side by side. Of few hosts all pairs come, one round after the other. Of
+    many the second round pairs a slow host with a fast one, by what the first has found: the slow one is slow again."""
+    if len(hosts) <= ALL_PAIRS:
+        return _turn([*hosts], number)
+    if number == 0:
+        return list(zip(hosts[0::2], hosts[1::2], strict=False)) + ([(hosts[-1], hosts[0])] if len(hosts) % 2 else [])
+    speed = {host: max((one.gbps for pair, one in found.items() if host in pair), default=0.0) for host in hosts}
+    order = sorted(hosts, key=lambda host: (speed[host], hosts.index(host)))
+    half = len(order) // 2
+    slow, fast = order[:half], order[: half - 1 : -1]
+    pairs = list(zip(slow, fast, strict=False))
+    known = {frozenset(pair) for pair in found}
+    for at, (one, its) in enumerate(pairs):  # nobody meets the same one again
+        if {one, its} in known:
+            others = [n for n, (a, b) in enumerate(pairs) if not {frozenset((one, b)), frozenset((a, its))} & known]
+            if others:
+                (a, b), to = pairs[others[0]], others[0]
+                pairs[at], pairs[to] = (one, b), (a, its)
+    return pairs + ([(order[half], order[-1])] if len(order) % 2 else [])
+
+
+def _turn(hosts: list[str], number: int) -> list[Pair]:
+    """One round of a tournament in which everybody meets everybody: the first stays, the others turn."""
+    places = [*hosts, ""] if len(hosts) % 2 else hosts
+    others = places[1:]
+    turned = [places[0], *others[number % len(others) :], *others[: number % len(others)]] if others else places
+    half = len(turned) // 2
+    pairs = zip(turned[:half], reversed(turned[half:]), strict=True)
+    return [(a, b) for a, b in pairs if a and b]
+
+
+def find_usual(found: Mapping[Pair, LinkSpeed]) -> LinkSpeed:
+    """The median of the hosts, each by the best of its links: a slow host makes all links of a small job's others slow,
+    and none of their best."""
+    hosts = {host for pair in found for host in pair}
+    of_hosts = [[one for pair, one in found.items() if host in pair and not one.error] for host in hosts]
+    known = [links for links in of_hosts if links]
+    if not known:
+        return LinkSpeed(error="no pair has exchanged anything")
+    best = [(max(one.gbps for one in links), min(one.ms for one in links)) for links in known]
+    return LinkSpeed(median(rate for rate, _ in best), median(ms for _, ms in best))
+
+
+def find_slow(found: Mapping[Pair, LinkSpeed], *, on_gpu: bool) -> set[Pair]:
+    """The pairs that have exchanged nothing, or far more slowly than the median."""
+    usual = find_usual(found)
+    least = usual.gbps * _SLOW if on_gpu else min(usual.gbps * _SLOW_CPU, _LEAST_CPU_GBPS)
+    late = max(usual.ms * _LATE, _LATE)
+    return {pair for pair, one in found.items() if one.error or one.gbps < least or one.ms > late}
+
+
+def judge_links(found: Mapping[Pair, LinkSpeed], *, on_gpu: bool) -> Iterator[tuple[str, Check]]:
+    """The slow hosts, and the slow links between hosts that are not slow themselves, each with what was measured. A
+    host is slow if each of its links is, and the others are not slow without it; one of two hosts cannot be named."""
+    slow = find_slow(found, on_gpu=on_gpu)
+    median_one = find_usual(found)
+    usual = median_one.error or f"the median is {median_one.gbps:.3g} Gb/s"
+    hosts = {host for pair in found for host in pair}
+    ill = set[str]()
+    left = {*slow}
+    for host in sorted(hosts, key=lambda name: (-sum(name in pair for pair in slow), name)):
+        of_host = [pair for pair in found if host in pair]
+        others = [pair for pair in found if host not in pair]
+        if len(hosts) > 2 and of_host and left >= {*of_host} and not {*others} <= slow:
+            ill.add(host)
+            left -= {*of_host}
+            worst = min(of_host, key=lambda pair: found[pair].gbps)
+            told = f"all {len(of_host)} of its links are slow: {_say(worst, found[worst])}, and {usual}"
+            yield host, Check("slow host", told, "leave the node out; tell the site", FAILED)
+    for pair in sorted(left):
+        yield (
+            pair[1],
+            Check("slow link", f"{_say(pair, found[pair])}; {usual}", "tell the site, with both names", FAILED),
+        )
+
+
+def _say(pair: Pair, one: LinkSpeed) -> str:
+    name = " with ".join(pair)
+    return f"{name}: {one.error}" if one.error else f"{name} {one.gbps:.3g} Gb/s, {one.ms:.3g} ms"
+
+
+# The checker.
 
 LOOK_S, NAME_S, PAIR_S, ALL_S, CLOCK_S = 30.0, 5.0, 8.0, 8.0, 1.0
 #: After which no further round begins.
@@ -92,14 +200,11 @@ class Checker:
 
     def __init__(self, request: CheckRequest, env: Mapping[str, str], tell: Callable[[bytes], None]) -> None:
         self._request, self._env, self._tell = request, env, tell
-        both = socket.has_dualstack_ipv6()
-        family = socket.AF_INET6 if both else socket.AF_INET
-        self._listener = socket.create_server(("", 0), family=family, backlog=4096, dualstack_ipv6=both)
+        self._listener = open_listener()
         self._key = secrets.token_hex(8)
         self._callers: list[_Caller] = []
         self._number = 0
         self._began = time.monotonic()
-        self._pair_s, self._all_s = PAIR_S * request.patience, ALL_S * request.patience
         self._unreached: list[tuple[Process, str]] = []
         self._launcher: subprocess.Popen[bytes] | None = None
         self.nodes: dict[str, CheckedNode] = {}
@@ -144,7 +249,7 @@ class Checker:
                 with suppress(ValueError, KeyError, TypeError):
                     found = json.loads(said)
                     if found["key"] == self._key:
-                        self._unreached.append((read_process(found["process"]), found["error"]))
+                        self._unreached.append((Process(**found["process"]), found["error"]))
 
     def _is_complete(self) -> bool:
         """Whether all that are expected have said what they are."""
@@ -196,17 +301,17 @@ class Checker:
     def _greet(self, caller: _Caller, said: dict[str, Any]) -> None:
         if said["key"] != self._key:
             raise KeyError(said["key"])
-        process = caller.process = read_process(said["process"])
+        process = caller.process = Process(**said["process"])
         if process.host in self.nodes:
             self._measure(caller)
         elif process.host not in self._leaders:
             self._leaders[process.host] = caller
-            order = {"folders": self._request.folders, "line": self._request.line}
-            self._order(caller, lambda answer: self._note_node(process.host, answer), "look", **order)
+            order = {"do": "look", "folders": self._request.folders, "line": self._request.line}
+            self._order(caller, lambda answer: self._note_node(process.host, answer), order)
 
     def _note_node(self, host: str, answer: dict[str, Any]) -> None:
         """A node has looked at itself: from now on its processes may use its GPUs."""
-        self.nodes[host] = read_node(answer["node"])
+        self.nodes[host] = CheckedNode(**{**answer["node"], "gpus": tuple(Gpu(**gpu) for gpu in answer["gpus"])})
         for caller in self._callers:
             if caller.process is not None and caller.process.host == host:
                 self._measure(caller)
@@ -214,12 +319,12 @@ class Checker:
     def _measure(self, caller: _Caller) -> None:
         assert caller.process is not None
         leads = self._leaders[caller.process.host] is caller
-        order = {"fast": self._request.fast, "patience": self._request.patience, "leads": leads}
-        self._order(caller, lambda answer: self._note(caller, answer), "measure", **order)
+        order = {"do": "measure", "fast": self._request.fast, "patience": self._request.patience, "leads": leads}
+        self._order(caller, lambda answer: self._note(caller, answer), order)
 
     def _note(self, caller: _Caller, answer: dict[str, Any]) -> None:
         """What a process has found out: of its GPUs what it has tried, and those that no other process sees."""
-        process = caller.process = read_process(answer["process"])
+        process = caller.process = Process(**answer["process"])
         caller.is_measured = True
         node = self.nodes[process.host]
         gpus = {gpu.uuid: gpu for gpu in node.gpus}
@@ -230,21 +335,21 @@ class Checker:
             gpus[gpu.uuid] = before
         self.nodes[process.host] = node._replace(gpus=tuple(gpus.values()), **answer["of_node"])
 
-    def _order(self, caller: _Caller, heard: Callable[[dict[str, Any]], None], what: str, **order: object) -> None:
+    def _order(self, caller: _Caller, heard: Callable[[dict[str, Any]], None], order: Mapping[str, object]) -> None:
         self._number += 1
         caller.pending[self._number] = heard
         try:
-            caller.connection.sendall(json.dumps({"id": self._number, "do": what, **order}).encode() + b"\n")
+            caller.connection.sendall(json.dumps({"id": self._number, **order}).encode() + b"\n")
         except OSError:
             del caller.pending[self._number]
 
-    def ask(self, orders: Mapping[str, tuple[str, Mapping[str, Any]]], limit_s: float) -> dict[str, dict[str, Any]]:
+    def ask(self, orders: Mapping[str, Mapping[str, object]], limit_s: float) -> dict[str, dict[str, Any]]:
         """What the nodes answer to these orders, all given at once; one that does not answer in time is left out."""
         answers: dict[str, dict[str, Any]] = {}
-        for host, (what, order) in orders.items():
+        for host, order in orders.items():
             caller = self._leaders[host]
             if not caller.is_gone:
-                self._order(caller, lambda answer, host=host: answers.__setitem__(host, answer), what, **order)  # type: ignore[misc]
+                self._order(caller, lambda answer, host=host: answers.__setitem__(host, answer), order)  # type: ignore[misc]
         wanted = [host for host in orders if not self._leaders[host].is_gone]
         done = lambda: all(host in answers or self._leaders[host].is_gone for host in wanted)  # noqa: E731
         self._hear(done, time.monotonic() + limit_s * self._request.patience)
@@ -255,7 +360,7 @@ class Checker:
     def _set_clocks(self) -> None:
         for host in [*self.nodes]:
             before = time.time()
-            answer = self.ask({host: ("clock", {})}, CLOCK_S).get(host)
+            answer = self.ask({host: {"do": "clock"}}, CLOCK_S).get(host)
             after = time.time()
             if answer is None:
                 continue
@@ -264,24 +369,16 @@ class Checker:
 
     def _find_names(self) -> None:
         """Every node calls rank 0's host, by the name under which its ranks will look for it."""
-        rank_0 = next((c.process.host for c in self._leaders.values() if c.process and c.process.rank == 0), None)
+        rank_0 = next((c.process.host for c in self._callers if c.process is not None and c.process.rank == 0), None)
+        if rank_0 not in self.nodes:
+            return
+        where = self.ask({rank_0: {"do": "listen", "token": self._key}}, NAME_S).get(rank_0, {"error": "no answer"})
+        if "error" in where:
+            self.nodes[rank_0] = self.nodes[rank_0]._replace(listen_error=where["error"])
+            return
         others = [host for host in self.nodes if host != rank_0]
-        if rank_0 not in self.nodes or not others:
-            return
-        where = self.ask({rank_0: ("listen", {"port": self._read_port()})}, NAME_S).get(rank_0, {})
-        if "port" not in where:
-            self.nodes[rank_0] = self.nodes[rank_0]._replace(reach_error=where.get("error", "no answer"))
-            return
-        token = self._key
-        call = {
-            "host": where["address"],
-            "port": where["port"],
-            "token": token,
-            "limit_s": NAME_S * self._request.patience,
-        }
-        orders: dict[str, tuple[str, Mapping[str, Any]]] = dict.fromkeys(others, ("reach", call))
-        self.ask({rank_0: ("greet", {"token": token})}, NAME_S)
-        answers = self.ask(orders, 2 * NAME_S)
+        call = {**where, "do": "reach", "token": self._key, "limit_s": NAME_S * self._request.patience}
+        answers = self.ask(dict.fromkeys(others, call), 2 * NAME_S)
         failed = [host for host in others if any(answers.get(host, {}).values())]
         if len(others) > 1 and len(failed) == len(others) and not any(answers[h]["resolve_error"] for h in failed):
             told = f"no other node reaches it: {answers[failed[0]]['reach_error']}"
@@ -289,10 +386,6 @@ class Checker:
             return
         for host in failed:
             self.nodes[host] = self.nodes[host]._replace(**answers[host])
-
-    def _read_port(self) -> int | None:
-        text = self._env.get("MASTER_PORT", "")
-        return int(text) if text.isdecimal() and 0 < int(text) < 65536 else None
 
     # Links.
 
@@ -304,7 +397,7 @@ class Checker:
                 break
             found |= self._run_round(plan_round(hosts, number, found), on_gpu)
         for _ in range(_TRIES - 1):
-            again = sorted(find_slow(found, by_tcp=not on_gpu))
+            again = sorted(find_slow(found, on_gpu=on_gpu))
             while again and self._has_time(PAIR_S):
                 busy, now = set[str](), list[tuple[str, str]]()
                 for pair in [*again]:
@@ -321,32 +414,31 @@ class Checker:
         return time.monotonic() - self._began < (MOST_S - needed_s) * self._request.patience
 
     def _run_round(self, pairs: Sequence[Pair], on_gpu: bool) -> dict[Pair, LinkSpeed]:
-        where = self.ask({a: ("listen", {"port": None}) for a, _ in pairs}, NAME_S)
-        orders: dict[str, tuple[str, Mapping[str, Any]]] = {}
-        for a, b in pairs:
-            if "port" not in where.get(a, {}):
-                continue
-            if on_gpu:
-                one = {"size": 2, "address": where[a]["address"], "port": where[a]["port"] + 1, "limit_s": self._pair_s}
-                orders |= {a: ("device", {**one, "rank": 0}), b: ("device", {**one, "rank": 1})}
-            else:
-                call = {"address": where[a]["address"], "port": where[a]["port"], "limit_s": self._pair_s / 2}
-                orders |= {a: ("serve", {"limit_s": self._pair_s / 2}), b: ("call", call)}
-        answers = self.ask(orders, PAIR_S + _FIRST_S)
+        answers = self._run_groups(pairs, on_gpu, PAIR_S)
+        late = {"error": f"no answer in {PAIR_S * self._request.patience:.0f} s"}
         found = {}
         for pair in pairs:
-            said = answers.get(pair[1], {"error": f"no answer in {self._pair_s:.0f} s"})
-            numbers = {name: said[name] for name in LinkSpeed._fields if name in said}
-            found[pair] = LinkSpeed(**numbers)
+            said = [answers.get(host, late) for host in pair]
+            one = next((one for one in said if "error" in one), said[0])
+            found[pair] = LinkSpeed(one.get("gbps", 0.0), one.get("ms", 0.0), one.get("error", ""))
         return found
 
-    def _reduce(self, hosts: Sequence[str]) -> tuple[float | None, str]:
+    def _run_groups(self, groups: Sequence[Sequence[str]], on_gpu: bool, limit_s: float) -> dict[str, dict[str, Any]]:
+        """What hosts answer that exchange data within these groups, side by side, one device of each."""
+        limit = {"limit_s": limit_s * self._request.patience}
+        stores = self.ask({group[0]: {"do": "device", "what": "open_store", **limit} for group in groups}, NAME_S)
+        shared = {"do": "device", "what": "exchange", "backend": "nccl" if on_gpu else "gloo", **limit}
+        orders: dict[str, Mapping[str, object]] = {}
+        for group in groups:
+            if "port" in (where := stores.get(group[0], {})):
+                one = {**shared, **where, "size": len(group)}
+                orders |= {host: {**one, "rank": rank} for rank, host in enumerate(group)}
+        failed = {host: said for host, said in stores.items() if "error" in said}
+        return failed | self.ask(orders, limit_s + _FIRST_S)
+
+    def _reduce(self, hosts: Sequence[str], on_gpu: bool) -> tuple[float | None, str]:
         """Gb/s of a sum over all hosts, one device of each; and why there is none."""
-        where = self.ask({hosts[0]: ("listen", {"port": None})}, NAME_S).get(hosts[0], {})
-        if "port" not in where:
-            return None, "its first host cannot listen"
-        one = {"size": len(hosts), "address": where["address"], "port": where["port"] + 1, "limit_s": self._all_s}
-        answers = self.ask({host: ("device", {**one, "rank": at}) for at, host in enumerate(hosts)}, ALL_S + _FIRST_S)
+        answers = self._run_groups([hosts], on_gpu, ALL_S)
         errors = [(host, answers.get(host, {"error": "no answer"}).get("error")) for host in hosts]
         wrong = [f"{host}: {error}" for host, error in errors if error]
         return (None, wrong[0]) if wrong else (answers[hosts[0]]["all_reduce_gbps"], "")
@@ -355,21 +447,21 @@ class Checker:
 
     def _judge(self) -> CheckReport:
         processes = tuple(caller.process for caller in self._callers if caller.process is not None)
-        job = CheckedJob(tuple(self.nodes.values()), processes, self._request.gpus_per_node)
+        job = CheckedJob([*self.nodes.values()], processes, self._request.gpus_per_node)
         everybody = (*processes, *(process for process, _ in self._unreached))
         checks = [*self._list_silent(everybody), *judge_ranks(everybody, self._expected(everybody)), *judge_nodes(job)]
         failed = {host for host, check in checks if check.state == FAILED}
         good = [host for host in self.nodes if host not in failed]
         on_gpu = bool(good) and all(self.nodes[host].gpus for host in good)
         pairs: dict[Pair, LinkSpeed] = {}
-        rate, means = None, "NCCL" if on_gpu else "TCP"
+        rate, means = None, "NCCL" if on_gpu else "gloo"
         if not self._request.fast and len(good) > 1:
             pairs = self._exchange(good, on_gpu)
-            checks += judge_links(pairs, by_tcp=not on_gpu)
+            checks += judge_links(pairs, on_gpu=on_gpu)
             slow = {host for host, check in checks if check.state == FAILED}
             left = [host for host in good if host not in slow]
             if len(left) > 1 and self._has_time(0):
-                rate, why = self._reduce(left)
+                rate, why = self._reduce(left, on_gpu)
                 if why:
                     checks.append(("", Check("all-reduce", f"no sum over {len(left)} hosts: {why}", "hpcddp diagnose")))
         states = dict.fromkeys(self._expected(everybody), NOT_ASKED) | dict.fromkeys(self.nodes, OK)

@@ -9,13 +9,13 @@ from collections import Counter
 from statistics import median
 
 from hpcddp.checks.environment import FAILED, WARNING, Check
+from hpcddp.ranks.gpus import find_gpu_type
 from hpcddp.ranks.launchers import LAUNCHERS
 from hpcddp.record import TYPE_CHECKING, Record
 from hpcddp.units import format_count
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
-    from typing import Any
 
 _NOTHING: Mapping[str, str] = {}
 
@@ -40,7 +40,8 @@ class Gpu(Record):
 
 class Process(Record):
     """One process of a launch, the place that its launcher gave it, and what it would take. `error`: why it has no
-    place. `master`: where it will look for rank 0. `gpus`: those that it takes, by their unique names."""
+    place. `master`: where it will look for rank 0. `gpus`: those that it takes, by their unique names. `found`: by the
+    checks of its environment, a Check's fields each."""
 
     host: str
     rank: int | None = None
@@ -49,64 +50,61 @@ class Process(Record):
     local_world_size: int | None = None
     error: str = ""
     master: str = ""
-    cpus: tuple[int, ...] = ()
-    gpus: tuple[str, ...] = ()
+    cpus: Sequence[int] = ()
+    gpus: Sequence[str] = ()
     env: Mapping[str, str] = _NOTHING
-    found: tuple[tuple[str, str, str, str], ...] = ()  # of the checks of its environment
+    found: Sequence[Sequence[str]] = ()
 
 
 class CheckedNode(Record):
     """One node. `cpus`: how many its processes may use at once, by affinity and control group. `disks`: a folder ->
-    MiB and files that may still be written, and why a small one could not be. `reach`: why it does not reach rank 0 by
-    the name and address that the ranks will take. `clock_s`: how far its clock is before the checker's, at least.
-    `line`: the status of the job file's own check."""
+    MiB and files that may still be written, and why a small one could not be. `clock_s`: how far its clock is before
+    the checker's, at least. `line_error`: how the job file's own check has failed. `listen_error`: why rank 0 cannot
+    have its port. `reach_error`, `resolve_error`: why rank 0 is not reached by the name and address that ranks take."""
 
     host: str
     cpus: float | None = None
-    cpu_speed: float | None = None
     files: int | None = None
     shm_mb: int | None = None
     free_mb: int | None = None
-    memory_mb: int | None = None
     disks: Mapping[str, tuple[int, int, str]] = {}  # never written to
     gpus: tuple[Gpu, ...] = ()
-    leftover: tuple[str, ...] = ()
+    leftover: Sequence[str] = ()
     versions: Mapping[str, str] = _NOTHING
     torch_error: str = ""
     smi_error: str = ""
-    line: int | None = None
+    line_error: str = ""
     clock_s: float | None = None
     interface_error: str = ""
+    listen_error: str = ""
     reach_error: str = ""
     resolve_error: str = ""
 
 
-class CheckedJob(Record):
-    """All that has answered, and what was asked for."""
+class CheckedJob:
+    """All that has answered, and what is usual among them: medians over nodes and GPUs, where there are several, and
+    what most nodes and ranks have."""
 
-    nodes: tuple[CheckedNode, ...]
-    processes: tuple[Process, ...]
-    gpus_per_node: int = 0
-
-    def of(self, host: str) -> list[Process]:
-        """The processes of a host."""
-        return [process for process in self.processes if process.host == host]
+    def __init__(self, nodes: Sequence[CheckedNode], processes: Sequence[Process], gpus_per_node: int = 0) -> None:
+        self.nodes, self.gpus_per_node = nodes, gpus_per_node
+        self.ranks: dict[str, list[Process]] = {node.host: [] for node in nodes}
+        for process in processes:
+            self.ranks.setdefault(process.host, []).append(process)
+        gpus = [gpu for node in nodes for gpu in node.gpus]
+        values = {name: [getattr(one, name) for one in nodes] for name in ("cpus", "free_mb")}
+        values |= {name: [getattr(one, name) for one in gpus] for name in ("tflops", "copy_gbs")}
+        known = {name: [one for one in of_name if one is not None] for name, of_name in values.items()}
+        self.medians = {name: median(of_name) for name, of_name in known.items() if len(of_name) > 1}
+        self.versions: dict[str, Counter[str]] = {}
+        for node in nodes:
+            for what, version in node.versions.items():
+                self.versions.setdefault(what, Counter())[version] += 1
+        names = sorted({name for process in processes for name in process.env})
+        self.env = {name: Counter(one.env.get(name) for one in processes).most_common(1)[0][0] for name in names}
 
 
 #: Before the line of a process that does not reach the checker.
 MARK = "hpcddp-check: "
-
-
-def read_node(said: Mapping[str, Any]) -> CheckedNode:
-    """The node of an answer."""
-    gpus = tuple(Gpu(**gpu) for gpu in said["gpus"])
-    return CheckedNode(**{**said, "gpus": gpus, "leftover": tuple(said["leftover"])})
-
-
-def read_process(said: Mapping[str, Any]) -> Process:
-    """The process of an answer."""
-    found = tuple(map(tuple, said["found"]))
-    return Process(**{**said, "cpus": tuple(said["cpus"]), "gpus": tuple(said["gpus"]), "found": found})
 
 
 # The checks: each gives (what is so, what to do), or None where all is well or nothing is known.
@@ -121,26 +119,12 @@ LEAST_DISK_MB, LEAST_INODES = 1024, 1000
 _MOST_CLOCK_S = 1.0
 _LEFT_MB = 1024  # of a GPU's memory, that no process of this check holds
 _OF_MEDIAN = 1 / 2
-#: A part of a GPU's name -> the floors of its matrix product (TFLOPS, 16 bits) and copy (GB/s): about half of what its
-#: maker says (https://www.nvidia.com/en-us/data-center/, https://www.amd.com/en/products/accelerators/instinct.html).
-#: The first that fits counts.
-FLOORS = {
-    "B200": (1000, 3800),
-    "GH200": (490, 1900),
-    "H200": (490, 2300),
-    "H100 PCIe": (300, 1000),
-    "H100 NVL": (300, 1800),
-    "H100": (490, 1600),
-    "A100": (150, 750),
-    "V100": (55, 400),
-    "MI300": (600, 2600),
-    "MI250": (90, 800),
-}
+_OF_DATA_SHEET, _OF_GPUS = 0.4, 0.7  # the floor of a type; of the median of the job's
 
 
 def check_cpus(node: CheckedNode, job: CheckedJob) -> Found:
     """A node whose processes may use far fewer CPUs than on the others: by affinity, or a control group's quota."""
-    usual = _median(job, "cpus")
+    usual = job.medians.get("cpus")
     if node.cpus is None or usual is None or node.cpus >= usual * _OF_MEDIAN:
         return None
     told = f"its processes may use {node.cpus:g} CPUs, and {usual:g} on the job's other nodes"
@@ -149,7 +133,7 @@ def check_cpus(node: CheckedNode, job: CheckedJob) -> Found:
 
 def check_oversubscribed(node: CheckedNode, job: CheckedJob) -> Found:
     """More ranks than CPUs: each waits for the others."""
-    ranks = len(job.of(node.host))
+    ranks = len(job.ranks[node.host])
     if node.cpus is None or ranks <= max(node.cpus, 1):
         return None
     told = f"{ranks} ranks may use {node.cpus:g} CPUs together"
@@ -158,22 +142,13 @@ def check_oversubscribed(node: CheckedNode, job: CheckedJob) -> Found:
 
 def check_affinity(node: CheckedNode, job: CheckedJob) -> Found:
     """Ranks that are bound to the same CPUs, and to fewer than there are ranks."""
-    masks = Counter(process.cpus for process in job.of(node.host) if process.cpus)
+    masks = Counter(tuple(process.cpus) for process in job.ranks[node.host] if process.cpus)
     for cpus, ranks in masks.items():
         if ranks > len(cpus) and (node.cpus or 0) > len(cpus):
             told = f"{ranks} ranks are bound to the same {format_count(len(cpus), 'CPU')}"
             unbound = "".join(f"; {row.name}: {row.unbound}" for row in LAUNCHERS.values() if row.unbound)
             return told, f"give each rank CPUs of its own (--cpus-per-rank{unbound})"
     return None
-
-
-def check_cpu_speed(node: CheckedNode, job: CheckedJob) -> Found:
-    """A CPU that computes far more slowly than the others'."""
-    usual = _median(job, "cpu_speed")
-    if node.cpu_speed is None or usual is None or node.cpu_speed >= usual / 3:
-        return None
-    told = f"its CPU hashes {node.cpu_speed:.0f} MB/s, and {usual:.0f} are the median"
-    return told, "leave the node out, and tell the site: it may be hot, or its clock held down"
 
 
 def check_full_shm(node: CheckedNode, _job: CheckedJob) -> Found:
@@ -211,7 +186,7 @@ def check_disk(node: CheckedNode, _job: CheckedJob) -> Found:
 
 def check_memory(node: CheckedNode, job: CheckedJob) -> Found:
     """Memory that something else holds: far less is free than on the other nodes."""
-    usual = _median(job, "free_mb")
+    usual = job.medians.get("free_mb")
     if node.free_mb is None or usual is None or node.free_mb >= usual * _OF_MEDIAN:
         return None
     return (
@@ -261,25 +236,26 @@ def check_gpu_answer(node: CheckedNode, _job: CheckedJob) -> Found:
 
 
 def check_gpu_speed(node: CheckedNode, job: CheckedJob) -> Found:
-    """A GPU below the floor of its type, or far below the median of the job's."""
+    """A GPU below the floor of its type, 0.4 of its data sheet, or below 0.7 of the median of the job's."""
     for gpu in node.gpus:
-        floors = next((row for part, row in FLOORS.items() if part in gpu.name), (0, 0))
-        for value, unit, what, floor, others in (
-            (gpu.tflops, "TFLOPS", "multiplies at", floors[0], [g.tflops for n in job.nodes for g in n.gpus]),
-            (gpu.copy_gbs, "GB/s", "copies at", floors[1], [g.copy_gbs for n in job.nodes for g in n.gpus]),
+        row = find_gpu_type(gpu.name)
+        for name, what, unit, of_sheet in (
+            ("tflops", "multiplies at", "TFLOPS", row.tflops if row is not None else 0),
+            ("copy_gbs", "copies at", "GB/s", row.gbs if row is not None else 0),
         ):
-            known = [other for other in others if other is not None]
-            if value is None or (value >= floor and value >= 0.7 * median(known)):
-                continue
-            told = f"GPU {gpu.uuid} {what} {value:.0f} {unit}; the median of the job is {median(known):.0f}"
-            return f"{told}, the floor of a {gpu.name} {floor}", "leave the node out; tell the site"
+            value, usual = getattr(gpu, name), job.medians.get(name, 0.0)
+            if value is not None and (value < of_sheet * _OF_DATA_SHEET or value < usual * _OF_GPUS):
+                told = f"GPU {gpu.uuid} {what} {value:.0f} {unit}"
+                others = f"; the job's median is {usual:.0f}" if usual else ""
+                others += f"; the data sheet of {row.part} says {of_sheet}" if row is not None else ""
+                return told + others, "leave the node out; tell the site"
     return None
 
 
 def check_shared_gpu(node: CheckedNode, job: CheckedJob) -> Found:
     """Two ranks that would take one GPU, which NCCL refuses."""
     owner: dict[str, int | None] = {}
-    for process in job.of(node.host):
+    for process in job.ranks[node.host]:
         for uuid in process.gpus:
             if uuid in owner:
                 told = f"ranks {owner[uuid]} and {process.rank} would both take GPU {uuid}"
@@ -297,11 +273,10 @@ def check_torch(node: CheckedNode, _job: CheckedJob) -> Found:
 
 def check_versions(node: CheckedNode, job: CheckedJob) -> Found:
     """Another Python, torch, CUDA, NCCL, driver or hpcddp than on most nodes."""
-    for what in sorted({name for one in job.nodes for name in one.versions}):
-        seen = [one.versions[what] for one in job.nodes if what in one.versions]
-        usual = Counter(seen).most_common(1)[0][0]
+    for what, counts in job.versions.items():
+        usual, count = counts.most_common(1)[0]
         if node.versions.get(what, usual) != usual:
-            told = f"{what} is {node.versions[what]}, and {usual} on {seen.count(usual)} of {len(seen)} nodes"
+            told = f"{what} is {node.versions[what]}, and {usual} on {count} of {counts.total()} nodes"
             return told, "one environment in a folder that all nodes see, activated in the job's script"
     return None
 
@@ -309,9 +284,8 @@ def check_versions(node: CheckedNode, job: CheckedJob) -> Found:
 def check_variables(node: CheckedNode, job: CheckedJob) -> Found:
     """Variables that have another value on this node than on most: a launcher forwards not all, profiles differ."""
     told = list[str]()
-    for name in sorted({name for process in job.processes for name in process.env}):
-        usual = Counter(process.env.get(name) for process in job.processes).most_common(1)[0][0]
-        other = next((one for one in (p.env.get(name) for p in job.of(node.host)) if one != usual), usual)
+    for name, usual in job.env.items():
+        other = next((one for one in (p.env.get(name) for p in job.ranks[node.host]) if one != usual), usual)
         told += [f"{name} is {_say(other)}, and {_say(usual)} in most ranks"] if other != usual else []
     return ("; ".join(told[:4]), "env: {NAME: …} in the job file, which every rank gets") if told else None
 
@@ -329,6 +303,12 @@ def check_rank_0(node: CheckedNode, _job: CheckedJob) -> Found:
     return (node.resolve_error, "give all ranks MASTER_ADDR=<an address of rank 0>") if node.resolve_error else None
 
 
+def check_listening(node: CheckedNode, _job: CheckedJob) -> Found:
+    """Rank 0's port, which another process there has."""
+    remedy = f"export another MASTER_PORT; ss -ltnp on {node.host} shows who has it"
+    return (node.listen_error, remedy) if node.listen_error else None
+
+
 def check_port(node: CheckedNode, _job: CheckedJob) -> Found:
     """Rank 0's port, which this node does not reach: a firewall, or another network."""
     remedy = "open the ports between nodes, or name the network: rendezvous: {interface: …} of the site"
@@ -343,9 +323,7 @@ def check_interface(node: CheckedNode, _job: CheckedJob) -> Found:
 
 def check_line(node: CheckedNode, _job: CheckedJob) -> Found:
     """The job file's own line of shell, with another status than 0."""
-    if not node.line:
-        return None
-    return f"the job file's own check ended with status {node.line}", f"run it on {node.host}"
+    return (f"the job file's own check {node.line_error}", f"run it on {node.host}") if node.line_error else None
 
 
 class NodeCheck(Record):
@@ -364,7 +342,6 @@ NODE_CHECKS = (
     NodeCheck("shared GPU", check_shared_gpu),
     NodeCheck("leftover processes", check_leftover),
     NodeCheck("CPUs", check_cpus),
-    NodeCheck("CPU speed", check_cpu_speed),
     NodeCheck("oversubscribed CPUs", check_oversubscribed, WARNING),
     NodeCheck("affinity", check_affinity, WARNING),
     NodeCheck("memory", check_memory, WARNING),
@@ -378,6 +355,7 @@ NODE_CHECKS = (
     NodeCheck("clock", check_clock, WARNING),
     NodeCheck("interface", check_interface),
     NodeCheck("rank 0's name", check_rank_0),
+    NodeCheck("port in use", check_listening),
     NodeCheck("rank 0's port", check_port),
     NodeCheck("own check", check_line),
 )
@@ -390,7 +368,7 @@ def judge_nodes(job: CheckedJob) -> Iterator[tuple[str, Check]]:
             found = row.find(node, job)
             if found is not None:
                 yield node.host, Check(row.name, *found, row.state)
-        for finding in dict.fromkeys(one for process in job.of(node.host) for one in process.found):
+        for finding in dict.fromkeys(tuple(one) for process in job.ranks[node.host] for one in process.found):
             yield node.host, Check(*finding)
 
 
@@ -420,12 +398,6 @@ def judge_ranks(processes: Sequence[Process], hosts: Sequence[str]) -> Iterator[
         named = ", ".join(map(str, missing[:8])) + (f" and {len(missing) - 8} more" if len(missing) > 8 else "")
         word = "rank" if len(missing) == 1 else "ranks"
         yield "", Check(name, f"{word} {named} of {size} did not come", remedy, FAILED)
-
-
-def _median(job: CheckedJob, name: str) -> float | None:
-    values = [getattr(node, name) for node in job.nodes]
-    known = [value for value in values if value is not None]
-    return median(known) if len(known) > 1 else None
 
 
 def _say(value: str | None) -> str:

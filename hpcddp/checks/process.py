@@ -11,31 +11,33 @@ import json
 import os
 import resource
 import select
+import shutil
 import socket
 import subprocess
 import sys
 import time
 from contextlib import suppress
-from hashlib import sha256
 
 from hpcddp.checks.environment import look_at_machine, run_checks
-from hpcddp.checks.links import run_exchange, serve_exchange
 from hpcddp.checks.node import MARK, SHM, CheckedNode, Gpu, Process
-from hpcddp.errors import HpcddpError, LaunchError
+from hpcddp.errors import HpcddpError, LaunchError, NoAnswerError, SchedulerError
+from hpcddp.ranks.cgroups import list_cgroups
 from hpcddp.ranks.device import choose_devices, read_gpus_per_rank, visible_devices
 from hpcddp.ranks.launch import Launch
 from hpcddp.ranks.network import look_around, settle_interface
-from hpcddp.ranks.reach import find_local_address
+from hpcddp.ranks.reach import find_local_address, open_listener
 from hpcddp.ranks.rendezvous import LOWEST, ephemeral_range, port_candidates
 from hpcddp.record import TYPE_CHECKING
+from hpcddp.schedulers.run import run_program
 from hpcddp.units import read_number
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
     from typing import Any
 
 _CONNECT_S, _CALL_S = 3.0, 12.0
 _PROGRAM_S = 10.0  # for nvidia-smi, or the job file's own line
+_KILLED_S = 1.0
 GPU_S, IMPORT_S = 15.0, 25.0  # for one order to a device; for `import torch`
 _REAL_WORKER = (sys.executable, "-m", "hpcddp.checks.device")
 
@@ -43,7 +45,6 @@ _REAL_WORKER = (sys.executable, "-m", "hpcddp.checks.device")
 # Looking. Each part gives what it can, and leaves the rest unknown.
 
 
-_SPEED_S = 0.2
 _BLOCK = 65536
 _MB = 1024 * 1024
 #: How the variables begin that every rank of a job should have alike.
@@ -63,39 +64,21 @@ def variables_alike(env: Mapping[str, str]) -> dict[str, str]:
     return found | lists
 
 
-def count_cpus(root: str = "/sys/fs/cgroup", own: str = "/proc/self/cgroup") -> float:
+def count_cpus(**tree: str) -> float:
     """How many CPUs this process may use at once: those of its affinity, and no more than the quota of its control
-    group or of one above it."""
+    group or of one above it. `tree`: of `list_cgroups`."""
     most = float(len(os.sched_getaffinity(0)))
-    lines = list[str]()
-    with suppress(OSError), open(own, encoding="utf-8") as file:
-        lines = file.read().splitlines()
-    for line in lines:
-        _, controllers, path = line.split(":", 2)
-        if controllers and "cpu" not in controllers.split(","):  # "": version 2
-            continue
-        parts = [part for part in path.split("/") if part]
-        for folder in [os.path.join(root, controllers, *parts[:depth]) for depth in range(len(parts) + 1)]:
-            with suppress(OSError, ValueError):
-                names = ("cpu.cfs_quota_us", "cpu.cfs_period_us") if controllers else ("cpu.max",)
-                quota, period = " ".join(_read(os.path.join(folder, name)) for name in names).split()
-                most = min(most, int(quota) / int(period)) if int(quota) > 0 else most  # "max": none
+    for version, folder in list_cgroups("cpu", **tree):
+        with suppress(OSError, ValueError):
+            names = ("cpu.max",) if version == 2 else ("cpu.cfs_quota_us", "cpu.cfs_period_us")
+            quota, period = " ".join(_read(os.path.join(folder, name)) for name in names).split()
+            most = min(most, int(quota) / int(period)) if int(quota) > 0 else most  # "max": none
     return round(most, 2)
 
 
 def _read(path: str) -> str:
     with open(path, encoding="ascii") as file:
         return file.read()
-
-
-def measure_cpu(limit_s: float = _SPEED_S) -> float:
-    """MB/s of a hash: the best of many short tries, so that what else runs here matters little."""
-    block, best, end = bytes(_BLOCK), 1.0, time.monotonic() + limit_s
-    while time.monotonic() < end:
-        began = time.perf_counter()
-        sha256(block).digest()
-        best = min(best, time.perf_counter() - began)
-    return _BLOCK / _MB / best
 
 
 def look_at_disk(folder: str) -> tuple[int, int, str]:
@@ -122,14 +105,13 @@ def look_at_disk(folder: str) -> tuple[int, int, str]:
     return found.f_bavail * found.f_frsize // _MB, found.f_favail if found.f_files else -1, error
 
 
-def look_at_memory(path: str = "/proc/meminfo") -> tuple[int | None, int | None]:
-    """MiB of memory, and how many of them are free for a program."""
-    numbers: dict[str, int] = {}
+def find_free_memory(path: str = "/proc/meminfo") -> int | None:
+    """MiB of memory that a program could have."""
     with suppress(OSError), open(path, encoding="ascii") as file:
         for line in file:
-            name, _, rest = line.partition(":")
-            numbers[name] = int(rest.split()[0]) // 1024
-    return numbers.get("MemTotal"), numbers.get("MemAvailable")
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) // 1024
+    return None
 
 
 _SMI = "uuid,name,driver_version,memory.used,ecc.errors.uncorrected.volatile.total"
@@ -155,17 +137,35 @@ def read_gpus(rows: str, remapped: str) -> tuple[Gpu, ...]:
     return tuple(gpus)
 
 
-def look_at_gpus(ask: Callable[[list[str]], tuple[int, str]]) -> tuple[tuple[Gpu, ...], tuple[str, ...], str]:
-    """The GPUs, what runs on them, and why the driver does not say it. `ask`: the status and output of a command."""
-    status, rows = ask(["nvidia-smi", f"--query-gpu=pci.bus_id,{_SMI}", "--format=csv,noheader,nounits"])
-    if status == 127:  # no such program
+def look_at_gpus(env: Mapping[str, str]) -> tuple[tuple[Gpu, ...], tuple[str, ...], str]:
+    """The GPUs, what runs on them, and why the driver does not say it. Nothing where there is no driver."""
+    if shutil.which("nvidia-smi", path=env.get("PATH")) is None:
         return (), (), ""
-    if status:
-        said = (rows.strip().splitlines() or [f"status {status}"])[0]
-        return (), (), f"nvidia-smi: {said}"
-    gpus = read_gpus(rows, ask(["nvidia-smi", "-q", "-d", "ROW_REMAPPER,PAGE_RETIREMENT"])[1])
+    rows = ["nvidia-smi", f"--query-gpu=pci.bus_id,{_SMI}", "--format=csv,noheader,nounits"]
+    remapped = ["nvidia-smi", "-q", "-d", "ROW_REMAPPER,PAGE_RETIREMENT"]
     apps = ["nvidia-smi", "--query-compute-apps=pid,process_name", "--format=csv,noheader"]
-    return gpus, tuple(line.strip() for line in ask(apps)[1].splitlines() if line.strip()), ""
+    try:
+        answer = run_program(rows, env, patience_s=_PROGRAM_S)
+        if answer.status:
+            said = (answer.stdout + answer.stderr).strip().splitlines() or [f"status {answer.status}"]
+            return (), (), f"nvidia-smi: {said[0]}"
+        gpus = read_gpus(answer.stdout, run_program(remapped, env, patience_s=_PROGRAM_S).stdout)
+        left = run_program(apps, env, patience_s=_PROGRAM_S).stdout.splitlines()
+    except SchedulerError as error:  # it is no scheduler's
+        return (), (), error.message
+    return gpus, tuple(line.strip() for line in left if line.strip()), ""
+
+
+def run_line(line: str, env: Mapping[str, str]) -> str:
+    """How the job file's own line of shell has failed; empty: it has not."""
+    if not line:
+        return ""
+    try:
+        answer = run_program(["sh", "-c", line], env, patience_s=_PROGRAM_S)
+    except NoAnswerError:
+        return f"did not end in {_PROGRAM_S:.0f} s"
+    said = (answer.stdout + answer.stderr).strip().splitlines()
+    return f"ended with status {answer.status}{f': {said[-1]}' if said else ''}" if answer.status else ""
 
 
 def taken_gpus(gpus: Sequence[Gpu], env: Mapping[str, str], process: Process) -> tuple[str, ...]:
@@ -186,30 +186,16 @@ def taken_gpus(gpus: Sequence[Gpu], env: Mapping[str, str], process: Process) ->
     return tuple(known[at] for at in chosen)
 
 
-def look_at_node(
-    host: str, folders: Sequence[str], ask: Callable[[list[str]], tuple[int, str]], line: str
-) -> CheckedNode:
+def look_at_node(host: str, folders: Sequence[str], line: str, env: Mapping[str, str]) -> CheckedNode:
     """All that a node can say in a second or two, but for torch, GPUs' speeds and what others see of it."""
-    gpus, apps, smi_error = look_at_gpus(ask)
-    memory, free = look_at_memory()
+    gpus, apps, smi_error = look_at_gpus(env)
     shm = None
     with suppress(OSError):
         found = os.statvfs(SHM)
         shm = found.f_bavail * found.f_frsize // _MB
-    return CheckedNode(
-        host,
-        count_cpus(),
-        measure_cpu(),
-        _most_files(),
-        shm,
-        free,
-        memory,
-        {folder: look_at_disk(folder) for folder in folders},
-        gpus,
-        apps,
-        smi_error=smi_error,
-        line=ask(["sh", "-c", line])[0] if line else None,
-    )
+    disks = {folder: look_at_disk(folder) for folder in folders}
+    most = (count_cpus(), _most_files(), shm, find_free_memory())
+    return CheckedNode(host, *most, disks, gpus, apps, smi_error=smi_error, line_error=run_line(line, env))
 
 
 def _most_files() -> int:
@@ -294,15 +280,16 @@ class Worker:
             self._process.stdin.write(json.dumps(order).encode() + b"\n")
 
     def close(self) -> None:
-        """End it."""
+        """End it. A process whose driver hangs does not end, and nobody waits for it."""
         self._process.kill()
-        self._process.wait()
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(_KILLED_S)
         for stream in (self._process.stdin, self._process.stdout, self._process.stderr):
             if stream is not None:
                 stream.close()
 
 
-def identify_process(env: Mapping[str, str], host: str) -> tuple[Process, Launch]:
+def identify_process(env: Mapping[str, str], host: str) -> Process:
     """What this process is among the ranks. An error of the launch is said in it."""
     launch = Launch(env, host, strict=False)
     process = Process(host, cpus=tuple(sorted(os.sched_getaffinity(0))), env=variables_alike(env))
@@ -312,17 +299,17 @@ def identify_process(env: Mapping[str, str], host: str) -> tuple[Process, Launch
         numbers = info.rank, info.world_size, info.local_rank, info.local_world_size
         master = launch.rendezvous.master_addr or ""
     except HpcddpError as error:
-        return process._replace(error=str(error)), launch
+        return process._replace(error=str(error))
     checks = tuple((one.name, one.message, one.remedy, one.state) for one in found)
-    return Process(host, *numbers, "", master, process.cpus, (), process.env, checks), launch
+    return Process(host, *numbers, "", master, process.cpus, (), process.env, checks)
 
 
 class CheckedProcess:
     """This process, for the checker: each method but those with an underscore is an order."""
 
     def __init__(self, env: Mapping[str, str], host: str) -> None:
-        self._env, self._host = env, host
-        self.process, self._launch = identify_process(env, host)
+        self._env, self._host = dict(env), host
+        self.process = identify_process(env, host)
         self._workers: list[Worker] = []
         self._gpus: tuple[Gpu, ...] = ()
         self._listener: socket.socket | None = None
@@ -330,18 +317,19 @@ class CheckedProcess:
     def look(self, folders: Sequence[str], line: str) -> dict[str, Any]:
         """What this node is, before anything computes on its GPUs."""
         folders = [*folders, self._env.get("TMPDIR") or "/tmp"]  # noqa: S108  # looked at
-        node = look_at_node(self._host, folders, self._ask, line)
+        node = look_at_node(self._host, folders, line, self._env)
         self._gpus = node.gpus
-        return {"node": _as_dict(node)}
+        return {"node": node._asdict(), "gpus": [gpu._asdict() for gpu in node.gpus]}
 
     def measure(self, *, fast: bool, leads: bool, patience: float) -> dict[str, Any]:
         """What its GPUs and torch can do, each GPU in a process of its own. `leads`: whether it speaks for its node.
         `fast`: nothing is computed."""
-        gpus = self._gpus if leads else look_at_gpus(self._ask)[0]
+        gpus = self._gpus if leads else look_at_gpus(self._env)[0]
         try:
             self.process = self.process._replace(gpus=taken_gpus(gpus, self._env, self.process))
         except LaunchError as error:
             self.process = self.process._replace(error=self.process.error or str(error))
+        of_node: dict[str, Any] = {"interface_error": self._settle_interface("nccl" if gpus else "gloo")}
         alone = [{**self._env, "CUDA_VISIBLE_DEVICES": uuid} for uuid in self.process.gpus] or [self._env][: int(leads)]
         limit_s = IMPORT_S * patience
         end = time.monotonic() + limit_s
@@ -352,7 +340,6 @@ class CheckedProcess:
         for worker in workers[1:]:
             worker.close()
         self._workers = workers[:1]
-        of_node: dict[str, Any] = {"interface_error": self._find_interface_error(bool(gpus))}
         if says:
             torch = next((one for one in says if "versions" in one), says[0])
             versions = {**torch.get("versions", {}), **({"driver": gpus[0].driver} if gpus and gpus[0].driver else {})}
@@ -366,99 +353,64 @@ class CheckedProcess:
         """The GPUs, those of this process with what they have measured, all side by side."""
         found: dict[str, Mapping[str, Any]] = {}
         for worker, said in zip(workers, says, strict=True):
-            if "error" not in said and said["devices"]:
+            if said.get("devices"):
                 worker.tell({"do": "measure"})
         late = f"it did not answer in {limit_s:.0f} s, and its process was killed"
         end = time.monotonic() + limit_s
         for uuid, worker, said in zip(self.process.gpus, workers, says, strict=False):
-            if "error" in said:
-                found[uuid] = said
-            elif not said["devices"]:
-                found[uuid] = {"error": f"torch {said['versions']['torch']} sees no device"}
-            else:
+            if said.get("devices"):
                 found[uuid] = worker.read(end, late)
+            else:
+                found[uuid] = {"error": said.get("error") or f"torch {said['versions']['torch']} sees no device"}
         return tuple(gpu._replace(**found[gpu.uuid]) if gpu.uuid in found else gpu for gpu in gpus)
 
-    def _find_interface_error(self, on_gpu: bool) -> str:
-        """Why the network that the ranks are to use is none of this host's."""
+    def _settle_interface(self, backend: str) -> str:
+        """Take the interface that the ranks will; why the network that they are to use is none of this host's."""
         try:
             find_local_address(self._env, self._host)
             peer = self.process.master if self.process.master not in {"", self._host} else None
-            settle_interface(self._env, "nccl" if on_gpu else "gloo", look_around(self._host, peer, self._env))
+            variable, _ = settle_interface(self._env, backend, look_around(self._host, peer, self._env))
+            self._env |= dict([variable] if variable is not None else [])
         except LaunchError as error:
             return error.message
         return ""
 
-    def _ask(self, words: list[str]) -> tuple[int, str]:
-        """Status and output of a program: 127 where there is none, 124 where it does not end in time."""
-        try:
-            done = subprocess.run(
-                words,
-                env=dict(self._env),
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                timeout=_PROGRAM_S,
-                check=False,
-            )
-        except FileNotFoundError:
-            return 127, ""
-        except subprocess.TimeoutExpired:
-            return 124, f"{words[0]} did not answer in {_PROGRAM_S:.0f} s"
-        except OSError as error:
-            return 126, error.strerror or ""
-        return done.returncode, (done.stdout + done.stderr).decode(errors="replace")
-
-    def listen(self, port: int | None) -> dict[str, Any]:
-        """Listen on rank 0's port, or a free one of the kind that ranks find for themselves: this address, and the
-        port."""
-        if self._listener is not None:
-            self._listener.close()
-        wanted = [port] if port else port_candidates(f"{os.getpid()} {time.time()}", 16, ephemeral_range()) or [LOWEST]
+    def listen(self, token: str) -> dict[str, Any]:
+        """Rank 0's side: listen on MASTER_PORT, or a free port of the kind that ranks find for themselves, and give
+        everybody who calls the token. The answer: this address, and the port."""
+        free = port_candidates(f"{os.getpid()} {time.time()}", 16, ephemeral_range()) or [LOWEST]
+        port = read_number(self._env.get("MASTER_PORT", ""))
+        wanted = [port] if port and port < 65536 else free
         why = ""
         for one in wanted:
-            both = socket.has_dualstack_ipv6()
             try:
-                family = socket.AF_INET6 if both else socket.AF_INET
-                self._listener = socket.create_server(("", one), family=family, backlog=256, dualstack_ipv6=both)
+                self._listener = open_listener(one)
             except OSError as error:
-                why = f"rank 0's port {one} cannot be listened on: {(error.strerror or str(error)).lower()}"
+                why = f"rank 0's port {one} cannot be listened on: {os.strerror(error.errno or 0).lower()}"
                 continue
-            with suppress(LaunchError):
-                return {"address": find_local_address(self._env, self._host), "port": one}
-            return {"address": self._host, "port": one}
+            _thread.start_new_thread(_greet, (self._listener, token.encode()))
+            return {"host": self._find_address(), "port": one}
         return {"error": why}
 
-    def greet(self, token: str) -> dict[str, Any]:
-        """Rank 0's side: give everybody who calls from now on the token."""
-        assert self._listener is not None
-        _thread.start_new_thread(_greet, (self._listener, token.encode()))
-        return {}
+    def _find_address(self) -> str:
+        with suppress(LaunchError):
+            return find_local_address(self._env, self._host)
+        return self._host
 
     def reach(self, host: str, port: int, token: str, limit_s: float) -> dict[str, Any]:
         """The others' side."""
         resolve_error, reach_error = reach(self.process.master or host, port, token.encode(), limit_s)
         return {"resolve_error": resolve_error, "reach_error": reach_error}
 
-    def serve(self, limit_s: float) -> dict[str, Any]:
-        """The answering side of an exchange over TCP."""
-        assert self._listener is not None
-        with suppress(OSError):
-            serve_exchange(self._listener, limit_s)
-        return {}
-
-    def call(self, address: str, port: int, limit_s: float) -> dict[str, Any]:
-        """The calling side."""
-        return run_exchange(address, port, limit_s)._asdict()
-
-    def device(self, limit_s: float, **order: object) -> dict[str, Any]:
-        """An exchange of the worker's."""
+    def device(self, what: str, limit_s: float, **order: object) -> dict[str, Any]:
+        """What the process with torch answers to an order, and the address that others call it by."""
         if not self._workers:
             self._workers = [Worker(self._env)]
             self._workers[0].read(time.monotonic() + limit_s, "import torch took too long")
-        answer = self._workers[0].ask(limit_s, {"do": "exchange", "limit_s": limit_s, **order})
+        answer = self._workers[0].ask(limit_s, {"do": what, "limit_s": limit_s, **order})
         if "error" in answer:
             self._workers.pop().close()
-        return answer
+        return {"address": self._find_address(), **answer}
 
     def clock(self) -> dict[str, float]:
         """The time here."""
@@ -468,10 +420,6 @@ class CheckedProcess:
         """End what was started."""
         for worker in self._workers:
             worker.close()
-
-
-def _as_dict(node: CheckedNode) -> dict[str, Any]:
-    return {**node._asdict(), "gpus": [gpu._asdict() for gpu in node.gpus]}
 
 
 def be_checked(word: str, env: Mapping[str, str]) -> int:

@@ -25,6 +25,7 @@ from hpcddp.cli.sites_check import SiteFound, compare_site, survey_site
 from hpcddp.cli.streams import tell
 from hpcddp.errors import LaunchError, RequestError, SchedulerError
 from hpcddp.login.planning import choose_site
+from hpcddp.ranks.gpus import find_gpu_type
 from hpcddp.ranks.launcher import EXPORTED_ALWAYS, FromShell, IfSet
 from hpcddp.runs.jsonfile import write_object
 from hpcddp.schedulers.allocation import Allocation
@@ -210,15 +211,6 @@ flags = getattr(torch._C, "_cuda_getArchFlags", lambda: "")()
 versions = {"torch": torch.__version__, "cuda": torch.version.cuda, "hip": torch.version.hip}
 print(json.dumps({**versions, "archs": flags or ""}))
 """
-#: A part of a GPU's name -> its architecture as torch's builds call it.
-_ARCHS = {
-    **dict.fromkeys(("GB200", "B200"), "sm_100"),
-    **dict.fromkeys(("H100", "H200"), "sm_90"),
-    "L40": "sm_89",
-    "A40": "sm_86",
-    "A100": "sm_80",
-    "V100": "sm_70",
-}
 
 
 def check_login(args: argparse.Namespace, env: Mapping[str, str]) -> Iterator[Check]:
@@ -361,7 +353,8 @@ def check_fit(site: Site, queue: str, found: Mapping[str, Any]) -> Iterator[Chec
         return
     wanted = "hip" if node.vendor == "amd" else "cuda" if node.vendor == "nvidia" else ""
     remedy = "install the build for it: https://pytorch.org/get-started/locally/"
-    arch = next((arch for part, arch in _ARCHS.items() if part in gpu), "")
+    row = find_gpu_type(gpu)
+    arch = row.arch if row is not None else ""
     archs = str(found["archs"]).split()
     newer = any(one.startswith("compute_") for one in archs)  # which the driver compiles for it
     if wanted and not found[wanted]:

@@ -11,8 +11,10 @@ from hpcddp.record import TYPE_CHECKING
 from hpcddp.schedulers.allocation import is_address, is_loopback
 
 if TYPE_CHECKING:
+    import socket
     from collections.abc import Mapping
 
+_MOST_WAITING = 4096  # connections that nobody has accepted; the kernel may allow fewer
 SUFFIX, INTERFACE = "HPCDDP_HOST_SUFFIX", "HPCDDP_INTERFACE"
 
 
@@ -65,6 +67,15 @@ def list_addresses(env: Mapping[str, str], hostname: str) -> tuple[str, ...]:
         found = []
     found += [one.address for one in list_interfaces() if one.is_up and one.is_global]
     return tuple(dict.fromkeys(found)) or ("127.0.0.1",)
+
+
+def open_listener(port: int = 0) -> socket.socket:
+    """Listen on this port, or one that the kernel chooses, on every address of this host, of IPv6 and IPv4."""
+    import socket  # which `hpcddp exec` does without
+
+    both = socket.has_dualstack_ipv6()
+    family = socket.AF_INET6 if both else socket.AF_INET
+    return socket.create_server(("", port), family=family, backlog=_MOST_WAITING, dualstack_ipv6=both)
 
 
 def require_resolved(address: str, because: str, hostname: str) -> None:

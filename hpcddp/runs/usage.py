@@ -14,6 +14,7 @@ from typing import Any, TypeAlias
 
 from hpcddp.errors import HpcddpError
 from hpcddp.guard.hpcddp_stand import PHASES
+from hpcddp.ranks.gpus import find_gpu_type
 from hpcddp.record import Record
 from hpcddp.runs.folder import AttemptFolder, RunFolder, job_of, list_holders
 from hpcddp.runs.jsonfile import read_object
@@ -28,11 +29,6 @@ StepsOf: TypeAlias = Callable[[AttemptFolder], list[tuple[int, float]]]
 _GB = 1e9
 _MIB = 1 << 20
 _HEAD = 8192  # bytes
-#: Dense TFLOP/s in 16 bits (NVIDIA's data sheets), by what nvidia-smi calls the GPU; the first that fits counts.
-PEAKS = (
-    ("H100 PCIe", 756), ("H100 NVL", 835), ("H100", 989), ("H200", 989), ("GH200", 989), ("B200", 2250),
-    ("A100", 312), ("A30", 165), ("A40", 150), ("A10", 125), ("L40S", 362), ("L40", 181), ("L4", 121), ("V100", 125),
-)  # fmt: skip
 _WORDS = ("start-up", "input", "compute", "communication", "checkpoint", "not seen")
 _MARGIN = 1.2  # of what was used, for what to ask next time
 _FEW = 0.7  # of what was asked: it is worth asking for less
@@ -252,8 +248,9 @@ def _read_flops(attempt: AttemptFolder) -> float | None:
 
 def _find_mfu(speed: float | None, flops: float | None, gpus: Sequence[str]) -> float | None:
     """Of the GPUs' dense peak in 16 bits."""
-    peaks = [next((peak * 1e12 for part, peak in PEAKS if part in gpu), 0.0) for gpu in gpus]
-    return speed * flops / sum(peaks) if speed and flops and peaks and all(peaks) else None
+    types = [one for one in map(find_gpu_type, gpus) if one is not None]
+    is_known = speed and flops and types and len(types) == len(gpus)
+    return speed * flops / sum(one.tflops * 1e12 for one in types) if is_known and speed and flops else None
 
 
 def _advise(found: Efficiency, plan: Mapping[str, Any], run: RunFolder) -> list[str]:

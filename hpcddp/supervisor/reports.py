@@ -13,7 +13,7 @@ import socket
 import time
 from contextlib import suppress
 
-from hpcddp.ranks.reach import list_addresses
+from hpcddp.ranks.reach import list_addresses, open_listener
 from hpcddp.record import TYPE_CHECKING
 from hpcddp.runs.attempt import choose_error, describe_end, format_failure
 from hpcddp.runs.hang import read_hang_limits
@@ -68,9 +68,6 @@ else:
 # The sockets on which the ranks' agents call: on every address of this host, and what they say without waiting.
 
 
-_MOST_WAITING = 4096  # connections; the kernel may allow fewer
-
-
 def allow_more_files(most: int) -> int:
     """Let this process open so many files, one for each rank, as far as its hard limit goes; how many it could before.
     Nothing is changed where it can open as many."""
@@ -89,15 +86,6 @@ def allow_files(most: int) -> None:
 
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
-
-
-def open_listener() -> socket.socket:
-    """On a port that the kernel chooses, of IPv6 and IPv4. It does not block."""
-    both = socket.has_dualstack_ipv6()
-    family = socket.AF_INET6 if both else socket.AF_INET
-    listener = socket.create_server(("", 0), family=family, backlog=_MOST_WAITING, dualstack_ipv6=both)
-    listener.setblocking(False)
-    return listener
 
 
 def accept(listener: socket.socket) -> socket.socket | None:
@@ -135,6 +123,7 @@ class Callers:
 
     def __init__(self, poll: select.epoll) -> None:
         self._poll, self._listener = poll, open_listener()
+        self._listener.setblocking(False)
         self._waiting: dict[int, tuple[socket.socket, bytes, float]] = {}  # what has come of its line, since when
         self._deaf_until: float | None = None  # None: the listener is listened to
         poll.register(self._listener.fileno(), _READABLE)

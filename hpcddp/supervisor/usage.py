@@ -12,6 +12,7 @@ import os
 import time
 from contextlib import suppress
 
+from hpcddp.ranks.cgroups import list_cgroups
 from hpcddp.record import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -30,7 +31,6 @@ _ALL = 60  # lines that are written at once; later ones are for a minute each
 _TOGETHER = 6
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 _TICK = os.sysconf("SC_CLK_TCK")
-_CGROUPS = "/sys/fs/cgroup"
 _SMI = ("nvidia-smi", "--query-gpu=name,utilization.gpu,memory.used,memory.total", "--format=csv,noheader,nounits")
 
 
@@ -65,23 +65,14 @@ class Processes:
 class Cgroup:
     """The memory of the job by its cgroup: the outermost one whose name has the job's number. Without one: nothing."""
 
-    def __init__(self, job: str, root: str = _CGROUPS, table: str = "/proc/self/cgroup") -> None:
+    def __init__(self, job: str, **tree: str) -> None:
         self._folder = self._limit_file = self._peak_file = ""
         self._keys: tuple[str, ...] = ()
-        with suppress(OSError), open(table, encoding="utf-8", errors="replace") as file:
-            for line in file.read().splitlines():
-                _, controllers, path = line.split(":", 2)
-                if controllers in {"", "memory"}:
-                    self._choose(job, os.path.join(root, controllers) if controllers else root, path, controllers)
-
-    def _choose(self, job: str, base: str, path: str, controllers: str) -> None:
-        limit, peak, keys = ("memory.limit_in_bytes", "memory.max_usage_in_bytes", ("total_rss", "total_shmem"))
-        if not controllers:
-            limit, peak, keys = "memory.max", "memory.peak", ("anon", "shmem")
-        folder = base
-        for part in filter(None, path.split("/")):
-            folder = os.path.join(folder, part)
-            words = part.replace("-", "_").replace(".", "_").split("_")
+        for version, folder in list_cgroups("memory", **tree):
+            words = os.path.basename(folder).replace("-", "_").replace(".", "_").split("_")
+            limit, peak, keys = ("memory.limit_in_bytes", "memory.max_usage_in_bytes", ("total_rss", "total_shmem"))
+            if version == 2:
+                limit, peak, keys = "memory.max", "memory.peak", ("anon", "shmem")
             if job in words and os.path.exists(f"{folder}/{limit}"):
                 self._folder, self._limit_file, self._peak_file, self._keys = folder, limit, peak, keys
                 return

@@ -17,7 +17,7 @@ from hpcddp.ranks.interfaces import address_toward
 from hpcddp.ranks.launch import Launch
 from hpcddp.ranks.launcher import RankInfo
 from hpcddp.ranks.launchers import LAUNCHERS
-from hpcddp.ranks.reach import INTERFACE, find_local_address, reached_as, require_resolved
+from hpcddp.ranks.reach import INTERFACE, find_local_address, open_listener, reached_as, require_resolved
 from hpcddp.ranks.rendezvous import is_enough, port_candidates
 from hpcddp.runs.folder import RunFolder
 from hpcddp.runs.state import check_run_folder
@@ -50,7 +50,7 @@ def agree_on_store_address(launch: Launch, channel: str, opening: str, timeout_s
     """
     env, info = launch.env, launch.info
     if channel == "mpi4py":
-        listener = listen() if info.rank == 0 else None
+        listener = open_listener() if info.rank == 0 else None
         address, port = ask_mpi(info, 0 if listener is None else _port(listener))
         return StoreAddress(address, (port,), listener, channel)
     if channel == "pmi" or (channel == "auto" and _has_pmi(env, info)):
@@ -68,13 +68,6 @@ def agree_on_store_address(launch: Launch, channel: str, opening: str, timeout_s
         f"launcher {info.launcher} does not give the {info.world_size} ranks {missing}",
         "export MASTER_ADDR and MASTER_PORT to all ranks, or ask MPI: rendezvous='mpi4py'",
     )
-
-
-def listen() -> socket.socket:
-    """An open listening socket on a free port of every address of this machine, IPv6 and IPv4 where it has both."""
-    if socket.has_dualstack_ipv6():
-        return socket.create_server(("::", 0), family=socket.AF_INET6, dualstack_ipv6=True)
-    return socket.create_server(("", 0))
 
 
 def _choose_ports(given: int, key: str | None, opening: str) -> tuple[int, ...]:
@@ -107,7 +100,7 @@ def _over_pmi(launch: Launch, opening: str, timeout_s: float) -> StoreAddress:
     listener = None
     address_of_rank_0 = ""
     if info.rank == 0:
-        listener = listen()
+        listener = open_listener()
         address_of_rank_0 = f"{_given_address(launch) or _my_address(client, env, info, opening)}/{_port(listener)}"
     address, _, port = pmi.share_from_rank_0(client, info.rank, f"{opening}-master", address_of_rank_0).rpartition("/")
     return StoreAddress(address, (int(port),), listener, "pmi")
@@ -119,7 +112,7 @@ def _over_file(env: Mapping[str, str], run: RunFolder, key: str, info: RankInfo,
         address, port = sharedfile.wait_for_address(folder, key, timeout_s)
         return StoreAddress(address, (port,), None, "file")
     check_run_folder(run)  # before anything is written there
-    listener = listen()
+    listener = open_listener()
     # The hosts that will read the file are not known here, so that it gets the name by which they know this one.
     alone = info.local_world_size == info.world_size
     address = "127.0.0.1" if alone else find_local_address(env, socket.gethostname())

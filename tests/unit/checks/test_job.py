@@ -25,14 +25,14 @@ for rank in range(64):
 def answer(host, process, order):
     slow = "n7" in {host, order.get("address")}
     return {
-        "look": {"node": CheckedNode(host, 8.0, files=99 if host == "n9" else 9999)._asdict()},
+        "look": {"node": CheckedNode(host, 8.0, files=99 if host == "n9" else 9999)._asdict(), "gpus": []},
         "measure": {"process": process, "gpus": [], "of_node": {}},
         "clock": {"time": time.time()},
-        "listen": {"address": host, "port": 1},
+        "listen": {"host": host, "port": 1},
         "reach": {"resolve_error": "", "reach_error": "no answer" if host == "n3" else ""},
-        "call": {"gbps": 0.1 if slow else 10.0, "ms": 0.02, "error": ""},
-        "device": {"all_reduce_gbps": 5.0},
-    }.get(order["do"], {})
+        "open_store": {"address": host, "port": 1},
+        "exchange": {"gbps": 0.1 if slow else 10.0, "ms": 0.02, "all_reduce_gbps": 5.0},
+    }[order.get("what") or order["do"]]
 
 while True:
     for number, _ in poll.poll():

@@ -11,20 +11,19 @@ from hpcddp.checks.environment import FAILED, WARNING
 from hpcddp.checks.node import NODE_CHECKS, CheckedJob, CheckedNode, Gpu, Process, judge_nodes, judge_ranks
 from hpcddp.checks.process import (
     count_cpus,
+    find_free_memory,
     look_at_disk,
     look_at_gpus,
-    look_at_memory,
     reach,
     read_gpus,
+    run_line,
     taken_gpus,
     variables_alike,
 )
 
 GPU = Gpu("GPU-a", "NVIDIA H100 80GB HBM3", "570.1", 4, tflops=650.0, copy_gbs=2200.0)
 VERSIONS = {"torch": "2.9.1", "NCCL": "2.27.5"}
-WELL = CheckedNode(
-    "", 32.0, 900.0, 65536, 32768, 200_000, 256_000, {"/home": (9999, 9999, "")}, (GPU,), versions=VERSIONS
-)
+WELL = CheckedNode("", 32.0, 65536, 32768, 200_000, {"/home": (9999, 9999, "")}, (GPU,), versions=VERSIONS)
 RANKS = [{"rank": at, "world_size": 4, "local_rank": 0, "local_world_size": 1} for at in range(4)]
 
 
@@ -35,7 +34,7 @@ def job(ill: dict[str, object], process: dict[str, object]) -> CheckedJob:
         Process(f"node{at}", **RANKS[at], cpus=(0, 1), env={"PATH": "/bin"}, gpus=(f"GPU-{at}",)) for at in range(4)
     ]
     nodes[2], ranks[2] = nodes[2]._replace(**ill), ranks[2]._replace(**process)
-    return CheckedJob(tuple(nodes), tuple(ranks), gpus_per_node=1)
+    return CheckedJob(nodes, ranks, gpus_per_node=1)
 
 
 #: What is ill in the third node, or in its process -> the row that finds it, and words of its message.
@@ -45,12 +44,16 @@ ILL: list[tuple[str, str, dict[str, object], dict[str, object]]] = [
     ("GPU memory", "needs a reset", {"gpus": (GPU._replace(is_pending=True),)}, {}),
     ("GPU memory", "has counted 3 uncorrectable errors", {"gpus": (GPU._replace(uncorrected=3),)}, {}),
     ("GPU answer", "did not answer in 15 s", {"gpus": (GPU._replace(error="it did not answer in 15 s"),)}, {}),
-    ("GPU speed", "multiplies at 440 TFLOPS; the median", {"gpus": (GPU._replace(tflops=440.0),)}, {}),
+    (
+        "GPU speed",
+        "multiplies at 440 TFLOPS; the job's median is 650; the data sheet of H100 says 989",
+        {"gpus": (GPU._replace(tflops=440.0),)},
+        {},
+    ),
     ("GPU speed", "copies at 1100 GB/s", {"gpus": (GPU._replace(copy_gbs=1100.0),)}, {}),
     ("leftover processes", "311, python still runs", {"leftover": ("311, python",)}, {}),
     ("leftover processes", "40000 MiB of GPU GPU-a are in use", {"gpus": (GPU._replace(used_mb=40_000),)}, {}),
     ("CPUs", "may use 8 CPUs, and 32", {"cpus": 8.0}, {}),
-    ("CPU speed", "hashes 200 MB/s, and 900", {"cpu_speed": 200.0}, {}),
     ("memory", "1000 MiB of memory are free", {"free_mb": 1000}, {}),
     ("full shared memory", "/dev/shm has room for 2 MiB", {"shm_mb": 2}, {}),
     ("small shared memory", "/dev/shm has room for 64 MiB", {"shm_mb": 64}, {}),
@@ -65,7 +68,8 @@ ILL: list[tuple[str, str, dict[str, object], dict[str, object]]] = [
     ("interface", "eth7", {"interface_error": "eth7 is none of its interfaces"}, {}),
     ("rank 0's name", "does not resolve", {"resolve_error": "rank 0's host 'a' does not resolve"}, {}),
     ("rank 0's port", "no answer", {"reach_error": "rank 0 at a, port 1: no answer"}, {}),
-    ("own check", "status 3", {"line": 3}, {}),
+    ("port in use", "address already in use", {"listen_error": "rank 0's port 1: address already in use"}, {}),
+    ("own check", "ended with status 3: no /data", {"line_error": "ended with status 3: no /data"}, {}),
     ("environment", "PATH is '/opt', and '/bin' in most", {}, {"env": {"PATH": "/opt"}}),
     ("environment", "NCCL_DEBUG is 'INFO', and not set in most", {}, {"env": {"PATH": "/bin", "NCCL_DEBUG": "INFO"}}),
     ("NCCL's interface", "leaves none", {}, {"found": (("NCCL's interface", "leaves none", "", FAILED),)}),
@@ -97,7 +101,7 @@ def test_a_gpu_that_is_as_slow_as_the_others_is_below_the_floor_of_its_type() ->
         judge_nodes(CheckedJob((WELL._replace(host="a", gpus=(slow,)), WELL._replace(host="b", gpus=(slow,))), ()))
     )
     assert [(host, check.name) for host, check in found] == [("a", "GPU speed"), ("b", "GPU speed")]
-    assert "the floor of a NVIDIA H100 80GB HBM3 490" in found[0][1].message
+    assert "300 TFLOPS; the job's median is 300; the data sheet of H100 says 989" in found[0][1].message
     unknown = slow._replace(name="a GPU of next year")
     assert not list(judge_nodes(CheckedJob((WELL._replace(host="a", gpus=(unknown,)),), ())))
 
@@ -183,7 +187,7 @@ def test_a_quota_of_the_control_group_bounds_the_cpus(
         (file.parent / "cpu.cfs_period_us").write_text("100000\n")
     (tmp_path / "own").write_text(own)
     whole = len(os.sched_getaffinity(0))
-    assert count_cpus(str(tmp_path / "cgroup"), str(tmp_path / "own")) == (whole if most is None else most)
+    assert count_cpus(root=str(tmp_path / "cgroup"), table=str(tmp_path / "own")) == (whole if most is None else most)
 
 
 def test_a_folder_that_cannot_be_written_says_why(tmp_path: Path) -> None:
@@ -196,8 +200,21 @@ def test_a_folder_that_cannot_be_written_says_why(tmp_path: Path) -> None:
 
 def test_memory_is_what_a_program_could_have(tmp_path: Path) -> None:
     (tmp_path / "meminfo").write_text("MemTotal:  1048576 kB\nMemFree: 1024 kB\nMemAvailable: 524288 kB\n")
-    assert look_at_memory(str(tmp_path / "meminfo")) == (1024, 512)
-    assert look_at_memory(str(tmp_path / "no")) == (None, None)
+    assert find_free_memory(str(tmp_path / "meminfo")) == 512
+    assert find_free_memory(str(tmp_path / "no")) is None
+
+
+@pytest.mark.parametrize(
+    ("line", "error"),
+    [
+        ("", ""),
+        ("test -d /", ""),
+        ("echo no /data; exit 3", "ended with status 3: no /data"),
+        ("false", "ended with status 1"),
+    ],
+)
+def test_a_line_of_the_job_file_says_why_it_fails(line: str, error: str) -> None:
+    assert run_line(line, {"PATH": os.environ["PATH"]}) == error
 
 
 # The form of nvidia-smi 550 and later; the numbers are made up.
@@ -225,11 +242,14 @@ def test_the_driver_says_what_gpus_there_are() -> None:
     assert (a.uuid, a.is_pending, a.uncorrected) == ("GPU-a", False, 0)
     assert (b.uuid, b.is_pending, b.uncorrected, b.used_mb) == ("GPU-b", True, 12, 61234)
     assert (c.name, c.uncorrected, c.driver) == ("NVIDIA GeForce", 0, "570.133.20")
-    assert look_at_gpus(lambda _: (127, "")) == ((), (), "")
-    assert (
-        look_at_gpus(lambda _: (9, "NVIDIA-SMI has failed because …\n"))[2]
-        == "nvidia-smi: NVIDIA-SMI has failed because …"
-    )
+
+
+def test_a_driver_that_fails_or_is_not_there_is_told_apart(tmp_path: Path) -> None:
+    assert look_at_gpus({"PATH": str(tmp_path)}) == ((), (), "")
+    smi = tmp_path / "nvidia-smi"
+    smi.write_text("#!/bin/sh\necho NVIDIA-SMI has failed because …; exit 9\n")
+    smi.chmod(0o755)
+    assert look_at_gpus({"PATH": str(tmp_path)})[2] == "nvidia-smi: NVIDIA-SMI has failed because …"
 
 
 @pytest.mark.parametrize(

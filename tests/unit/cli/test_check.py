@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import socket
 import sys
 import time
 from collections.abc import Sequence
@@ -15,8 +16,7 @@ import pytest
 from hpcddp.checks import job as checker
 from hpcddp.checks import process
 from hpcddp.checks.environment import FAILED, NOT_ASKED, OK, WARNING
-from hpcddp.checks.job import Checker, CheckReport, CheckRequest, format_report
-from hpcddp.checks.links import LinkSpeed
+from hpcddp.checks.job import Checker, CheckReport, CheckRequest, LinkSpeed, format_report
 from hpcddp.checks.process import Worker
 from hpcddp.cli import check as login
 from hpcddp.cli.check import check_fit, check_folder, check_modules, check_site_rows, fill_words, find_file_system
@@ -109,6 +109,14 @@ def test_ranks_that_would_share_a_gpu_and_what_is_left_on_it_are_named(tmp_path:
     assert "311, python still runs" in found["leftover processes"]
 
 
+def test_a_port_of_rank_0_that_another_process_has_is_named(tmp_path: Path) -> None:
+    with socket.create_server(("", 0)) as listener:
+        port = listener.getsockname()[1]
+        report = check(tmp_path, "0 1", f"export MASTER_ADDR={HOST} MASTER_PORT={port}")
+    assert named(report)["port in use"] == f"rank 0's port {port} cannot be listened on: address already in use"
+    assert report.hosts == {HOST: FAILED}
+
+
 def test_the_job_file_s_own_line_is_a_check(tmp_path: Path) -> None:
     assert "status 3" in named(check(tmp_path, "0 1", "", line="exit 3"))["own check"]
 
@@ -154,7 +162,7 @@ def test_a_process_that_does_not_reach_the_checker_says_so_by_the_launcher(tmp_p
 )
 def test_links_have_a_span_where_there_are_several(rates: list[float], told: str) -> None:
     pairs = {("a", f"b{i}"): LinkSpeed(gbps, 0.5) for i, gbps in enumerate(rates)}
-    assert format_report(CheckReport({}, (), pairs=pairs, means="TCP")).splitlines()[0] == f"links    TCP, {told}"
+    assert format_report(CheckReport({}, (), pairs=pairs, means="gloo")).splitlines()[0] == f"links    gloo, {told}"
 
 
 # A device.

@@ -81,7 +81,7 @@ def test_memory_is_that_of_the_cgroup_with_the_jobs_number(
     for name, text in files.items():
         (tmp_path / folder / name).write_text(text)
     (tmp_path / "table").write_text(f"3:cpuset:/\n{table}\n")
-    cgroup = Cgroup(job, str(tmp_path), str(tmp_path / "table"))
+    cgroup = Cgroup(job, root=str(tmp_path), table=str(tmp_path / "table"))
     assert (cgroup.read(), cgroup.is_there) == (found, bool(found))
 
 
