@@ -111,6 +111,25 @@ def list_frames(thread: int) -> list[int]:
     return found
 
 
+class Quiet:
+    """For how long a thread has done something of its own, and has neither read nor written anything. A loop without
+    end does so, while one that prepares data, evaluates or saves reads or writes now and then."""
+
+    def __init__(self, thread: int) -> None:
+        """`thread`: its number in the kernel."""
+        path = f"/proc/self/task/{thread}/io"  # a kernel that does not count has none
+        self._file = os.open(path, os.O_RDONLY | os.O_CLOEXEC) if os.access(path, os.R_OK) else -1
+        self._before = b""
+        self._since = time.monotonic()
+
+    def look(self, *, is_own: bool) -> float:
+        """Seconds; 0 where the kernel does not say. `is_own`: whether it does something of its own now."""
+        counts = os.pread(self._file, 512, 0) if self._file >= 0 else b""
+        if not counts or counts != self._before or not is_own:
+            self._before, self._since = counts, time.monotonic()
+        return time.monotonic() - self._since
+
+
 def has_watchdog() -> bool:
     """Whether the script has opened hpcddp's runtime, or watches by hpcddp.init: its ranks look themselves."""
     watching = getattr(sys.modules.get("hpcddp.training.watchdog"), "_watching", None)
@@ -128,12 +147,20 @@ class Entry:
         faulthandler.register(ASK_FOR_STACKS, file=self._stacks, all_threads=True)  # needs no lock of Python's
         self.write()
 
-    def write(self, looks: int = 0, stood_s: float = 0.0, waits: int = OWN, line: str = "", inside: str = "") -> None:
+    def write(
+        self,
+        looks: int = 0,
+        stood_s: float = 0.0,
+        waits: int = OWN,
+        line: str = "",
+        inside: str = "",
+        quiet_s: float = 0.0,
+    ) -> None:
         """The page is as old as before: a program may touch it to say that it gets on."""
         touched = os.fstat(self._page)
         env = os.environ
         who = env.get("RANK", "0"), env.get("WORLD_SIZE", "1"), os.getpid(), self._stacks
-        numbers = (*who, looks, f"{stood_s:g}", waits, count_collectives() if stood_s else 0)
+        numbers = (*who, looks, f"{stood_s:g}", waits, count_collectives() if stood_s else 0, f"{quiet_s:g}")
         phases = "/".join(f"{seconds:.2f}" for seconds in self.phases)
         text = "\0".join([" ".join(map(str, (*numbers, phases or "-"))), inside, line])
         os.pwrite(self._page, text.encode(errors="replace")[: STAND - 1].ljust(STAND, b"\0"), self._at)
@@ -172,7 +199,7 @@ def judge_phase(frame: FrameType | None, sleeps: Callable[[], bool]) -> int:
 class ThreadWatch:
     """Looks at the main thread of this process twice a second, and writes to its entry what that does, and of a
     plain script where it stands, as long as it has a process group: how often it has looked, since how many seconds the
-    thread stands, whether it waits, its line, and what that is in.
+    thread stands, whether it waits, its line, what that is in, and since how many seconds it is quiet.
 
     A thread in the user's own code that uses the processor or waits for a disk is at work, and does not stand.
     """
@@ -186,6 +213,7 @@ class ThreadWatch:
         self._main = threading.main_thread()
         self._clock = time.pthread_getcpuclockid(self._main.ident or 0)
         self._stat = os.open(f"/proc/self/task/{self._main.native_id}/stat", os.O_RDONLY | os.O_CLOEXEC)
+        self._quiet = Quiet(self._main.native_id or 0)
         self._before: list[int] = []
         self._used_s = 0.0
         self._nth = self._looks = self._stood = 0
@@ -243,12 +271,13 @@ class ThreadWatch:
         if not stands and not self._stood and self._nth % _WRITTEN:
             return
         line, inside, waits = "", "", OWN
-        if stands or frame is not None:
+        if is_known := stands or frame is not None:
             line, inside, waits = describe_frame(frame or sys._current_frames()[thread])
+        quiet_s = self._quiet.look(is_own=is_known and waits == OWN)
         uses = used_s - before_s > _EVERY_S * _LEAST_CPU
         works = waits == OWN and (uses or self._read_state() == b"D")
         self._stood = self._stood + 1 if stands and not works else 0
-        self._entry.write(self._looks, self._stood * _EVERY_S, waits, line, inside)
+        self._entry.write(self._looks, self._stood * _EVERY_S, waits, line, inside, quiet_s)
 
 
 def watch_thread(page: str, at: int, has_stepped: Callable[[], bool], *, waits: bool) -> None:

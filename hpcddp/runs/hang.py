@@ -7,7 +7,7 @@ import math
 
 from hpcddp.errors import RequestError
 from hpcddp.record import TYPE_CHECKING, Record
-from hpcddp.runs.heartbeat import OWN
+from hpcddp.runs.heartbeat import OWN, WAITS
 from hpcddp.units import format_count
 
 if TYPE_CHECKING:
@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 DEFAULT_STALL_S = 60.0
 DEFAULT_END_S = 600.0
+#: Functions of torch.distributed that exchange a message with one other rank.
+_MESSAGES = ("recv", "send", "recv_object_list", "send_object_list")
 
 
 class Stand(Record):
@@ -25,13 +27,24 @@ class Stand(Record):
     seconds: float  # how long it has stood there; 0: it gets on
     waits: int = OWN  # whether it waits for other ranks, as `runs.heartbeat` has it
     collectives: int = 0  # that it has called in the group of all ranks; 0: not known
+    quiet_s: float = 0.0  # how long it has done something of its own without a read or a write, at any line
 
     def __str__(self) -> str:
         return f"{self.line} (in {self.inside})" if self.inside else self.line
 
+    @property
+    def idle_s(self) -> float:
+        """How long it has shown no sign that it gets on."""
+        return max(self.seconds, self.quiet_s)
+
+    @property
+    def is_message(self) -> bool:
+        """Whether it waits for one other rank's message, or for that to take one."""
+        return self.waits == WAITS and self.inside in _MESSAGES
+
 
 class Hang(Record):
-    """Ranks that all stand, at different lines: those that the others wait for, and what is so in two lines."""
+    """Ranks that cannot meet any more: those that the others wait for, and what is so in two lines."""
 
     ranks: list[int]
     message: str
@@ -70,21 +83,27 @@ def read_hang_limits(env: Mapping[str, str]) -> tuple[float | None, float | None
 def find_hang(stands: dict[int, Stand], world_size: int, end_s: float) -> Hang | None:
     """None if a rank gets on or has given no answer, or all stand at one line after equally many collectives.
 
-    The others wait for those that do not wait themselves; else for those that have called fewest collectives; else, if
-    there are fewest of them, for those that wait in another call than most. If none of it tells, it is all of them.
+    Where all wait for messages, nobody is left to send one, or to take it: it is all of them. The others wait for those
+    that do not wait themselves; else for those that have called fewest collectives; else, if there are fewest of them,
+    for those that wait in another call than most. If none of it tells, it is all of them.
     """
     at: dict[str, list[int]] = {}
     for rank, stand in stands.items():
         at.setdefault(str(stand), []).append(rank)
     counts = {rank: _count_calls(stands, rank) for rank in stands}
     is_one = len(at) < 2 and len(set(counts.values())) < 2
-    if len(stands) < world_size or is_one or min(stand.seconds for stand in stands.values()) < end_s:
+    are_messages = all(stand.is_message for stand in stands.values())
+    if len(stands) < world_size or (is_one and not are_messages):
+        return None
+    is_waited_for = any(stand.waits != OWN for stand in stands.values())
+    if min(stand.idle_s if is_waited_for else stand.seconds for stand in stands.values()) < end_s:
         return None
     groups = sorted(at.values(), key=len)
     fewest = groups[0] if len(groups) < 2 or len(groups[0]) < len(groups[1]) else list(stands)
     own = [rank for rank, stand in stands.items() if stand.waits == OWN]
     behind = [rank for rank in stands if counts[rank] == min(counts.values())]
     ranks = next((sorted(some) for some in (own, behind) if 0 < len(some) < world_size), sorted(fewest))
+    ranks = sorted(stands) if are_messages else ranks
 
     differ = len(set(counts.values())) > 1
     missing, others = dict[tuple[str, int], list[int]](), dict[tuple[str, int], list[int]]()
@@ -109,11 +128,14 @@ def _count_calls(stands: dict[int, Stand], rank: int) -> int:
     return stands[rank].collectives if all(one.collectives for one in stands.values()) else 0
 
 
+_QUIET = "; it computes, and reads and writes nothing"
+
+
 def format_stands(stands: dict[int, Stand], world_size: int, stall_s: float, end_s: float | None = None) -> str:
     """The report: ranks at the same line together, the largest group first."""
     groups: dict[str, list[int]] = {}
     for rank, stand in stands.items():
-        moves = "" if stand.seconds else "; it gets on"
+        moves = "" if stand.seconds else _QUIET if stand.quiet_s >= stall_s else "; it gets on"
         groups.setdefault(f"{stand}{moves}", []).append(rank)
     silent = [rank for rank in range(world_size) if rank not in stands]
     if silent:

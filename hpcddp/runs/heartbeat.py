@@ -51,8 +51,8 @@ class Position(Record):
 class PageEntry(Record):
     """A rank by its own entry: its numbers, its process, the descriptor to which that writes its stacks; how often it
     has looked where its main thread stands (0: it does not say), for how many seconds that has stood, whether it waits,
-    how many collectives it has called; seconds of its main thread by what it did, as PHASES; what its line is in, and
-    its line."""
+    how many collectives it has called, for how many seconds it is quiet; seconds of its main
+    thread by what it did, as PHASES; what its line is in, and its line."""
 
     rank: int
     world_size: int
@@ -62,6 +62,7 @@ class PageEntry(Record):
     seconds: float
     waits: int
     collectives: int
+    quiet_s: float
     phases: tuple[float, ...]
     inside: str
     line: str
@@ -70,11 +71,11 @@ class PageEntry(Record):
 def _read_entry(written: bytes) -> PageEntry | None:
     numbers, *texts = written.rstrip(b"\0").decode(errors="replace").split("\0")
     with suppress(ValueError):
-        rank, world_size, process, stacks, looks, seconds, waits, collectives, times = numbers.split()
+        rank, world_size, process, stacks, looks, seconds, waits, collectives, quiet_s, times = numbers.split()
         inside, line = [*texts, "", ""][:2]
         counts = (int(rank), int(world_size), int(process), int(stacks), int(looks))
         phases = tuple(map(float, times.split("/"))) if times != "-" else ()
-        return PageEntry(*counts, float(seconds), int(waits), int(collectives), phases, inside, line)
+        return PageEntry(*counts, float(seconds), int(waits), int(collectives), float(quiet_s), phases, inside, line)
     return None
 
 

@@ -260,10 +260,10 @@ class Agent:
         what has started it (torchrun) tells of its status."""
         for one in self._page.read_entries() if self._page is not None else ():
             if one.looks != self._looks.get(one.rank, 0):
-                self._send(wire.PlainStand(one.rank, one.world_size, one.line, one.inside, *one[5:8]))
+                self._send(wire.PlainStand(one.rank, one.world_size, one.line, one.inside, *one[5:9]))
             elif one.looks and _read_state(one.process) in {"", "Z"}:
                 over_s = time.monotonic() - self._over.setdefault(one.rank, time.monotonic())
-                self._send(wire.PlainStand(one.rank, one.world_size, "its end", "", over_s, OWN, one.collectives))
+                self._send(wire.PlainStand(one.rank, one.world_size, "its end", "", over_s, OWN, one.collectives, 0.0))
             self._looks[one.rank] = one.looks
 
     def _send_stacks(self, request: str) -> None:

@@ -46,10 +46,11 @@ class PlainStand(Record):
     seconds: float
     waits: int
     collectives: int
+    quiet_s: float
 
     @property
     def stand(self) -> Stand:
-        return Stand(self.line, self.inside, self.seconds, self.waits, self.collectives)
+        return Stand(self.line, self.inside, self.seconds, self.waits, self.collectives, self.quiet_s)
 
 
 class Stacks(Record):

@@ -2,8 +2,8 @@
 
 A thread on each rank looks at the main thread every few seconds. If that has stood at one line for `stall_s`, all
 ranks are asked where they stand, and rank 0 prints it. A rank that is busy looks no different from one that waits, so
-the text says where each is, and no more. Where all ranks have stood for `end_s`, and not at one line, they cannot meet
-any more: the job ends with the ranks that the others wait for, before torch's own timeout of 10 or 30 minutes.
+the text says where each is, and no more. Where all ranks have stood or been quiet for `end_s`, and not at one line,
+they cannot meet any more: the job ends with the ranks that the others wait for, before torch's own timeout.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from typing import Any
 from torch.distributed import DistNetworkError, DistStoreError
 
 from hpcddp.errors import PEER_FAILED
-from hpcddp.guard.hpcddp_stand import count_collectives, describe_frame, list_frames
+from hpcddp.guard.hpcddp_stand import Quiet, count_collectives, describe_frame, has_compiled, list_frames
 from hpcddp.runs.hang import Hang, Stand, find_hang, format_stands, read_hang_limits
-from hpcddp.runs.heartbeat import VARIABLE, WAITS, Page, Position, open_page
+from hpcddp.runs.heartbeat import OWN, VARIABLE, WAITS, Page, Position, open_page
 from hpcddp.training.activity import is_at_files, waits_for_ranks
 from hpcddp.training.rendezvous.failure import Failure
 from hpcddp.training.rendezvous.group import Group
@@ -38,10 +38,10 @@ _openings = itertools.count()  # a group may see several runtimes
 _watching: list[Watchdog] = []  # of this process, the innermost last
 
 
-def find_stand(frame: FrameType, seconds: float) -> Stand:
-    """From the innermost frame of a thread, which has stood there for so long."""
+def find_stand(frame: FrameType, seconds: float, quiet_s: float = 0.0) -> Stand:
+    """From the innermost frame of a thread, which has stood there, or been quiet, for so long."""
     line, inside, waits = describe_frame(frame)
-    return Stand(line, inside, seconds, waits, count_collectives())
+    return Stand(line, inside, seconds, waits, count_collectives(), quiet_s)
 
 
 def _frame_of(thread: int) -> FrameType | None:
@@ -92,6 +92,8 @@ class Watchdog:
         self._beats = beats
         self._say = say
         self._watched = threading.get_ident()
+        self._quiet = Quiet(threading.get_native_id())
+        self._batches = 0
         self._end = threading.Event()
         self._answered = 0  # the number of the question
 
@@ -110,15 +112,21 @@ class Watchdog:
 
     def _watch(self) -> None:
         try:
-            before, since, was_told, was_late = self._look(), time.monotonic(), False, False
+            before, since, was_told, was_late, was_quiet = self._look(), time.monotonic(), False, False, False
             while not self._end.wait(self._pause_s):
                 if _watching[-1:] != [self]:  # a runtime in this group has its own
                     since = time.monotonic()
                     continue
-                now, stood_s = self._look(), time.monotonic() - since
+                now, stood_s, quiet_s = self._look(), time.monotonic() - since, self._look_whether_quiet()
+                is_quiet = self._end_s is not None and quiet_s >= self._end_s
                 if now != before:
                     before, since, was_told, was_late = now, time.monotonic(), False, False
-                    self._answer(self._store, 0.0)
+                    if is_quiet and not was_quiet:
+                        self._ask(self._connection())
+                    was_quiet = is_quiet
+                    self._answer(self._store, 0.0, quiet_s)
+                    if is_quiet:
+                        self._end_if_told(self._connection())
                 elif stood_s >= self._stall_s / 2:
                     store = self._connection()
                     if stood_s >= self._stall_s and not was_told:
@@ -126,7 +134,7 @@ class Watchdog:
                     if self._end_s is not None and stood_s >= self._end_s and not was_late:
                         was_late = True
                         self._ask(store)
-                    was_told = self._answer(store, stood_s) or was_told
+                    was_told = self._answer(store, stood_s, quiet_s) or was_told
                     self._end_if_told(store)
         except (DistNetworkError, DistStoreError):
             pass  # the host of the store is gone, and with it the run
@@ -134,6 +142,13 @@ class Watchdog:
     def _look(self) -> tuple[object, ...]:
         """What changes if the watched thread gets on: the count of batches, and the places of all its frames."""
         return (self._beats(), *list_frames(self._watched))
+
+    def _look_whether_quiet(self) -> float:
+        """For how many seconds the watched thread has made no batch, collective, read or write."""
+        batches, self._batches = self._batches, self._beats()
+        frame = None if has_compiled() else _frame_of(self._watched)
+        is_own = frame is not None and describe_frame(frame)[2] == OWN and not waits_for_ranks(self._watched)
+        return self._quiet.look(is_own=is_own and batches == self._batches)
 
     def _connection(self) -> Store:
         """Another connection to the store: the watched thread may wait in a call of the first one, and hold it."""
@@ -150,7 +165,7 @@ class Watchdog:
         if self._question(store) <= self._answered:
             store.compare_set(self._name, str(self._answered) if self._answered else "", str(self._answered + 1))
 
-    def _answer(self, store: Store, stood_s: float) -> bool:
+    def _answer(self, store: Store, stood_s: float, quiet_s: float) -> bool:
         """If there is a new question: say where this rank stands. Rank 0 prints what all have said."""
         question = self._question(store)
         if question <= self._answered:
@@ -158,7 +173,7 @@ class Watchdog:
         self._answered = question
         frame = _frame_of(self._watched)
         if frame is not None:
-            store.set(f"{self._name}/{question}/{self._rank}", json.dumps(find_stand(frame, stood_s)))
+            store.set(f"{self._name}/{question}/{self._rank}", json.dumps(find_stand(frame, stood_s, quiet_s)))
         if self._rank == 0:
             self._collect(store, [f"{self._name}/{question}/{rank}" for rank in range(self._world_size)])
         return True

@@ -58,16 +58,34 @@ def test_a_plain_script_that_hangs_is_ended_with_the_missing_rank_as_its_cause(
     assert re.search(f"hpcddp: {CAUSE}: the other ranks are ended", done.stderr), done.stderr
 
 
+LIMITS = {"HPCDDP_WATCHDOG": "1", "HPCDDP_WATCHDOG_END": "3"}
+
+
+@pytest.mark.parametrize(
+    ("kind", "says"),
+    [
+        ("loops", r"rank 1 on \S+ (is|stands) at plain_hang\.py:\d+, in other_work: .*; others wait for it at"),
+        ("ring", r"rank 0 on \S+ waits at plain_hang\.py:\d+, in main: dist\.recv\("),
+    ],
+)
+def test_a_loop_without_end_and_messages_that_nobody_sends_end_the_job(
+    launch: Launch, openmpi5: Any, kind: str, says: str
+):
+    done = launch(openmpi5, kind, 600, **LIMITS)
+    assert done.returncode not in {0, 2}, done.stderr
+    assert re.search(f"hpcddp: no rank gets on; {says}.*: the other ranks are ended", done.stderr), done.stderr
+
+
 def test_where_torch_ends_the_one_that_waits_the_other_is_the_cause(launch: Launch, openmpi5: Any):
     done = launch(openmpi5, "waits", 10, HPCDDP_WATCHDOG_END="off")
     assert done.returncode == 1, done.stderr
     assert re.search(f"hpcddp: {CAUSE}", done.stderr), done.stderr
 
 
-def test_a_rank_that_computes_in_one_long_call_is_not_ended_and_its_use_is_recorded(
+def test_a_rank_that_computes_and_prints_is_not_ended_and_its_use_is_recorded(
     launch: Launch, openmpi5: Any, tmp_path: Path
 ):
-    done = launch(openmpi5, "computes", 600, HPCDDP_WATCHDOG="1", HPCDDP_WATCHDOG_END="3")
+    done = launch(openmpi5, "computes", 600, **LIMITS)
     assert done.returncode == 0, done.stderr
     used = read_efficiency(RunFolder(str(tmp_path / "runs/t")))
     assert used.cpu_use

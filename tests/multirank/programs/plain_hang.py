@@ -1,4 +1,4 @@
-"""Plain DDP, without hpcddp: rank 1 never comes to the collective, comes late from one long call, or goes first."""
+"""Plain DDP, without hpcddp: rank 1 never comes to the collective, or comes late from long work; or nobody sends."""
 
 from __future__ import annotations
 
@@ -14,8 +14,13 @@ import torch.distributed as dist
 def other_work(kind: str) -> None:
     if kind == "waits":
         threading.Event().wait()
+    elif kind == "loops":
+        while True:
+            pass
     elif kind == "computes":
-        hashlib.pbkdf2_hmac("sha256", b"", b"", 8_000_000)
+        for _ in range(320):
+            hashlib.pbkdf2_hmac("sha256", b"", b"", 20_000)
+            print("hashed", flush=True)
 
 
 def main(kind: str, timeout_s: str) -> None:
@@ -23,6 +28,8 @@ def main(kind: str, timeout_s: str) -> None:
     dist.barrier()
     if dist.get_rank() == 1:
         other_work(kind)
+    if kind == "ring":
+        dist.recv(torch.ones(1), 1 - dist.get_rank())
     dist.all_reduce(torch.ones(1))
     dist.destroy_process_group()
 

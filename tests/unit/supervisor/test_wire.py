@@ -11,7 +11,7 @@ EACH = [
     wire.Hello("0f", "7.1", 3, 8, "node 1%20"),
     Beat(12, 3, 4, 1700000000000000001, 5, is_stopped=True),
     Position("train.py:9, in main: größer\n\t (in all_reduce)", WAITS),
-    wire.PlainStand(3, 8, "train.py:7, in main: work()", "wait", 61.5, WAITS, 40),
+    wire.PlainStand(3, 8, "train.py:7, in main: work()", "wait", 61.5, WAITS, 40, 7.5),
     Position(),
     wire.Stacks("17-4", 1, 3, 'Thread 0x1 (most recent call first):\n  File "a b.py", line 7 in f\n', ""),
     wire.Signalled(10),

@@ -17,6 +17,8 @@ from hpcddp.runs.state import read_state
 RunRanks = Callable[..., Any]
 SUM = Stand("train.py:9, in main: rt.sum(1)", "all_reduce", 61.0, WAITS)
 SLEEP = Stand("train.py:7, in main: time.sleep(1000)", "", 61.0, OWN)
+LOOP = SLEEP._replace(seconds=0.0, quiet_s=61.0)
+RING = Stand("train.py:5, in main: dist.recv(x, left)", "recv", 61.0, WAITS)
 BARRIER = Stand("train.py:8, in main: dist.barrier()", "barrier", 61.0, WAITS)
 
 
@@ -30,9 +32,17 @@ BARRIER = Stand("train.py:8, in main: dist.barrier()", "barrier", 61.0, WAITS)
         ([SUM, SLEEP._replace(seconds=0.0), SUM], None),  # it gets on
         ([SUM, SLEEP._replace(seconds=59.0), SUM], None),
         ([SUM, SLEEP], None),  # one gives no answer
+        ([SUM, LOOP, SUM], [1]),  # it computes, and reads and writes nothing
+        ([SUM, LOOP._replace(quiet_s=59.0), SUM], None),
+        ([LOOP, LOOP, SLEEP], None),  # nobody waits for it
+        ([RING, RING, RING], [0, 1, 2]),  # nobody sends
+        ([RING._replace(line="train.py:4"), RING, RING], [0, 1, 2]),
+        ([RING, BARRIER, BARRIER], [0]),
     ],
 )
-def test_a_hang_is_all_ranks_standing_at_different_lines(stands: list[Stand], missing: list[int] | None) -> None:
+def test_a_hang_is_all_ranks_at_different_lines_or_in_messages_and_none_gets_on(
+    stands: list[Stand], missing: list[int] | None
+) -> None:
     hang = find_hang(dict(enumerate(stands)), 3, 60.0)
     assert (hang and hang.ranks) == missing
 
@@ -73,6 +83,9 @@ def test_a_hang_ends_the_job_with_the_missing_ranks_line_on_every_kind_of_group(
             assert re.search(says, line), line
             assert ": held.wait()" in line.partition(". The others: rank 0")[0]
             assert "HPCDDP_WATCHDOG_END=3600 waits longer" in output
+    outcome = run_ranks("watchdog_bodies:loop_without_end", 2, "", env=env)
+    assert outcome.statuses == [6, 2], outcome.outputs
+    assert re.search(r"rank 1(, after \d+ collectives?,)? at watchdog_bodies\.py:\d+, in loop_", outcome.outputs[1])
     state = read_state(RunFolder(str(tmp_path / "never_come_to_a_sum")))
     assert state is not None
     assert state.status == "failed"

@@ -87,12 +87,14 @@ def test_a_rank_that_stands_in_a_collective_or_for_a_device_waits(module: str, l
 
 def test_ranks_at_one_line_stand_together_and_the_silent_are_named() -> None:
     there = Stand("train.py:41, in main: dist.barrier()", "barrier", 61.0)
-    stands = {0: Stand("train.py:37, in main: x.sum()", "", 0.0), 1: there, 2: there, 4: there}
-    assert format_stands(stands, 6, 60.0).splitlines() == [
+    moves = Stand("train.py:37, in main: x.sum()", "", 0.0)
+    stands = {0: moves, 1: there, 2: there, 4: there, 6: moves._replace(quiet_s=61.0)}
+    assert format_stands(stands, 7, 60.0).splitlines() == [
         "no progress for 60 s. The ranks stand at:",
         "  ranks 1-2, 4  train.py:41, in main: dist.barrier() (in barrier)",
         "  ranks 3, 5  no answer",
         "  rank 0  train.py:37, in main: x.sum(); it gets on",
+        "  rank 6  train.py:37, in main: x.sum(); it computes, and reads and writes nothing",
         "  nothing is ended; a collective that some ranks never call ends at torch's own timeout",
     ]
 

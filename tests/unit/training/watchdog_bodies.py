@@ -58,3 +58,11 @@ def never_come_to_a_barrier(_folder: str) -> None:
         if group.rank:
             held.wait()
         dist.barrier()
+
+
+def loop_without_end(_folder: str) -> None:
+    """Rank 1 makes no step any more, but computes."""
+    with hpcddp.runtime(8) as rt:
+        while rt.rank:
+            pass
+        rt.sum(1)
