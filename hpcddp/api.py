@@ -71,35 +71,24 @@ def init(
     backend: str | None = None,
     timeout_s: float | None = None,
     arrival_timeout_s: float = 300.0,
-    rendezvous: str = "auto",
 ) -> AbstractContextManager[Group]:
     """The process group for the time of a `with` body, as torch's default group; gives this rank's place and device.
 
     `backend` None takes nccl where this rank sees a GPU, else gloo. `timeout_s` is torch's limit for a collective
     (None: torch's default). `arrival_timeout_s` limits the wait for all ranks to arrive; then the missing ones are
-    named. `rendezvous` is the channel through which the ranks learn where rank 0 is: "auto", or one of "env"
-    (variables), "pmi" (the launcher's own store, under MPICH and Intel MPI), "file" (in the run folder), "mpi4py". The
-    body's error passes through on its rank; the other ranks get a PeerFailedError that names it. After the body the
-    group is gone, and DDP wrappers cannot be used any more: use `model.module`. Raises LaunchError if the environment
-    contradicts itself, ranks are missing or doubled, or two would share a GPU.
+    named. The body's error passes through on its rank; the other ranks get a PeerFailedError that names it. After the
+    body the group is gone, and DDP wrappers cannot be used any more: use `model.module`. Raises LaunchError if the
+    environment contradicts itself, ranks are missing or doubled, or two would share a GPU.
     """
     _require_torch("hpcddp.init()")
-    from hpcddp.training.arguments import check_choice, read_timeout
-    from hpcddp.training.rendezvous.store_address import CHANNELS
+    from hpcddp.training.arguments import read_timeout
     from hpcddp.training.watchdog import open_watched_group
 
     with two_lines():
         timeout_s = read_timeout(timeout_s, "hpcddp.init(timeout_s={})")
         read_timeout(arrival_timeout_s, "hpcddp.init(arrival_timeout_s={})")
-        check_choice(rendezvous, CHANNELS, "hpcddp.init(rendezvous={})")
     return Opening(
-        open_watched_group(
-            os.environ,
-            backend=backend,
-            timeout_s=timeout_s,
-            arrival_timeout_s=arrival_timeout_s,
-            rendezvous=rendezvous,
-        )
+        open_watched_group(os.environ, backend=backend, timeout_s=timeout_s, arrival_timeout_s=arrival_timeout_s)
     )
 
 
@@ -151,7 +140,6 @@ def runtime(
     group: Group | None = None,
     backend: str | None = None,
     timeout_s: float | None = None,
-    rendezvous: str = "auto",
     exact: bool | str = False,
     slices: int | None = None,
     log_to: Sequence[str] | None = None,
@@ -188,7 +176,6 @@ def runtime(
     _require_torch("hpcddp.runtime()")
     from hpcddp.parallelism import read_parallel
     from hpcddp.training.arguments import (
-        check_choice,
         check_kind,
         read_name_list,
         read_optional,
@@ -199,14 +186,12 @@ def runtime(
     from hpcddp.training.opening import UnopenedRuntime, open_runtime
     from hpcddp.training.options import RuntimeOptions
     from hpcddp.training.rendezvous.group import Group
-    from hpcddp.training.rendezvous.store_address import CHANNELS
 
     call = "hpcddp.runtime(…, {})".format
     with two_lines():
         check_kind(run_dir, str | os.PathLike | None, call("run_dir={}"), "path", '"runs/train"')
         check_kind(group, Group | None, call("group={}"), "group of hpcddp.init()", "group")
         check_kind(backend, str | None, call("backend={}"), "name of a backend", '"gloo"')
-        check_choice(rendezvous, CHANNELS, call("rendezvous={}"))
         options = RuntimeOptions(
             global_batch=read_optional(global_batch, "hpcddp.runtime(global_batch={})"),
             seed=read_whole(seed, call("seed={}"), least=0),
@@ -221,7 +206,6 @@ def runtime(
             group=group,
             backend=backend,
             timeout_s=read_timeout(timeout_s, call("timeout_s={}")),
-            rendezvous=rendezvous,
             exact=exact,
             slices=read_optional(slices, call("slices={}")),
             log_to=None if log_to is None else read_name_list(log_to, call("log_to={}"), '["tensorboard"]'),

@@ -2,7 +2,7 @@
 
 A MASTER_ADDR in the environment is a candidate. It is checked against what the launcher and the scheduler say, and
 dropped with a remark if they contradict it. Nothing here asks the network. None means: ask through a channel (PMI, a
-shared file, mpi4py).
+shared file).
 """
 
 from __future__ import annotations

@@ -48,12 +48,9 @@ class RuntimeOptions:
     group: Group | None = None  # None: the runtime opens one
     backend: str | None = None  # None: nccl where the rank sees a GPU, else gloo
     timeout_s: float | None = None  # of a collective; None: torch's default
-    rendezvous: str = "auto"
     exact: bool | str = False
     slices: int | None = None  # of a global batch in exact mode; None: DEFAULT_SLICES
     log_to: Sequence[str] | None = None  # names of sinks; None: HPCDDP_LOG_TO
-    # (name, ranks) of more dimensions whose ranks see the same samples; not an argument of `hpcddp.runtime`
-    model_mesh: tuple[tuple[str, int], ...] = ()
 
     def __post_init__(self) -> None:
         if self.checkpoint is not None and self.checkpoint not in CHECKPOINT_FORMS:

@@ -18,7 +18,7 @@ HERE = Path(__file__).parent
 PYTHON = sys.executable
 PLACE = str(HERE / "programs" / "place.py")
 # a process group opened twice; the ranks end one after the other, rank 0 first
-MEETING = [PYTHON, str(HERE.parent / "multirank" / "programs" / "rendezvous.py"), "auto", "ends-late"]
+MEETING = [PYTHON, str(HERE.parent / "multirank" / "programs" / "rendezvous.py"), "ends-late"]
 ENDED = {"COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY", "BOOT_FAIL", "DEADLINE"}
 PATIENCE_S = 600  # a limit for hangs: a busy machine must not reach it
 

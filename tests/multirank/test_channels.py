@@ -13,12 +13,12 @@ from .conftest import find_flavour
 pytestmark = pytest.mark.multirank
 
 
-def meet(run, flavour, programs, channel, ending, ranks=2, options=(), **env):
+def meet(run, flavour, programs, ending, ranks=2, options=(), **env):
     """Start ranks that open a process group twice and end one after the other; status, and what each rank saw.
 
     The attempt is no other's: from its name comes the port, and launches of one name are one launch.
     """
-    program = [sys.executable, programs / "rendezvous.py", channel, ending]
+    program = [sys.executable, programs / "rendezvous.py", ending]
     env = flavour.env | {"OMP_NUM_THREADS": "1", "HPCDDP_ATTEMPT": f"local-{uuid.uuid4()}"} | env
     done = run([*flavour.mpirun(ranks), *options, *program], env=env)
     return done, [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
@@ -32,7 +32,7 @@ SLOW = pytest.mark.slow
 def test_hydra_tells_a_port_that_rank_0_holds_and_early_leavers_kill_nobody(name, run, programs, repo):
     # MPICH's hosts are made up, and no variable names them.
     hosts = ("-launcher", "fork", "-hosts", "h1:2,h2:1") if name == "mpich" else ()
-    done, seen = meet(run, find_flavour(name, repo), programs, "auto", "ends-late", ranks=3, options=hosts)
+    done, seen = meet(run, find_flavour(name, repo), programs, "ends-late", ranks=3, options=hosts)
     assert done.returncode == 0, done.stderr
     assert sorted(s["rank"] for s in seen) == [0, 1, 2]
     assert {s["total"] for s in seen} == {6.0}
@@ -43,24 +43,23 @@ def test_hydra_tells_a_port_that_rank_0_holds_and_early_leavers_kill_nobody(name
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["mpich", "impi"])
 def test_a_rank_that_fails_after_the_exchange_is_the_jobs_status(name, run, programs, repo):
-    done, _ = meet(run, find_flavour(name, repo), programs, "pmi", "fails")
+    done, _ = meet(run, find_flavour(name, repo), programs, "fails")
     assert done.returncode != 0
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["mpich", "impi"])
 def test_mpi_may_be_initialised_after_the_exchange(name, run, programs, repo):
-    done, seen = meet(run, find_flavour(name, repo), programs, "pmi", "mpi-after")
+    done, seen = meet(run, find_flavour(name, repo), programs, "mpi-after")
     assert done.returncode == 0, done.stderr
     assert sorted(s["mpi"] for s in seen) == [[0, 2], [1, 2]]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("channel", ["file", "mpi4py"])
-def test_a_file_or_mpi_tells_it_where_asked_for(openmpi5, channel, run, programs, tmp_path):
-    done, seen = meet(run, openmpi5, programs, channel, "ends-late", HPCDDP_RUN_DIR=str(tmp_path))
+def test_a_file_tells_it_where_neither_the_launcher_nor_a_variable_does(openmpi5, run, programs, tmp_path):
+    done, seen = meet(run, openmpi5, programs, "ends-late", HPCDDP_RUN_DIR=str(tmp_path))
     assert done.returncode == 0, done.stderr
-    assert {s["channel"] for s in seen} == {channel}
+    assert {s["channel"] for s in seen} == {"file"}
     assert len(seen) == 2
     assert not list(tmp_path.glob("rendezvous/*")), "the file is taken away when all have come"
 

@@ -1,8 +1,8 @@
 """The address of the store: rank 0's address and port, known to all ranks before they connect.
 
 They come from the environment (srun's node list, a verified MASTER_ADDR, `hpcddp exec`) or through a channel: the
-launcher's own key-value store (PMI-1), a file in the run folder, or MPI by explicit choice. Through a channel rank 0
-sends a port that it holds open already, so that no other program can take it.
+launcher's own key-value store (PMI-1), or a file in the run folder. Through a channel rank 0 sends a port that it holds
+open already, so that no other program can take it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ from hpcddp.runs.folder import RunFolder
 from hpcddp.runs.state import check_run_folder
 
 FIRST_OPENING = "opening-0"
-CHANNELS = ("auto", "env", "pmi", "file", "mpi4py")
 
 
 class StoreAddress(NamedTuple):
@@ -42,31 +41,27 @@ def withdraw_store_address(address: StoreAddress) -> None:
         sharedfile.withdraw_address(*address.note)
 
 
-def agree_on_store_address(launch: Launch, channel: str, opening: str, timeout_s: float) -> StoreAddress:
+def agree_on_store_address(launch: Launch, opening: str, timeout_s: float) -> StoreAddress:
     """The address on which the ranks of this launch agree. `opening` distinguishes the groups that one process opens.
 
-    "auto" takes PMI where the launcher opened its socket for this process, else the environment where it has address
-    and port, else the run folder. `channel` is one of CHANNELS. LaunchError if none has them.
+    By PMI where the launcher opened its socket for this process, else by the environment where it has address and
+    port, else through the run folder. LaunchError if none has them.
     """
     env, info = launch.env, launch.info
-    if channel == "mpi4py":
-        listener = listen() if info.rank == 0 else None
-        address, port = ask_mpi(info, 0 if listener is None else _port(listener))
-        return StoreAddress(address, (port,), listener, channel)
-    if channel == "pmi" or (channel == "auto" and _has_pmi(env, info)):
+    if _has_pmi(env, info):
         return _over_pmi(launch, opening, timeout_s)
     found, (key, _) = launch.rendezvous, launch.local_key
     folder = env.get("HPCDDP_RUN_DIR", "")
-    enough = is_enough(found, env, info) or channel == "env" or not (folder and key)
-    if channel != "file" and enough and found.master_addr is not None and found.master_port is not None:
+    enough = is_enough(found, env, info) or not (folder and key)
+    if enough and found.master_addr is not None and found.master_port is not None:
         require_resolved(found.master_addr, found.source["master_addr"], socket.gethostname())
         return StoreAddress(found.master_addr, _choose_ports(found.master_port, key, opening), None, "env")
-    if channel != "env" and folder and key:
+    if folder and key:
         return _over_file(env, RunFolder(folder), f"{key} {opening}", info, timeout_s)
     missing = "a port for the rendezvous" if found.master_addr else "the address of rank 0"
     raise LaunchError(
         f"launcher {info.launcher} does not give the {info.world_size} ranks {missing}",
-        "export MASTER_ADDR and MASTER_PORT to all ranks, or ask MPI: rendezvous='mpi4py'",
+        "export MASTER_ADDR and MASTER_PORT to all ranks, or HPCDDP_RUN_DIR with a folder that all hosts see",
     )
 
 
@@ -99,7 +94,7 @@ def _over_pmi(launch: Launch, opening: str, timeout_s: float) -> StoreAddress:
         serving = " or ".join(dict.fromkeys(row.name for row in LAUNCHERS.values() if row.pmi_socket and row.program))
         raise LaunchError(
             f"launcher {info.launcher} gives this process no PMI socket (PMI_FD is unset or closed)",
-            f"start the ranks with the launcher {serving}, or leave out rendezvous='pmi'",
+            f"start the ranks with the launcher {serving}, or unset PMI_FD",
         )
     # Rank 0 needs the name of another host to find out which of its own addresses that host can reach.
     client.put(f"{opening}-host-{info.rank}", socket.gethostname())
@@ -146,27 +141,3 @@ def _my_address(client: pmi.PmiClient, env: Mapping[str, str], info: RankInfo, o
 
 def _port(listener: socket.socket) -> int:
     return int(listener.getsockname()[1])
-
-
-# Rank 0's address over MPI itself, for launchers whose environment does not give it. Only imported when asked for by
-# name.
-
-
-def ask_mpi(info: RankInfo, port: int) -> tuple[str, int]:
-    """Rank 0's address and its `port`, broadcast by MPI. LaunchError if MPI counts the ranks otherwise."""
-    try:
-        from mpi4py import MPI
-    except (ImportError, RuntimeError) as error:
-        raise LaunchError(
-            f"mpi4py cannot be imported: {error}", "pip install mpi4py, built for the MPI that launches"
-        ) from error
-    comm = MPI.COMM_WORLD
-    if (comm.rank, comm.size) != (info.rank, info.world_size):
-        raise LaunchError(
-            f"MPI says rank {comm.rank} of {comm.size}, {info.launcher} says {info.rank} of {info.world_size}",
-            "use the launcher of the MPI that mpi4py was built with; hpcddp env --explain",
-        )
-    hosts = comm.allgather(socket.gethostname())
-    mine = "127.0.0.1" if len(set(hosts)) == 1 else hosts[0]
-    address, port = comm.bcast((mine, port), root=0)
-    return address, port

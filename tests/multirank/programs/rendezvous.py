@@ -1,7 +1,6 @@
 """A rank that opens hpcddp's process group; one line of JSON says what it saw.
 
-argv: the channel, and what the rank does: `ends-late` (when rank 0 has ended), `fails` (the last rank, with status 3),
-`mpi-after`.
+argv: what the rank does: `ends-late` (when rank 0 has ended), `fails` (the last rank, with status 3), `mpi-after`.
 """
 
 import json
@@ -16,7 +15,7 @@ import torch.distributed as dist
 import hpcddp
 from hpcddp.training.rendezvous import process_group
 
-channel, ending = sys.argv[1], sys.argv[2]
+ending = sys.argv[1]
 seen = {}
 arrange = process_group.agree_on_store_address
 
@@ -31,7 +30,7 @@ process_group.agree_on_store_address = watch
 both = socket.has_dualstack_ipv6()
 server = socket.create_server(("", 0), family=socket.AF_INET6 if both else socket.AF_INET, dualstack_ipv6=both)
 for _ in range(2):  # a process may open one group after another
-    with hpcddp.init(rendezvous=channel, backend="gloo") as group:
+    with hpcddp.init(backend="gloo") as group:
         total = torch.tensor([group.rank + 1.0])
         dist.all_reduce(total)
         port = torch.tensor(server.getsockname()[1])
@@ -49,5 +48,3 @@ if ending == "ends-late" and group.rank > 0:
     with suppress(ConnectionResetError):
         to_rank_0.recv(1)  # returns when rank 0 has ended
 print(json.dumps({"rank": group.rank, "world": group.world_size, "total": total.item(), **seen}), flush=True)
-if channel == "mpi4py":
-    server.close()  # MPI's own end waits for all ranks
