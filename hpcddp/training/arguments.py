@@ -24,7 +24,7 @@ def read_whole(value: Any, call: str, *, least: int = 1) -> int:
     if number is None or number < least:
         raise RequestError(
             f"{call.format(repr(value))}: {_say(value)} is not a whole number of {least} or more",
-            call.format(_guess(value, least)),
+            call.format(max(least, 1)),
         )
     return number
 
@@ -114,12 +114,3 @@ def read_one_or_more(value: Any, call: str, example: str) -> tuple[str, ...]:
 
 def _say(value: Any) -> str:
     return repr(value) if isinstance(value, int | float | None) else f"{value!r}, a {type(value).__name__},"
-
-
-def _guess(value: Any, least: int) -> int:
-    """What was meant, for the hint: '8' and 8.0 are 8."""
-    try:
-        number = float(value)
-    except (TypeError, ValueError, OverflowError):
-        number = math.nan
-    return max(math.ceil(number), least) if math.isfinite(number) and number >= 0 else max(least, 1)

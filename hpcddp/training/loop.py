@@ -273,11 +273,6 @@ class TrainingLoop:
         parts = self.batch.parts if self._part is None else [self._part]
         return sum(part.micro.samples for part in parts)
 
-    @property
-    def smallest(self) -> int:
-        """Samples of this rank's smallest micro batch of the batch that the loop is at."""
-        return min(part.micro.samples for part in self.batch.parts)
-
     # ---- micro batches
 
     def micro_batches(self, batch: Any) -> Iterator[Any]:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import inspect
 import itertools
 import json
-import math
 import os
 import re
 import sys
@@ -16,11 +14,10 @@ from functools import partial
 from pickle import PicklingError
 from typing import Any, NamedTuple
 
-from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from hpcddp.batchplan import BatchPlan
-from hpcddp.errors import UNFINISHED, HpcddpError, LaunchError, RequestError, find_nearest
+from hpcddp.errors import UNFINISHED, HpcddpError, LaunchError, RequestError
 from hpcddp.parallelism import Parallel, Split, check_goes_with, plan_split, read_parallel
 from hpcddp.runs.chain import find_before, find_stop, note_opened
 from hpcddp.runs.folder import AttemptFolder, RunFolder, choose_attempt, job_of, show_path
@@ -63,98 +60,18 @@ from hpcddp.training.stopping import STOP_FLAGS, SignalFlag, StopTraining, StopW
 from hpcddp.training.versions import list_numerics, list_versions
 from hpcddp.training.watchdog import Watchdog, beating, print_hang
 from hpcddp.uncaught import Opening, add_line
-from hpcddp.units import format_count
-
-# Errors of Python and torch that come of a wrong word for the runtime or its model, in two lines.
-
-
-_CALL = re.compile(r"(\w+)\.(\w+)\(\) (?:missing|got|takes) ")
-_LOADING = f"Error(s) in loading state_dict for {DistributedDataParallel.__name__}"  # torch's
-# what scripts give to a method that does not take it: the hint
-_MEANT = {
-    ("backward", "retain_graph"): "rt.backward(loss_a + loss_b): one backward pass from the sum of the losses",
-    ("loader", "batch_size"): "hpcddp.runtime(global_batch=256, max_micro_batch=32), then rt.loader(dataset)",
-    ("prepare", "find_unused_parameters"): "model = rt.wrap(model, find_unused_parameters=True), then rt.prepare(…)",
-}
-# the same for names of other libraries
-_NAMES = {
-    "accumulate": "hpcddp.runtime(global_batch=256, max_micro_batch=32), and the loop as it is",
-    "clip_grad_norm_": "torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0), behind rt.backward(loss)",
-    "clip_gradients": "torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0), behind rt.backward(loss)",
-    "is_last_micro_batch": "for x, y in rt.micro_batches(batch): …, and what acts once per step behind that loop",
-    "step": "optimizer.step(); scheduler.step(); optimizer.zero_grad()",
-    "is_main_process": "rt.is_main",
-}
-
-
-def explain_call(error: TypeError, rt: Runtime) -> RequestError | None:
-    """A method of the runtime was called with arguments that it does not take; None if that is not it."""
-    found = _CALL.match(str(error))
-    if found is None or found[1] != Runtime.__name__:
-        return None
-    name = found[2]
-    given = re.search(r"argument '(\w+)'", str(error))
-    taken = ", ".join(map(_show, list(inspect.signature(getattr(rt, name)).parameters.values())))
-    hint = _MEANT.get((name, given[1])) if given else None
-    return RequestError(f"rt.{str(error)[found.start(2) :]}", hint or f"rt.{name}({taken})")
-
-
-def explain_name(error: AttributeError, rt: Runtime) -> RequestError | None:
-    """The runtime, or a model that is not in DDP, was asked for what it has not."""
-    name = error.name or ""
-    if error.obj is rt and not name.startswith("_"):
-        near = find_nearest(name, [one for one in dir(rt) if not one.startswith("_")])
-        return RequestError(f"the runtime has no {name!r}", _NAMES.get(name) or (f"rt.{near}" if near else "help(rt)"))
-    if name == "module" and isinstance(error.obj, nn.Module) and rt.group.world_size == 1:
-        return RequestError(
-            f"on one rank the model of rt.prepare is this {type(error.obj).__name__} itself, which has no 'module'",
-            "rt.unwrap(model), on any number of ranks",
-        )
-    return None
-
-
-def explain_loading(error: RuntimeError) -> RequestError | None:
-    """The state of the plain model was given to the one inside DDP."""
-    if not str(error).startswith(_LOADING):
-        return None
-    return RequestError(
-        "on several ranks the model of rt.prepare is in a DistributedDataParallel, whose names begin with `module.`",
-        "rt.unwrap(model).load_state_dict(…), or load it before rt.prepare",
-    )
-
-
-_NO_KERNEL = re.compile(r"^(.+?) does not have a deterministic implementation", re.MULTILINE)  # torch's
-# instead of what torch has no deterministic kernel for: by what its name begins with
-_INSTEAD = {
-    "adaptive_avg_pool2d": "AvgPool2d in place of AdaptiveAvgPool2d",
-    "nll_loss2d": "cross_entropy(scores.movedim(1, -1).flatten(0, -2), classes.flatten())",
-    "upsample": 'F.interpolate(…, mode="nearest")',
-    "reflection_pad": 'padding_mode="zeros" in place of "reflect"',
-}
-
-
-def explain_kernel(error: RuntimeError, rt: Runtime) -> RequestError | None:
-    """An operation of an exact run has only kernels that add in any order."""
-    found = _NO_KERNEL.search(str(error))
-    if found is None:
-        return None
-    name = found[1].strip()
-    instead = next((words for start, words in _INSTEAD.items() if name.startswith(start)), "another layer or function")
-    return RequestError(
-        f"torch has no deterministic kernel for {name} on {rt.device.type}, so exact mode cannot give the same bits",
-        f"{instead}; or hpcddp.runtime(…) without exact",
-    )
-
-
-def _show(parameter: inspect.Parameter) -> str:
-    default: Any = parameter.default
-    return str(parameter.replace(annotation=parameter.empty)) if default is parameter.empty else f"{parameter.name}=…"
-
 
 # The `with` body of a runtime: what is used without it, and what ends it, in two lines.
 
 
 _SINGLE = "Expected more than 1 value per channel when training"  # torch's BatchNorm
+_NO_KERNEL = re.compile(r"^(.+?) does not have a deterministic implementation", re.MULTILINE)  # torch's
+# what is in errors about the wrapper that a model has on several ranks; the last is the hook that keeps it from pickle
+_OF_DDP = (
+    f"'{DistributedDataParallel.__name__}'",
+    f"state_dict for {DistributedDataParallel.__name__}",
+    ForwardCalls.watch.__qualname__,
+)
 
 
 class UnopenedRuntime(Opening[Runtime]):
@@ -171,7 +88,7 @@ class UnopenedRuntime(Opening[Runtime]):
 @contextmanager
 def explained(rt: Runtime, *, exact: bool) -> Iterator[None]:
     """Around the body. RequestError for an exit that looks like success, for what only the model inside DDP has or can,
-    for a wrong word, for BatchNorm's refusal of a single sample, and for what an exact run cannot compute."""
+    for BatchNorm's refusal of a single sample, and for what an exact run cannot compute."""
     try:
         yield
     except SystemExit as error:
@@ -181,70 +98,35 @@ def explained(rt: Runtime, *, exact: bool) -> Iterator[None]:
             f"the script left the `with` body by sys.exit() after step {rt.steps}, and the run is not finished",
             'rt.finish_early("reason") or rt.stop("reason") in the loop; sys.exit() after the body',
         ) from error
-    except (AttributeError, PicklingError) as error:
-        if ForwardCalls.watch.__qualname__ in str(error):  # the hook that it puts into the model
-            raise RequestError(
-                "on several ranks the model of rt.prepare is in a DistributedDataParallel, which cannot be pickled",
-                "rt.save_model(path, model), or torch.save(rt.unwrap(model), path) under if rt.is_main:",
-            ) from error
-        if not isinstance(error, AttributeError):
-            raise
-        if (refused := explain_name(error, rt)) is not None:
-            raise refused from error
-        model, name = error.obj, error.name
-        if not isinstance(model, DistributedDataParallel) or name is None or not hasattr(model.module, name):
-            raise
-        raise _only_inside(
-            f"has no attribute {name!r}: the {type(model.module).__name__} inside it has", f".{name}"
-        ) from error
-    except RuntimeError as error:
-        refused = explain_loading(error)
-        if refused is None and exact:  # else the script has asked torch for it, and torch's words are right
-            refused = explain_kernel(error, rt)
-        if refused is None:
-            raise
-        raise refused from error
-    except TypeError as error:  # of model[0], len(model)
-        if (refused := explain_call(error, rt)) is not None:
-            raise refused from error
-        if f"{DistributedDataParallel.__name__!r} object" not in str(error):
-            raise
-        raise _only_inside(f"cannot do all that the model inside it can ({error})", "") from error
-    except ValueError as error:
-        if not str(error).startswith(_SINGLE):
-            raise
-        refused = _explain_single(rt)
+    except (AttributeError, PicklingError, RuntimeError, TypeError, ValueError) as error:
+        refused = _explain(error, rt, exact=exact)
         if refused is None:
             raise
         raise refused from error
 
 
-def _explain_single(rt: Runtime) -> RequestError | None:
-    """What BatchNorm's refusal of a single sample comes from; None if it is not known."""
-    try:
-        samples = rt._loop.smallest  # the loop over the micro batches is left already
-    except RequestError:  # outside of the loop over the training loader
+def _explain(error: Exception, rt: Runtime, *, exact: bool) -> RequestError | None:
+    text = str(error)
+    if any(words in text for words in _OF_DDP):
         return RequestError(
-            "BatchNorm got a single sample outside of the training loop, and the model is in training mode there",
-            "model.eval() before the evaluation, model.train() after it",
+            f"on several ranks the model of rt.prepare is in a DistributedDataParallel: {text.splitlines()[0]}",
+            "rt.unwrap(model) for what the model itself has, or torch.save; what computes the loss belongs into its"
+            " forward",
         )
-    if samples > 1:
+    if text.startswith(_SINGLE):
+        return RequestError(
+            f"BatchNorm needs two samples or more, and got one on rank {rt.rank}, after step {rt.steps}",
+            "DataLoader(data, drop_last=True), a larger global batch or max_micro_batch, fewer ranks or slices, or"
+            " GroupNorm; outside of the training loop model.eval()",
+        )
+    # without exact mode the script has asked torch for it, and torch's words are right
+    found = _NO_KERNEL.search(text) if exact else None
+    if found is None:
         return None
-    always = any(piece.samples == 1 for piece in rt.plan.pieces(rt.layout.data_rank))
-    whose = "a micro batch" if always else "a micro batch of the epoch's last, smaller global batch"
     return RequestError(
-        f"BatchNorm takes its statistics over a micro batch and needs two samples: {whose} has"
-        f" {format_count(samples, 'sample')} on rank {rt.group.rank}, in step {rt.steps + 1}",
-        "a larger global batch or max_micro_batch, fewer ranks or slices, or GroupNorm in place of BatchNorm"
-        if always
-        else "DataLoader(data, drop_last=True), another global batch, or GroupNorm in place of BatchNorm",
-    )
-
-
-def _only_inside(what: str, name: str) -> RequestError:
-    return RequestError(
-        f"on several ranks the model of rt.prepare is in a DistributedDataParallel, which {what}",
-        f"rt.unwrap(model){name}; what computes the loss belongs into the model's forward",
+        f"torch has no deterministic kernel for {found[1].strip()} on {rt.device.type}, so exact mode cannot give the"
+        " same bits",
+        "another layer or function; or hpcddp.runtime(…) without exact",
     )
 
 
@@ -386,7 +268,7 @@ def open_runtime(env: MutableMapping[str, str], options: RuntimeOptions) -> Iter
         settings = _open_settings(folder, group, env, options)
         options = replace(options, seed=settings.take("seed", options.seed))
         batch = settings.take("global_batch", batch)
-        layout = open_layout(group.rank, group.world_size, (*split.model_mesh, *options.model_mesh))
+        layout = open_layout(group.rank, group.world_size, split.model_mesh)
         known = options, group, layout, split, batch, folder, f"begin a new run: {_say_anew(env)}", over, asked_before
         setup = RunSetup(*known, settings=settings)
         gradients = stack.enter_context(_open_gradients(env, setup))
@@ -462,7 +344,7 @@ def _open_settings(
 def _plan_split(asked: Parallel, group: Group, options: RuntimeOptions) -> Split:
     """How the data ranks hold the model. RequestError, on every rank, for what does not fit them or the options."""
     hosts = [member.host for member in group.members]
-    split = plan_split(asked, hosts[:: math.prod(size for _, size in options.model_mesh)])
+    split = plan_split(asked, hosts)
     check_goes_with(split, asked, exact=options.exactness is not None)
     return split
 

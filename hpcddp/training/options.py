@@ -52,8 +52,6 @@ class RuntimeOptions:
     exact: bool | str = False
     slices: int | None = None  # of a global batch in exact mode; None: DEFAULT_SLICES
     log_to: Sequence[str] | None = None  # names of sinks; None: HPCDDP_LOG_TO
-    # (name, ranks) of more dimensions whose ranks see the same samples; not an argument of `hpcddp.runtime`
-    model_mesh: tuple[tuple[str, int], ...] = ()
 
     def __post_init__(self) -> None:
         if self.checkpoint is not None and self.checkpoint not in CHECKPOINT_FORMS:

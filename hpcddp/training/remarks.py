@@ -51,28 +51,18 @@ def print_warning(warning: object | None, *, is_first: bool) -> None:
 
 
 def find_empty_ranks(models: Sequence[nn.Module], plan: BatchPlan, length: int | None) -> str | None:
-    """A warning if SyncBatchNorm meets passes over a placeholder sample. `length` of an epoch; None: it is not known.
+    """A warning if SyncBatchNorm may meet a placeholder sample, which a rank without samples computes with.
 
     BatchNorm ignores that sample; SyncBatchNorm exchanges its statistics with the other ranks in the forward pass, so
-    that the sample enters them.
+    that the sample enters them. `length` of an epoch; None: it is not known.
     """
     if not any(isinstance(layer, nn.SyncBatchNorm) for model in models for layer in model.modules()):
         return None
     last = length % plan.global_batch if length is not None else 1
-    if _has_empty_pass(plan, plan.global_batch):
-        found = f"a global batch has {format_count(plan.global_batch, 'sample')}"
-    elif last and _has_empty_pass(plan, last):
-        count = format_count(last, "sample") if length is not None else "maybe fewer samples than ranks"
-        found = f"the last global batch of an epoch has {count}"
-    else:
+    idle = plan.data_size - 1  # the last rank's share is the smallest
+    if all(piece.samples for total in (plan.global_batch, last) if total for piece in plan.pieces(idle, total)):
         return None
     return (
-        f"{found} for {format_count(plan.data_size, 'rank')} in micro batches of at most"
-        f" {plan.largest_micro_batch}, and SyncBatchNorm"
-        " includes the placeholder samples of idle ranks in its statistics; another global batch avoids it"
+        f"a rank has no sample in some micro batches of {plan}, and SyncBatchNorm includes the placeholder that it"
+        " computes with in its statistics\nhint: another global batch, or DataLoader(data, drop_last=True)"
     )
-
-
-def _has_empty_pass(plan: BatchPlan, total: int) -> bool:
-    """Whether a pass of a step over `total` samples has none: the last rank's share is the smallest."""
-    return any(piece.samples == 0 for piece in plan.pieces(plan.data_size - 1, total))

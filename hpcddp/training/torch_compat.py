@@ -176,15 +176,16 @@ def abort_process_group() -> None:
 
 
 def release_wrappers() -> None:
-    """Every DDP object gives up the process group, also one that a variable still holds; its `module` stays usable.
+    """Every DDP object gives up its process group, also one that a variable still holds; its `module` stays usable.
 
-    The objects are found by the garbage collector. A list made where models are wrapped would miss the user's own, and
-    the deep copies of them that `AveragedModel` makes.
+    What holds a group is found by the garbage collector: a list made where models are wrapped would miss the user's
+    own, and the deep copies of them that `AveragedModel` makes.
     """
-    for thing in gc.get_objects():
-        if DistributedDataParallel in type.mro(type(thing)):  # isinstance takes 0.3 s for all: the class is abstract
+    for holder in gc.get_referrers(*dist.distributed_c10d._world.pg_map):
+        attributes = holder if isinstance(holder, dict) else getattr(holder, "__dict__", {})
+        if "reducer" in attributes:
             for name in ("reducer", "logger", "process_group"):
-                thing.__dict__.pop(name, None)
+                attributes.pop(name, None)
 
 
 def add_to_each(sums: list[Tensor], values: list[Tensor] | float) -> None:

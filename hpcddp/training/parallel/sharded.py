@@ -7,7 +7,7 @@ of the mean gradient afterwards. It is the mean over data ranks, as in DDP, so t
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -88,7 +88,6 @@ def _shard(model: nn.Module, mesh: Any, split: Split, units: list[nn.Module], op
     from torch.distributed.fsdp import fully_shard
 
     inner = [module for module in reversed(units) if module is not model]  # the innermost first
-    _check_shards(model, [*inner, model], split)
     try:
         for module in inner:
             if next(module.parameters(), None) is not None:
@@ -98,34 +97,6 @@ def _shard(model: nn.Module, mesh: Any, split: Split, units: list[nn.Module], op
         raise RequestError(
             f"parallel {split.kind} cannot split this model: {error}", 'hpcddp.runtime(parallel="ddp")'
         ) from error
-
-
-def _check_shards(model: nn.Module, units: Sequence[nn.Module], split: Split) -> None:
-    """RequestError for what torch refuses in the first step only, in words of its own: gradients of a few rows, and
-    parameters of different types in one of the `units`, the innermost first."""
-    hint = 'hpcddp.runtime(parallel="ddp"), or parallel="zero1"'
-    for name, module in model.named_modules():
-        is_sparse = isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.sparse
-        if is_sparse and any(parameter.requires_grad for parameter in module.parameters()):
-            raise RequestError(
-                f"{name} has sparse=True, whose gradients have some rows, and parallel {split.kind} sums whole ones",
-                f"sparse=False; or {hint}",
-            )
-    names = {id(parameter): name for name, parameter in model.named_parameters()}
-    seen: set[int] = set()
-    for unit in units:
-        first: nn.Parameter | None = None
-        for parameter in unit.parameters():
-            if id(parameter) in seen or not parameter.requires_grad:
-                continue
-            first = parameter if first is None else first
-            if parameter.dtype != first.dtype:
-                raise RequestError(
-                    f"{names[id(first)]} is {first.dtype}, {names[id(parameter)]} is {parameter.dtype}, and parallel"
-                    f" {split.kind} gathers both in one piece",
-                    f"blocks= of rt.wrap for the layers that differ; or {hint}",
-                )
-        seen.update(id(parameter) for parameter in unit.parameters())
 
 
 def make_meshes(group: Group, layout: Layout, split: Split) -> tuple[Any, Any]:

@@ -55,35 +55,19 @@ from hpcddp.training.torch_compat import (
 )
 from hpcddp.training.torch_compat import rendezvous as torch_rendezvous
 
-# torch's backends: which this build of torch has, and where to get one with the others.
-
-
-# Backend -> what makes torch have it. torch's wheels have gloo, those for
-# CUDA also nccl, and none has mpi or ucc.
-_BUILDS = {
-    "nccl": "install torch's wheel for CUDA (on Linux: pip install torch)",
-    "mpi": "build torch from source with USE_MPI=1 and this cluster's mpicc on PATH",
-    "ucc": "build torch from source with USE_UCC=1 USE_SYSTEM_UCC=1, UCX and UCC installed",
-}
 _NO_REAL_ONES = ("undefined", "fake")  # torch's own names for none and for one that sends nothing
 
 
 def check_backend(backend: str) -> None:
-    """RequestError where torch knows no such backend, or this build of it does not have it.
+    """RequestError where this build of torch has no such backend.
 
-    One that another package has registered (`torch.distributed.Backend.register_backend`) is known. Only one may be
+    One that another package has registered (`torch.distributed.Backend.register_backend`) is there. Only one may be
     named: a rank has one device, so that "cpu:gloo,cuda:nccl" is none.
     """
-    if backend not in dist.Backend.backend_list or backend in _NO_REAL_ONES:
-        here = [name for name in dist.Backend.backend_list if dist.is_backend_available(name)]
-        known = ", ".join(name for name in here if name not in _NO_REAL_ONES)
-        raise RequestError(f"torch {torch.__version__} knows no backend {backend!r}", f"one of {known}")
-    if not dist.is_backend_available(backend):
-        how = _BUILDS.get(backend, f"install a torch that has {backend}")
-        raise RequestError(
-            f"backend {backend!r}: torch {torch.__version__} here was built without it",
-            f'{how}, or backend="gloo", which every build has',
-        )
+    known = [name for name in dist.Backend.backend_list if name not in _NO_REAL_ONES]
+    here = [name for name in known if dist.is_backend_available(name)]
+    if backend not in here:
+        raise RequestError(f"torch {torch.__version__} here has no backend {backend!r}", f"one of {', '.join(here)}")
 
 
 # Connect to a store without torch's warning about a name that nobody needs (`ranks/lookup_warning.py`).
@@ -222,8 +206,8 @@ _FAILED_SIGN_OFF_TIMEOUT_S = 3.0  # some ranks may never come
 
 def leave(group: Group) -> None:
     """The normal end: wait for all ranks, release the wrappers, and let the host of the store leave last."""
-    release_wrappers()
     if group.world_size > 1:
+        release_wrappers()
         dist.barrier()
         _sign_off(group, _SIGN_OFF_TIMEOUT_S)
     destroy_process_group()
@@ -237,7 +221,8 @@ def claim_failure(group: Group, error: BaseException) -> Failure:
 
 def leave_after_failure(group: Group) -> None:
     """After an exception in the body: without a collective, which other ranks may never reach."""
-    release_wrappers()
+    if group.world_size > 1:
+        release_wrappers()
     abort_process_group()  # the closed connections wake the ranks that wait for this one in a collective
     if group.world_size > 1:
         _sign_off(group, _FAILED_SIGN_OFF_TIMEOUT_S)

@@ -9,10 +9,9 @@ from typing import Any
 
 import torch
 from torch.nn.functional import cross_entropy
-from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, TensorDataset
+from torch.utils.data import DataLoader, TensorDataset
 
 import hpcddp
-from hpcddp.errors import RequestError
 from hpcddp.training import saves
 
 
@@ -62,47 +61,3 @@ def call_on_ranks(argument: list[Any]) -> None:
             rt.sum(1)
     found = [rt.steps, rt.stop_reason, None if rt.stopping else rt._saves.finish_reason]
     Path(folder, f"{rt.group.rank}.json").write_text(json.dumps(found))
-
-
-class Rows(IterableDataset):
-    """A stream that says how many samples it has."""
-
-    def __init__(self, samples: int) -> None:
-        self.samples = samples
-
-    def __len__(self) -> int:
-        return self.samples
-
-    def __iter__(self) -> Any:
-        return (torch.full((1,), float(number)) for number in range(self.samples))
-
-
-class Unlike(TensorDataset):
-    """Its samples are not the same on two ranks: nobody looks."""
-
-
-def _give(what: str, rank: int) -> Dataset[Any] | DataLoader[Any]:
-    whole = TensorDataset(torch.arange(8.0))
-    return {
-        "length": lambda: TensorDataset(torch.arange(8.0 - rank)),
-        "subset": lambda: Subset(whole, range(4 * rank, 4 * rank + 4)),
-        "subset of a subset": lambda: Subset(Subset(whole, range(4 * rank, 4 * rank + 4)), [0, 1]),
-        "stream": lambda: Rows(8 + rank),
-        "batch": lambda: DataLoader(whole, batch_size=2 + rank),
-        "order": lambda: DataLoader(whole, batch_size=2, shuffle=rank == 0),
-        "alike": lambda: DataLoader(Subset(Unlike(torch.arange(8.0) + rank), [3, 1]), batch_size=2, num_workers=rank),
-    }[what]()
-
-
-def give_other_data(argument: dict[str, Any]) -> None:
-    """Each case in the same processes; every rank writes how it was refused, and nothing where it was not."""
-    told = {}
-    with hpcddp.init() as group:
-        for case in argument["cases"]:
-            with hpcddp.runtime(None if case in ("batch", "order", "alike") else 4, group=group) as rt:
-                try:
-                    rt.loader(_give(case, group.rank))
-                    told[case] = ""
-                except RequestError as error:
-                    told[case] = error.message
-    Path(argument["folder"], f"{group.rank}.json").write_text(json.dumps(told))

@@ -127,7 +127,7 @@ def train_padded(argument: dict[str, Any]) -> None:
 
 def meet(argument: dict[str, Any]) -> None:
     """Only the process group: each rank writes what it sees, and the sum of all ranks."""
-    with hpcddp.init(arrival_timeout_s=600, rendezvous=argument.get("rendezvous", "auto")) as group:
+    with hpcddp.init(arrival_timeout_s=600) as group:
         total = torch.tensor([float(group.rank)])
         dist.all_reduce(total)
         seen = {"rank": group.rank, "size": group.world_size, "local": group.local_rank, "sum": total.item()}

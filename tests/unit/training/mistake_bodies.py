@@ -1,6 +1,6 @@
-"""Mistakes in training loops, each a function that a user might have written, and what they are run with.
+"""Mistakes that two ranks can make, and loops that only look like them: each row is a function of a runtime's opener.
 
-The ranks of one group make one mistake after the other. Each has a runtime of its own in the group.
+The ranks of one group run one row after the other. Each row has a runtime of its own in the group.
 """
 
 from __future__ import annotations
@@ -9,8 +9,10 @@ import io
 import json
 import os
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -21,9 +23,15 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, Tenso
 
 import hpcddp
 from hpcddp.errors import HpcddpError
-from hpcddp.training.rendezvous.group import Group
+from hpcddp.training import mistakes
+from hpcddp.training.mistakes import Mistake
 
 Opened = Callable[..., Any]  # hpcddp.runtime in the ranks' group
+Body = Callable[[Opened, int], object]
+SPLIT: dict[str, Any] = {"max_micro_batch": 1}
+EXACT: dict[str, Any] = {"exact": True, "slices": 2}
+MODES: tuple[dict[str, Any], ...] = ({}, SPLIT, EXACT)
+SEQUENTIAL = "Sequential"
 
 
 def make_data(samples: int = 12) -> TensorDataset:
@@ -40,239 +48,6 @@ def sgd(model: nn.Module, **options: Any) -> torch.optim.Optimizer:
     return torch.optim.SGD(model.parameters(), **{"lr": 0.1} | options)
 
 
-def prepared(rt: Any) -> tuple[nn.Module, torch.optim.Optimizer, Any]:
-    model = make_model()
-    taken: tuple[nn.Module, torch.optim.Optimizer, Any] = rt.prepare(
-        model, sgd(model), DataLoader(make_data(), batch_size=4)
-    )
-    return taken
-
-
-def train(rt: Any, model: Any, optimizer: Any, loader: Any, *, epochs: int = 1) -> None:
-    """A right loop over what it is given."""
-    for _ in rt.epochs(epochs):
-        for batch in loader:
-            optimizer.zero_grad()
-            for x, y in rt.micro_batches(batch):
-                rt.backward(cross_entropy(model(x), y))
-            optimizer.step()
-
-
-# ---- weights that differ between the ranks
-
-
-def weights_loaded_on_one_rank(open_: Opened, rank: int) -> None:
-    with open_() as rt:
-        model, optimizer, loader = prepared(rt)
-        if rank == 1:
-            rt.unwrap(model).load_state_dict(make_model(seed=9).state_dict())
-        train(rt, model, optimizer, loader)
-
-
-def weights_changed_on_one_rank_in_a_step(open_: Opened, rank: int) -> None:
-    with open_() as rt:
-        model, optimizer, loader = prepared(rt)
-        for _ in rt.epochs(1):
-            for x, y in loader:
-                optimizer.zero_grad()
-                rt.backward(cross_entropy(model(x), y))
-                optimizer.step()
-                if rank == 1:
-                    with torch.no_grad():
-                        rt.unwrap(model)[2].bias.clamp_(max=-1.0)
-
-
-def another_lr_on_one_rank(open_: Opened, rank: int) -> None:
-    with open_() as rt:
-        model = make_model()
-        train(rt, *rt.prepare(model, sgd(model, lr=0.1 * (1 + rank)), DataLoader(make_data(), batch_size=4)))
-
-
-def gradients_clipped_on_one_rank(open_: Opened, rank: int) -> None:
-    with open_() as rt:
-        model, optimizer, loader = prepared(rt)
-        for _ in rt.epochs(1):
-            for x, y in loader:
-                optimizer.zero_grad()
-                rt.backward(cross_entropy(model(x), y))
-                if rank == 0:
-                    nn.utils.clip_grad_norm_(model.parameters(), 1e-3)
-                optimizer.step()
-
-
-def weights_changed_on_one_rank_late(open_: Opened, rank: int) -> None:
-    with open_() as rt:
-        model, optimizer, loader = prepared(rt)
-        for epoch in rt.epochs(2):
-            for x, y in loader:
-                optimizer.zero_grad()
-                rt.backward(cross_entropy(model(x), y))
-                optimizer.step()
-            if epoch == 1 and rank == 0:
-                nn.init.zeros_(rt.unwrap(model)[0].weight)
-
-
-def train_with_average(open_: Opened, average: nn.Module, update: Callable[[Any, nn.Module, nn.Module], None]) -> None:
-    with open_() as rt:
-        model = make_model()
-        model, average, optimizer, loader = rt.prepare(
-            model, average, sgd(model), DataLoader(make_data(), batch_size=4)
-        )
-        for _ in rt.epochs(1):
-            for x, y in loader:
-                optimizer.zero_grad()
-                rt.backward(cross_entropy(model(x), y))
-                optimizer.step()
-                update(rt, average, model)
-
-
-def an_average_updated_on_one_rank(open_: Opened, _rank: int) -> None:
-    def update(rt: Any, average: Any, model: nn.Module) -> None:
-        if rt.is_main:
-            average.update_parameters(rt.unwrap(model))
-
-    train_with_average(open_, AveragedModel(make_model()), update)
-
-
-def an_average_by_hand_updated_on_one_rank(open_: Opened, _rank: int) -> None:
-    def update(rt: Any, average: nn.Module, model: nn.Module) -> None:
-        if rt.is_main:
-            with torch.no_grad():
-                for p, q in zip(average.parameters(), model.parameters(), strict=True):
-                    p.lerp_(q, 0.5)
-
-    train_with_average(open_, make_model().requires_grad_(False), update)
-
-
-def a_teacher_loaded_on_one_rank(open_: Opened, rank: int) -> None:
-    with open_() as rt:
-        model, teacher = make_model(), make_model(seed=4).requires_grad_(False)
-        model, teacher, *others = rt.prepare(model, teacher, sgd(model), DataLoader(make_data(), batch_size=4))
-        if rank == 0:
-            teacher.load_state_dict(make_model(seed=9).state_dict())
-        train(rt, model, *others)
-
-
-def weights_that_are_no_numbers(open_: Opened, _rank: int) -> None:
-    with open_() as rt:
-        model, optimizer, loader = prepared(rt)
-        for _ in rt.epochs(2):
-            for x, y in loader:
-                optimizer.zero_grad()
-                rt.backward(cross_entropy(model(x), y) * (torch.nan if rt.steps >= 2 else 1.0))
-                optimizer.step()
-
-
-def a_first_step_skipped_on_one_rank(open_: Opened, rank: int) -> None:
-    skip_on_one_rank(open_, rank, 0)
-
-
-def a_late_step_skipped_on_one_rank(open_: Opened, rank: int) -> None:
-    skip_on_one_rank(open_, rank, 3)
-
-
-def skip_on_one_rank(open_: Opened, rank: int, at: int) -> None:
-    with open_() as rt:
-        model, optimizer, loader = prepared(rt)
-        for _ in rt.epochs(2):
-            for x, y in loader:
-                optimizer.zero_grad()
-                rt.backward(cross_entropy(model(x), y))
-                if rank == 0 or rt.steps != at:
-                    optimizer.step()
-
-
-def accumulation_by_hand(open_: Opened, _rank: int) -> None:
-    with open_() as rt:
-        model, optimizer, loader = prepared(rt)
-        for _ in rt.epochs(1):
-            for n, (x, y) in enumerate(loader):
-                rt.backward(cross_entropy(model(x), y) / 2)
-                if (n + 1) % 2 == 0:
-                    optimizer.step()
-                    optimizer.zero_grad()
-
-
-# ---- an evaluation on some ranks
-
-
-def prepared_with_test(rt: Any) -> tuple[nn.Module, torch.optim.Optimizer, Any, Any]:
-    model = make_model()
-    test = DataLoader(make_data(), batch_size=3)
-    taken: tuple[nn.Module, torch.optim.Optimizer, Any, Any] = rt.prepare(
-        model, sgd(model), DataLoader(make_data(), batch_size=4), test
-    )
-    return taken
-
-
-def an_evaluation_on_one_rank(open_: Opened, rank: int, **options: Any) -> None:
-    with open_(**options) as rt:
-        model, optimizer, loader, test = prepared_with_test(rt)
-        train(rt, model, optimizer, loader)
-        if rank == 0:
-            assert sum(len(x) for x, _ in test) == 6
-
-
-def an_evaluation_on_one_rank_after_the_last_checkpoint(open_: Opened, rank: int) -> None:
-    an_evaluation_on_one_rank(open_, rank, run_dir="evaluated")
-
-
-# ---- the bare model
-
-
-def the_old_model_called(open_: Opened, _rank: int) -> None:
-    with open_() as rt:
-        model = make_model()
-        _, optimizer, loader = rt.prepare(model, sgd(model), DataLoader(make_data(), batch_size=4))
-        train(rt, model, optimizer, loader)
-
-
-def the_module_inside_called(open_: Opened, _rank: int) -> None:
-    with open_() as rt:
-        model, optimizer, loader = prepared(rt)
-        train(rt, rt.unwrap(model), optimizer, loader)
-
-
-def the_bare_model_called_with_accumulation(open_: Opened, _rank: int) -> None:
-    with open_(max_micro_batch=1) as rt:
-        model, optimizer, loader = prepared(rt)
-        train(rt, rt.unwrap(model), optimizer, loader)
-
-
-def the_bare_model_called_in_an_exact_run(open_: Opened, _rank: int) -> None:
-    with open_(exact=True, slices=2) as rt:
-        model, optimizer, loader = prepared(rt)
-        train(rt, rt.unwrap(model), optimizer, loader)
-
-
-def a_compiled_copy_of_the_bare_model_called(open_: Opened, _rank: int) -> None:
-    with open_() as rt:
-        model, optimizer, loader = prepared(rt)
-        train(rt, torch.compile(rt.unwrap(model), backend="eager"), optimizer, loader)
-
-
-def the_model_pickled(open_: Opened, _rank: int) -> None:
-    with open_() as rt:
-        model, _, _ = prepared(rt)
-        torch.save(rt.unwrap(model), io.BytesIO())
-        torch.save(model, io.BytesIO())
-
-
-# ---- gradients that DDP does not average
-
-
-def two_forwards_then_two_backwards(open_: Opened, _rank: int) -> None:
-    with open_() as rt:
-        model, optimizer, loader = prepared(rt)
-        for _ in rt.epochs(1):
-            for x, y in loader:
-                optimizer.zero_grad()
-                first, second = cross_entropy(model(x), y), model(2 * x).square().mean()
-                rt.backward(first)
-                rt.backward(second)
-                optimizer.step()
-
-
 class TwoHeads(nn.Module):
     """Two layers; the second one is used on request."""
 
@@ -285,129 +60,117 @@ class TwoHeads(nn.Module):
         return (self.first(x), self.second(x)) if both else self.first(x)
 
 
-def an_unused_layer(open_: Opened, _rank: int, **options: Any) -> None:
+def nothing(_p: Any) -> None: ...
+
+
+def fit(
+    open_: Opened,
+    _rank: int,
+    *,
+    make: Callable[[], nn.Module] = make_model,
+    data: Dataset[Any] | None = None,
+    reads: dict[str, Any] | None = None,
+    wraps: dict[str, Any] | None = None,
+    lr: float = 0.1,
+    epochs: int = 1,
+    more: Sequence[Any] = (),
+    prepared: Callable[[Any], object] = nothing,
+    call: Callable[[Any], Any] = lambda p: p.net,
+    before: Callable[[Any], object] = nothing,
+    step: Callable[[Any], object] = lambda p: p.optimizer.step(),
+    tail: Callable[[Any], object] = nothing,
+    end: Callable[[Any], object] = nothing,
+    **options: Any,
+) -> None:
+    """A right loop, but for what the hooks do: behind `rt.prepare`, before a batch, in place of a step, behind an
+    epoch's batches, and behind the loop. `call` gives what is called; `reads` and `wraps` are options of the DataLoader
+    and of `rt.wrap`."""
     with open_(**options) as rt:
-        model = TwoHeads()
-        train(rt, *rt.prepare(model, sgd(model), DataLoader(make_data(), batch_size=4)))
+        p = SimpleNamespace(rt=rt, rank=rt.rank, model=make(), epoch=0)
+        optimizer = sgd(p.model, lr=lr)
+        net = p.model if wraps is None else rt.wrap(p.model, **wraps)
+        loader = DataLoader(make_data() if data is None else data, **{"batch_size": 4} | (reads or {}))
+        p.net, *p.more, p.optimizer, p.loader = rt.prepare(net, *more, optimizer, loader)
+        prepared(p)
+        called = call(p)
+        for p.epoch in rt.epochs(epochs):
+            for batch in p.loader:
+                before(p)
+                p.optimizer.zero_grad()
+                for x, y in rt.micro_batches(batch):
+                    rt.backward(cross_entropy(called(x), y))
+                step(p)
+            tail(p)
+        end(p)
 
 
-def an_unused_layer_with_accumulation(open_: Opened, rank: int) -> None:
-    an_unused_layer(open_, rank, max_micro_batch=1)
+def on_rank(rank: int, act: Callable[[Any], object]) -> Callable[[Any], None]:
+    def hook(p: Any) -> None:
+        if p.rank == rank:
+            act(p)
+
+    return hook
 
 
-def an_unused_layer_in_an_exact_run(open_: Opened, rank: int) -> None:
-    an_unused_layer(open_, rank, exact=True, slices=2)
+def in_plain_loop(body: Callable[[Any, Any, Any], object], **options: Any) -> Body:
+    """`body(p, x, y)` does all of a step but `zero_grad`."""
+
+    def run(open_: Opened, _rank: int) -> None:
+        with open_(**options) as rt:
+            p = SimpleNamespace(rt=rt, model=make_model())
+            p.net, p.optimizer, loader = rt.prepare(p.model, sgd(p.model), DataLoader(make_data(), batch_size=4))
+            for _ in rt.epochs(1):
+                for x, y in loader:
+                    p.optimizer.zero_grad()
+                    body(p, x, y)
+
+    return run
 
 
-def a_layer_replaced_after_prepare(open_: Opened, _rank: int, **options: Any) -> None:
-    with open_() as rt:
-        model = make_model()
-        net, optimizer, loader = rt.prepare(
-            rt.wrap(model, **options), sgd(model), DataLoader(make_data(), batch_size=4)
-        )
-        model[2] = nn.Linear(5, 3)
-        train(rt, net, optimizer, loader)
+def two_forwards_then_two_backwards(p: Any, x: Tensor, y: Tensor) -> None:
+    first, second = cross_entropy(p.net(x), y), p.net(2 * x).square().mean()
+    p.rt.backward(first)
+    p.rt.backward(second)
+    p.optimizer.step()
 
 
-def a_layer_replaced_where_some_may_be_unused(open_: Opened, rank: int) -> None:
-    a_layer_replaced_after_prepare(open_, rank, find_unused_parameters=True)
+def backward_in_no_sync(p: Any, x: Tensor, y: Tensor) -> None:
+    with p.net.no_sync():
+        p.rt.backward(cross_entropy(p.net(x), y))
+        p.optimizer.step()
 
 
-def a_backward_pass_without_exchange(open_: Opened, _rank: int) -> None:
-    with open_() as rt:
-        model, optimizer, loader = prepared(rt)
-        for x, y in loader:
-            with model.no_sync():
-                rt.backward(cross_entropy(model(x), y))
-                optimizer.step()
+def forward_in_no_sync(p: Any, x: Tensor, y: Tensor) -> None:
+    with p.net.no_sync():
+        loss = cross_entropy(p.net(x), y)
+    p.rt.backward(loss)
+    p.optimizer.step()
 
 
-def a_forward_pass_without_exchange(open_: Opened, _rank: int) -> None:
-    with open_() as rt:
-        model, optimizer, loader = prepared(rt)
-        for x, y in loader:
-            with model.no_sync():
-                loss = cross_entropy(model(x), y)
-            rt.backward(loss)
-            optimizer.step()
+def first_of_two_in_no_sync(p: Any, x: Tensor, y: Tensor) -> None:
+    """Right: the next backward pass averages the gradients of both."""
+    with p.net.no_sync():
+        p.rt.backward(cross_entropy(p.net(x), y))
+    p.rt.backward(cross_entropy(p.net(-x), y))
+    p.optimizer.step()
 
 
-def passes_without_exchange_that_are_right(open_: Opened, _rank: int) -> None:
-    """The next backward pass averages the gradients of both."""
-    with open_() as rt:
-        model, optimizer, loader = prepared(rt)
-        for _ in rt.epochs(1):
-            for x, y in loader:
-                optimizer.zero_grad()
-                with model.no_sync():
-                    rt.backward(cross_entropy(model(x), y))
-                rt.backward(cross_entropy(model(-x), y))
-                optimizer.step()
+def replace_a_layer(p: Any) -> None:
+    p.model[2] = nn.Linear(5, 3)
 
 
-def a_layer_unfrozen_after_prepare(open_: Opened, _rank: int) -> None:
-    with open_() as rt:
-        model = make_model()
-        model[0].requires_grad_(False)
-        net, optimizer, loader = rt.prepare(model, sgd(model), DataLoader(make_data(), batch_size=4))
-        for epoch in rt.epochs(4):
-            model[0].requires_grad_(epoch > 0)
-            for x, y in loader:
-                assert rt.steps <= 3, "found late"
-                optimizer.zero_grad()
-                rt.backward(cross_entropy(net(x), y))
-                optimizer.step()
+def freeze(*epochs: int) -> Callable[[Any], None]:
+    """The first layer, in these epochs."""
+    return lambda p: p.model[0].requires_grad_(p.epoch not in epochs)
 
 
-def a_layer_frozen_after_prepare(open_: Opened, _rank: int, **options: Any) -> None:
-    with open_(**options) as rt:
-        model = make_model()
-        net, optimizer, loader = rt.prepare(model, sgd(model), DataLoader(make_data(), batch_size=4))
-        freeze_later(rt, model, net, optimizer, loader)
+def make_frozen() -> nn.Module:
+    model = make_model()
+    model[0].requires_grad_(False)
+    return model
 
 
-def a_layer_frozen_after_prepare_in_an_exact_run(open_: Opened, rank: int) -> None:
-    a_layer_frozen_after_prepare(open_, rank, exact=True, slices=2)
-
-
-def freeze_later(rt: Any, model: nn.Module, net: nn.Module, optimizer: Any, loader: Any) -> None:
-    """From the second epoch on the first layer stays as it is."""
-    for epoch in rt.epochs(3):
-        model[0].requires_grad_(epoch < 1)
-        frozen = model[0].weight.detach().clone()
-        for batch in loader:
-            optimizer.zero_grad()
-            for x, y in rt.micro_batches(batch):
-                rt.backward(cross_entropy(net(x), y))
-            optimizer.step()
-        assert torch.equal(frozen, model[0].weight) is (epoch > 0)
-
-
-def a_group_added_after_prepare(open_: Opened, _rank: int) -> None:
-    with open_() as rt:
-        model, optimizer, loader = prepared(rt)
-        shift = nn.Parameter(torch.zeros(3))
-        for epoch in rt.epochs(2):
-            if epoch == 1:
-                optimizer.add_param_group({"params": [shift]})
-            for x, y in loader:
-                optimizer.zero_grad()
-                rt.backward(cross_entropy(model(x) + shift, y))
-                optimizer.step()
-
-
-def a_layer_added_after_prepare(open_: Opened, _rank: int) -> None:
-    with open_() as rt:
-        model, optimizer, loader = prepared(rt)
-        rt.unwrap(model).append(nn.Linear(3, 3))
-        optimizer.add_param_group({"params": list(rt.unwrap(model)[3].parameters())})
-        train(rt, model, optimizer, loader)
-
-
-# ---- one loss over batches of two loaders
-
-
-def shares_that_are_not_in_proportion(open_: Opened, _rank: int, count: Any = None) -> None:
+def two_loaders(open_: Opened, _rank: int, count: Any = None) -> None:
     with open_() as rt:
         model = make_model()
         first, second = (DataLoader(make_data(), batch_size=size, shuffle=True) for size in (3, 4))
@@ -420,29 +183,255 @@ def shares_that_are_not_in_proportion(open_: Opened, _rank: int, count: Any = No
                 optimizer.step()
 
 
-def a_count_of_one_of_two_loaders(open_: Opened, rank: int) -> None:
-    shares_that_are_not_in_proportion(open_, rank, count=lambda batch: len(batch[0]))
+ROWS: dict[str, tuple[Body, Mistake, dict[str, Any]]] = {
+    **{
+        f"the model from before prepare is called, {options}": (
+            partial(fit, call=lambda p: p.model, **options),
+            mistakes.MODEL_UNWRAPPED,
+            {"kind": SEQUENTIAL},
+        )
+        for options in MODES
+    },
+    "a compiled copy of the bare model is called": (
+        partial(fit, call=lambda p: torch.compile(p.model, backend="eager")),
+        mistakes.MODEL_UNWRAPPED,
+        {"kind": SEQUENTIAL},
+    ),
+    "two forward passes, then two backward passes": (
+        in_plain_loop(two_forwards_then_two_backwards),
+        mistakes.MODEL_TWICE,
+        {"kind": SEQUENTIAL},
+    ),
+    **{
+        f"an unused layer, {options}": (
+            partial(fit, make=TwoHeads, **options),
+            mistakes.LAYER_UNUSED,
+            {"kind": "TwoHeads", "name": "second.weight has no gradient"},
+        )
+        for options in MODES
+    },
+    **{
+        f"a layer is replaced, {wraps}": (
+            partial(fit, wraps=wraps, prepared=replace_a_layer),
+            mistakes.LAYER_REPLACED,
+            {"name": "2.weight", "kind": SEQUENTIAL},
+        )
+        for wraps in (None, {"find_unused_parameters": True})
+    },
+    "shares that are not in proportion": (
+        two_loaders,
+        mistakes.SHARES_DIFFER,
+        {"first": 3, "second": 4, "number": 2, "ranks": 2},
+    ),
+    "a count of one of two loaders": (
+        partial(two_loaders, count=lambda batch: len(batch[0])),
+        mistakes.COUNTS_OF_TWO,
+        {},
+    ),
+    "a backward pass in no_sync": (in_plain_loop(backward_in_no_sync), mistakes.NO_SYNC, {}),
+    "a forward pass in no_sync": (in_plain_loop(forward_in_no_sync), mistakes.NO_SYNC, {}),
+    "a layer is unfrozen": (
+        partial(fit, make=make_frozen, epochs=2, before=freeze(0)),
+        mistakes.LAYER_UNFROZEN,
+        {"name": "0.weight of Sequential"},
+    ),
+    **{
+        f"a layer is frozen, {options}": (
+            partial(fit, epochs=2, before=freeze(1), **options),
+            mistakes.LAYER_FROZEN,
+            {"name": "0.weight", "kind": SEQUENTIAL},
+        )
+        for options in ({}, EXACT)
+    },
+}
 
 
-# ---- data that every rank does not get alike
+# ---- what the ranks do not do alike
 
 
-class Numbers(IterableDataset):
-    def __iter__(self) -> Iterator[tuple[Tensor, int]]:
-        return ((torch.full((4,), float(n)), n % 3) for n in range(24))
+class Rows(IterableDataset):
+    """A stream that says how many samples it has."""
+
+    def __init__(self, samples: int) -> None:
+        self.samples = samples
+
+    def __len__(self) -> int:
+        return self.samples
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(Subset(make_data(self.samples), range(self.samples)))
 
 
-def a_data_set_that_is_cut_by_rank(open_: Opened, rank: int) -> None:
-    with open_() as rt:
+def step_and(act: Callable[[Any], object]) -> Callable[[Any], None]:
+    def step(p: Any) -> None:
+        p.optimizer.step()
+        act(p)
+
+    return step
+
+
+@torch.no_grad()
+def clamp_a_bias(p: Any) -> None:
+    p.model[2].bias.clamp_(max=-1.0)
+
+
+def lose_the_weights(p: Any) -> None:
+    p.optimizer.step()
+    if p.rt.steps >= 2:
+        nn.init.constant_(p.model[0].weight, torch.nan)
+
+
+def evaluate_on_rank_0(open_: Opened, rank: int, **options: Any) -> None:
+    with open_(**options) as rt:
         model = make_model()
-        train(rt, *rt.prepare(model, sgd(model), DataLoader(make_data(11 + rank), batch_size=4)))
+        test = DataLoader(make_data(), batch_size=3)
+        net, optimizer, loader, test = rt.prepare(model, sgd(model), DataLoader(make_data(), batch_size=4), test)
+        for _ in rt.epochs(1):
+            for x, y in loader:
+                optimizer.zero_grad()
+                rt.backward(cross_entropy(net(x), y))
+                optimizer.step()
+        if rank == 0:
+            assert sum(len(x) for x, _ in test) == 6
 
 
-def a_data_set_of_other_samples_by_rank(open_: Opened, rank: int) -> None:
+def evaluate_with(open_: Opened, _rank: int, data: Dataset[Any], batch_size: int = 4) -> None:
     with open_() as rt:
-        model = make_model()
-        rows = Subset(make_data(24), range(rank, 24, 2))
-        train(rt, *rt.prepare(model, sgd(model), DataLoader(rows, batch_size=4)))
+        rt.prepare(DataLoader(make_data(), 4), DataLoader(data, batch_size))
+        next(iter(rt.epochs(1)))
+
+
+def by_rank(make: Callable[[int], Body]) -> Body:
+    """What each rank does is not known before it is one."""
+    return lambda open_, rank: make(rank)(open_, rank)
+
+
+def parts(rank: int) -> Subset[Any]:
+    return Subset(make_data(24), range(12 * rank, 12 * rank + 12))
+
+
+#: what rank 0 gives to hpcddp.runtime, rank 1, and what is said
+OPTIONS: list[tuple[dict[str, Any], dict[str, Any], str]] = [
+    ({"seed": 42}, {"seed": 43}, "seed=42 on rank 0, seed=43 on rank 1\nhint: hpcddp.runtime(…, seed=42) on every"),
+    ({"global_batch": 4}, {"global_batch": 5}, "global_batch=4 on rank 0, global_batch=5 on rank 1"),
+    ({"max_micro_batch": 2}, {}, "max_micro_batch=2 on rank 0, max_micro_batch=None on rank 1"),
+    ({"exact": True}, {}, "exact='tree' on rank 0, exact=False on rank 1"),
+    ({"exact": True}, {"exact": True, "slices": 4}, "slices=8 on rank 0, slices=4 on rank 1"),
+    ({"save_every": 2}, {}, "save_every=2 on rank 0, save_every=None on rank 1"),
+    ({"run_dir": "never-made"}, {}, "run_dir=None on rank 1"),
+]
+READS: list[tuple[dict[str, Any], dict[str, Any], str]] = [
+    ({"shuffle": True}, {}, "shuffle=True on rank 0, shuffle=False on rank 1\nhint: DataLoader(…, shuffle=True) on ev"),
+    ({}, {"drop_last": True}, "drop_last=False on rank 0, drop_last=True on rank 1"),
+    ({}, {"batch_size": 6}, "batch_size=4 on rank 0, batch_size=6 on rank 1"),
+]
+OF_RANK_0 = "the weights of rank 1 are not those of rank 0"
+OF_DDP = "on several ranks the model of rt.prepare is in a DistributedDataParallel: "
+SAID: dict[str, tuple[Body, str]] = {
+    "weights loaded on one rank": (
+        partial(fit, prepared=on_rank(1, lambda p: p.model.load_state_dict(make_model(9).state_dict()))),
+        f"after step 1 {OF_RANK_0}: 0.weight of Sequential",
+    ),
+    "weights changed on one rank in a step": (
+        partial(fit, step=step_and(on_rank(1, clamp_a_bias))),
+        "of rank 0: 2.bias of Sequential differs by up to",
+    ),
+    "weights changed on one rank after the last step": (
+        partial(fit, epochs=2, tail=on_rank(0, lambda p: p.epoch and nn.init.zeros_(p.model[0].weight))),
+        f"after step 6 {OF_RANK_0}: 0.weight",
+    ),
+    "weights changed on one rank after the last checkpoint": (
+        partial(fit, run_dir="scaled", end=on_rank(0, lambda p: p.model[0].weight.data.mul_(0.9))),
+        f"after step 3 {OF_RANK_0}: 0.weight of Sequential differs by up to",
+    ),
+    "another learning rate on each rank": (by_rank(lambda rank: partial(fit, lr=0.1 * (1 + rank))), OF_RANK_0),
+    "weights that are no numbers": (
+        partial(fit, epochs=2, step=lose_the_weights),
+        "after step 6 the weights are no numbers any more: 0.weight of Sequential has NaN",
+    ),
+    "a loss that is lost": (
+        partial(fit, call=lambda p: lambda x: p.net(x) + torch.tensor([3e38, -3e38, 0.0])),
+        "the loss of the run is inf by step 3. No checkpoint is written of that",
+    ),
+    "an average updated on one rank": (
+        partial(
+            fit,
+            more=[AveragedModel(make_model())],
+            step=step_and(on_rank(0, lambda p: p.more[0].update_parameters(p.model))),
+        ),
+        "module.0.weight of AveragedModel, which is prepared and not trained, differs by",
+    ),
+    "a teacher loaded on one rank": (
+        partial(
+            fit,
+            more=[make_model(4).requires_grad_(False)],
+            prepared=on_rank(0, lambda p: p.more[0].load_state_dict(make_model(9).state_dict())),
+        ),
+        "hint: call what changes it on every rank, not under `if rt.is_main:`",
+    ),
+    "an evaluation on one rank": (
+        evaluate_on_rank_0,
+        "by step 3 one rank went 1 time over evaluation data, and another 0\nhint: evaluate",
+    ),
+    "an evaluation on one rank after the last checkpoint": (
+        partial(evaluate_on_rank_0, run_dir="evaluated"),
+        "an evaluation ran on some ranks only, and each rank sees",
+    ),
+    "the model is pickled": (partial(fit, prepared=lambda p: torch.save(p.net, io.BytesIO())), OF_DDP + "Can't "),
+    "a method of the model inside": (
+        partial(fit, prepared=lambda p: p.net.append(nn.Tanh())),
+        OF_DDP + "'DistributedDataParallel' object has no attribute 'append'\nhint: rt.unwrap(model)",
+    ),
+    "a layer of the model inside": (partial(fit, prepared=lambda p: p.net[0]), "object is not subscriptable\nhint: "),
+    "a state of the plain model": (
+        partial(fit, prepared=lambda p: p.net.load_state_dict(p.model.state_dict())),
+        OF_DDP + "Error(s) in loading state_dict",
+    ),
+    "a data set that is cut by rank": (
+        by_rank(lambda rank: partial(fit, data=make_data(11 + rank))),
+        "rank 1 gets 12 samples of this TensorDataset: rank 0 gets 11",
+    ),
+    "a stream that is cut by rank": (
+        by_rank(lambda rank: partial(fit, data=Rows(8 + rank))),
+        "rank 1 gets 9 samples of this Rows: rank 0 gets 8",
+    ),
+    "other samples by rank": (
+        by_rank(lambda rank: partial(fit, data=parts(rank))),
+        "rank 1 gets other samples of this Subset than rank 0",
+    ),
+    "other samples of a subset by rank": (
+        by_rank(lambda rank: partial(fit, data=Subset(parts(rank), [0, 1, 2]))),
+        "rank 1 gets other samples of this Subset than rank 0",
+    ),
+    "another batch size of evaluation": (
+        by_rank(lambda rank: partial(evaluate_with, data=make_data(), batch_size=4 + 2 * rank)),
+        "batch_size=4 on rank 0, batch_size=6 on rank 1\nhint: evaluation data: the same DataLoader(…, batch_size=4)",
+    ),
+    "evaluation data that are cut by rank": (
+        by_rank(lambda rank: partial(evaluate_with, data=make_data(7 + rank))),
+        "samples=7 on rank 0, samples=8 on rank 1",
+    ),
+    "evaluation data of other samples": (
+        by_rank(lambda rank: partial(evaluate_with, data=parts(rank))),
+        "different options: subset='",
+    ),
+    "a sum of other lengths": (
+        partial(fit, tail=lambda p: p.rt.sum(torch.ones(2 + p.rank))),
+        "rt.sum got another shape on each rank: (2,) on rank 0, (3,) on rank 1\nhint: sum tensors of one",
+    ),
+    "a sum of a number and a vector": (
+        partial(fit, tail=lambda p: p.rt.sum(torch.ones(3) if p.rank else 0)),
+        "rt.sum got another shape on each rank: () on rank 0, (3,) on rank 1",
+    ),
+    **{
+        f"options: {words}": (by_rank(lambda rank, some=some: partial(fit, **some[rank])), words)
+        for *some, words in OPTIONS
+    },
+    **{
+        f"reading: {words}": (by_rank(lambda rank, some=some: partial(fit, reads=some[rank])), words)
+        for *some, words in READS
+    },
+}
 
 
 # ---- what is right, and must not be refused
@@ -460,74 +449,36 @@ class Noisy(Dataset[Any]):
 
     def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
         x, y = self._data[index]
-        noise = self._own.random() if self._draws else 1e-6 * self._rank
-        return x + noise, y
+        return x + (self._own.random() if self._draws else 1e-6 * self._rank), y
 
 
-def right_loops(open_: Opened, rank: int) -> None:
-    """GANs whose models are not all called in a pass, frozen parts, compiled models, accumulation."""
-    for options in ({}, {"max_micro_batch": 1}, {"exact": True, "slices": 2}):
-        with open_(**options) as rt:
-            train(rt, *prepared(rt), epochs=2)
+def teach_a_frozen_layer(open_: Opened, _rank: int) -> None:
+    """A teacher that holds a layer of the model; a group of what the model had from the start is added later."""
     with open_() as rt:
-        model, optimizer, loader = prepared(rt)
-        train(rt, torch.compile(model, backend="eager"), optimizer, loader, epochs=2)
-    with open_() as rt:
-        model = make_model()
-        train(rt, *rt.prepare(model, sgd(model), DataLoader(Numbers(), batch_size=4)))
-    for draws in (True, False):
-        with open_() as rt:
-            model = make_model()
-            noisy = Noisy(rank, draws=draws)
-            train(rt, *rt.prepare(model, sgd(model), DataLoader(noisy, batch_size=4)))
-    for options in ({}, {"max_micro_batch": 1}):
-        with open_(**options) as rt:  # one loss is one backward pass, and so are losses of layers that share nothing
-            model = TwoHeads()
-            net, optimizer, loader = rt.prepare(model, sgd(model), DataLoader(make_data(), batch_size=4))
-            for _ in rt.epochs(2):
-                for batch in loader:
-                    optimizer.zero_grad(set_to_none=False)
-                    for x, y in rt.micro_batches(batch):
-                        rt.backward(sum(cross_entropy(out, y) for out in (*net(x, both=True), *net(-x, both=True))))
-                        for out in net(x, both=True):
-                            rt.backward(cross_entropy(out, y))
-                    optimizer.step()
-    for options in ({}, {"max_micro_batch": 1}, {"exact": True, "slices": 2}):
-        with open_(**options) as rt:
-            model = TwoHeads()
-            optimizer = sgd(model)
-            net = rt.wrap(model, find_unused_parameters=True)
-            train(rt, *rt.prepare(net, optimizer, DataLoader(make_data(), batch_size=4)), epochs=2)
-    for options in ({}, {"max_micro_batch": 1}, {"exact": True, "slices": 2}):
-        with open_(**options) as rt:  # frozen later
-            model = make_model()
-            optimizer = sgd(model, momentum=0.9)
-            net = rt.wrap(model, find_unused_parameters=True)
-            freeze_later(rt, model, *rt.prepare(net, optimizer, DataLoader(make_data(), batch_size=4)))
-    with open_() as rt:  # all ranks skip a step
-        model, optimizer, loader = prepared(rt)
-        for _ in rt.epochs(1):
+        model = make_frozen()
+        teacher = nn.Sequential(model[0])
+        net, _, optimizer, loader = rt.prepare(model, teacher, sgd(model[0]), DataLoader(make_data(), batch_size=4))
+        optimizer.add_param_group({"params": list(model[2].parameters())})
+        for _ in rt.epochs(2):
             for x, y in loader:
-                rt.backward(cross_entropy(model(x), y))
-                if nn.utils.clip_grad_norm_(model.parameters(), 1.0) < 1.0 and rt.steps:
-                    optimizer.step()
                 optimizer.zero_grad()
-    train_with_average(
-        open_, AveragedModel(make_model()), lambda rt, average, model: average.update_parameters(rt.unwrap(model))
-    )
-    with open_() as rt:  # a teacher that holds a frozen layer of the model
+                rt.backward(cross_entropy(net(x), y))
+                optimizer.step()
+
+
+def leave_evaluations(open_: Opened, rank: int) -> None:
+    """Evaluations that are left at another batch on each rank, and a look at one batch."""
+    with open_() as rt:
         model = make_model()
-        teacher = nn.Sequential(model[0].requires_grad_(False))
-        net, _, optimizer, loader = rt.prepare(model, teacher, sgd(model[2]), DataLoader(make_data(), batch_size=4))
-        train(rt, net, optimizer, loader)
-    with open_() as rt:  # evaluations that are left, and a look at one batch
-        model, optimizer, loader, test = prepared_with_test(rt)
+        net, optimizer, loader, test = rt.prepare(
+            model, sgd(model), DataLoader(make_data(), batch_size=4), DataLoader(make_data(), batch_size=3)
+        )
         for _ in rt.epochs(2):
             if rt.is_main:
                 next(iter(test))
             for x, y in loader:
                 optimizer.zero_grad()
-                rt.backward(cross_entropy(model(x), y))
+                rt.backward(cross_entropy(net(x), y))
                 optimizer.step()
             for n, _ in enumerate(test):
                 rt.save()
@@ -535,132 +486,10 @@ def right_loops(open_: Opened, rank: int) -> None:
                     break
         for _ in test:
             rt.save()
-    with open_() as rt:  # frozen to the end, and a group of what the model had from the start
-        model = make_model()
-        model[0].requires_grad_(False)
-        net, optimizer, loader = rt.prepare(model, sgd(model[0]), DataLoader(make_data(), batch_size=4))
-        optimizer.add_param_group({"params": list(model[2].parameters())})
-        train(rt, net, optimizer, loader, epochs=2)
-    with open_(max_micro_batch=1) as rt:  # DDP lays its buckets out anew at the first call after their first use
-        g, d, scaler = nn.Linear(4, 4), nn.Linear(4, 1), torch.amp.GradScaler("cpu", init_scale=8.0)
-        g, d, of_g, of_d, scaler, loader = rt.prepare(
-            g, d, sgd(g), sgd(d), scaler, DataLoader(make_data(), batch_size=4)
-        )
-        for _ in rt.epochs(2):
-            for batch in loader:
-                of_d.zero_grad()
-                for x, _ in rt.micro_batches(batch):
-                    rt.backward((d(x) - d(g(x).detach())).square().mean(), scaler=scaler)
-                scaler.step(of_d)
-                of_g.zero_grad()
-                for x, _ in rt.micro_batches(batch):
-                    rt.backward(d(g(x)).square().mean(), scaler=scaler)
-                scaler.step(of_g)
-                scaler.update()
-    with open_() as rt:
-        g, d = nn.Linear(4, 4), nn.Linear(4, 1)
-        g, d, of_g, of_d, loader = rt.prepare(g, d, sgd(g), sgd(d), DataLoader(make_data(), batch_size=4))
-        for _ in rt.epochs(2):
-            for x, _ in loader:
-                of_d.zero_grad(set_to_none=False)
-                with torch.no_grad():
-                    made = g(x)
-                rt.backward((d(x) - d(made)).square().mean())
-                of_d.step()
-                if rt.steps % 2:
-                    of_g.zero_grad(set_to_none=False)
-                    rt.backward(d(g(x)).square().mean())
-                    of_g.step()
 
 
-# ---- options that differ between the ranks
-
-
-def _opened_with(open_: Opened, **options: Any) -> None:
-    with open_(**options) as rt:
-        train(rt, *prepared(rt))
-
-
-def a_seed_of_its_own_on_each_rank(open_: Opened, rank: int) -> None:
-    _opened_with(open_, seed=42 + rank)
-
-
-def another_global_batch_on_one_rank(open_: Opened, rank: int) -> None:
-    _opened_with(open_, global_batch=4 + rank)
-
-
-def another_micro_batch_on_one_rank(open_: Opened, rank: int) -> None:
-    _opened_with(open_, max_micro_batch=2 if rank == 0 else None)
-
-
-def exact_on_one_rank(open_: Opened, rank: int) -> None:
-    _opened_with(open_, exact=rank == 0)
-
-
-def other_slices_on_one_rank(open_: Opened, rank: int) -> None:
-    _opened_with(open_, exact=True, slices=8 if rank == 0 else 4)
-
-
-def another_save_every_on_one_rank(open_: Opened, rank: int) -> None:
-    _opened_with(open_, save_every=2 if rank == 0 else None)
-
-
-def a_run_folder_on_one_rank(open_: Opened, rank: int) -> None:
-    _opened_with(open_, run_dir="never-made" if rank == 0 else None)
-
-
-def _loaded_with(open_: Opened, data: Any = None, **options: Any) -> None:
-    model = make_model()
-    with open_() as rt:
-        loader = DataLoader(make_data(14) if data is None else data, **{"batch_size": 4} | options)
-        train(rt, *rt.prepare(model, sgd(model), loader))
-
-
-def shuffled_on_one_rank(open_: Opened, rank: int) -> None:
-    _loaded_with(open_, shuffle=rank == 0)
-
-
-def cut_on_one_rank(open_: Opened, rank: int) -> None:
-    _loaded_with(open_, drop_last=rank == 1)
-
-
-def another_batch_size_on_one_rank(open_: Opened, rank: int) -> None:
-    _loaded_with(open_, batch_size=4 + 2 * rank)
-
-
-def _evaluated_with(open_: Opened, data: Any, batch_size: int = 4) -> None:
-    model = make_model()
-    with open_() as rt:
-        *objects, _ = rt.prepare(model, sgd(model), DataLoader(make_data(), 4), DataLoader(data, batch_size))
-        train(rt, *objects)
-
-
-def another_batch_size_of_evaluation_on_one_rank(open_: Opened, rank: int) -> None:
-    _evaluated_with(open_, make_data(), 4 + 2 * rank)
-
-
-def evaluation_data_that_are_cut_by_rank(open_: Opened, rank: int) -> None:
-    _evaluated_with(open_, make_data(7 + rank))
-
-
-def evaluation_data_of_other_samples_by_rank(open_: Opened, rank: int) -> None:
-    _evaluated_with(open_, Subset(make_data(), [rank, 2 + rank, 4 + rank]))
-
-
-class Rows(IterableDataset):
-    def __iter__(self) -> Iterator[Any]:
-        return iter(make_data())
-
-
-def another_batch_size_of_a_stream_on_one_rank(open_: Opened, rank: int) -> None:
-    _loaded_with(open_, Rows(), batch_size=4 + 2 * rank)
-
-
-def options_that_one_rank_may_have_otherwise(open_: Opened, rank: int) -> None:
-    """Those that only rank 0 uses; and a batch_size that says nothing, beside both numbers that it would say."""
-    model = make_model()
-    with open_(keep_checkpoints=2 + rank, log_to=[], global_batch=4, max_micro_batch=2, timeout_s=600.0 + rank) as rt:
-        train(rt, *rt.prepare(model, sgd(model), DataLoader(make_data(), batch_size=4 + 2 * rank, num_workers=rank)))
+def cut_the_model(p: Any) -> None:
+    del p.model[2]
 
 
 class Queue(nn.Sequential):
@@ -678,42 +507,63 @@ class Queue(nn.Sequential):
         return out
 
 
-def a_queue_in_a_buffer(open_: Opened, _rank: int) -> None:
-    with open_() as rt:
-        model = Queue()
-        model, optimizer, loader, test = rt.prepare(
-            model, sgd(model), DataLoader(make_data(), batch_size=4), DataLoader(make_data(), batch_size=3)
-        )
-        for _ in rt.epochs(2):
-            for x, y in loader:
-                optimizer.zero_grad()
-                rt.backward(cross_entropy(model(x), y))
-                optimizer.step()
-            for _ in test:
-                pass
-
-
-def request_of_one_rank(open_: Opened, rank: int) -> None:
+def ask_on_one_rank(open_: Opened, rank: int) -> None:
     """After the batches of an epoch one rank's request ends the loop of all, as of rank 0, which has the accuracy."""
     for nth, how in enumerate(("stop", "finish_early")):
-        epochs = []
-        with open_() as rt:
-            model, optimizer, loader = prepared(rt)
-            for epoch in rt.epochs(3):
-                epochs.append(epoch)
-                for x, y in loader:
-                    optimizer.zero_grad()
-                    rt.backward(cross_entropy(model(x), y))
-                    optimizer.step()
-                if rank == nth:
-                    getattr(rt, how)("good enough")
-        assert (epochs, rt.steps) == ([0], 3)
-        assert rt.stop_reason == ("good enough" if how == "stop" else None)
+        seen: list[Any] = []
+
+        def tail(p: Any, nth: int = nth, how: str = how, seen: list[Any] = seen) -> None:
+            seen[:] = [p.rt, p.epoch]
+            if rank == nth:
+                getattr(p.rt, how)("good enough")
+
+        fit(open_, rank, epochs=3, tail=tail)
+        rt, epoch = seen
+        assert (epoch, rt.steps, rt.stop_reason) == (0, 3, "good enough" if how == "stop" else None)
 
 
-def make_mistakes(argument: list[Any]) -> None:
-    """[folder, names]: each rank writes what became of each mistake: the error's two lines, or that there was none."""
-    folder, names = argument
+RIGHT: dict[str, Body] = {
+    **{f"a right loop, {options}": partial(fit, epochs=2, **options) for options in MODES},
+    "a compiled model": partial(fit, call=lambda p: torch.compile(p.net, backend="eager"), epochs=2),
+    "a stream": partial(fit, data=Rows(24)),
+    "data that draw": by_rank(lambda rank: partial(fit, data=Noisy(rank, draws=True))),
+    "data that round": by_rank(lambda rank: partial(fit, data=Noisy(rank, draws=False))),
+    **{
+        f"an unused layer that DDP looks for, {options}": partial(
+            fit, make=TwoHeads, wraps={"find_unused_parameters": True}, **options
+        )
+        for options in MODES
+    },
+    "an average": partial(
+        fit, more=[AveragedModel(make_model())], step=step_and(lambda p: p.more[0].update_parameters(p.model))
+    ),
+    "all ranks skip a step": partial(fit, step=lambda p: p.rt.steps != 1 and p.optimizer.step()),
+    "a teacher that holds a layer": teach_a_frozen_layer,
+    "evaluations that are left": leave_evaluations,
+    "a first pass in no_sync": in_plain_loop(first_of_two_in_no_sync),
+    # for a file of rank 0's
+    "an export": partial(fit, run_dir="exported", end=on_rank(0, lambda p: p.model.half())),
+    "a cut model": partial(fit, end=on_rank(0, cut_the_model)),
+    # options that only rank 0 uses, and a batch_size that says nothing beside both numbers that it would say
+    "options of one rank": by_rank(
+        lambda rank: partial(
+            fit,
+            reads={"batch_size": 4 + 2 * rank, "num_workers": rank},
+            keep_checkpoints=2 + rank,
+            log_to=[],
+            global_batch=4,
+            max_micro_batch=2,
+            timeout_s=600.0 + rank,
+        )
+    ),
+    "a queue in a buffer": partial(fit, make=Queue, epochs=2, run_dir="queue"),
+    "what one rank asks for": ask_on_one_rank,
+}
+BODIES: dict[str, Body] = {name: body for name, (body, *_) in (*ROWS.items(), *SAID.items())} | RIGHT
+
+
+def run_all(folder: str) -> None:
+    """Each rank writes what became of each row: the error's two lines, or that there was none."""
     os.chdir(folder)
     said: dict[str, str] = {}
     with hpcddp.init() as group:
@@ -721,14 +571,10 @@ def make_mistakes(argument: list[Any]) -> None:
         def opened(**options: Any) -> Any:
             return hpcddp.runtime(**{"group": group} | options)
 
-        for name in names:
-            said[name] = _try(globals()[name], opened, group)
+        for name, body in BODIES.items():
+            try:
+                body(opened, group.rank)
+                said[name] = ""
+            except HpcddpError as error:
+                said[name] = f"{error}"
     Path(folder, f"{group.rank}.json").write_text(json.dumps(said))
-
-
-def _try(mistake: Callable[[Opened, int], None], opened: Opened, group: Group) -> str:
-    try:
-        mistake(opened, group.rank)
-    except HpcddpError as error:
-        return f"{error}"
-    return "nothing was said"

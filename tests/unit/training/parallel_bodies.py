@@ -189,18 +189,27 @@ def average(argument: dict[str, Any]) -> None:
         torch.save(weights, argument["out"])
 
 
+OTHERS: dict[str, Any] = {"ddp": "ddp", "exact": {"tensor": 2}, "LBFGS": "zero1", "ZeRO": "zero1"}
+TOGETHER: dict[str, Any] = {
+    "LBFGS": torch.optim.LBFGS,
+    "ZeRO": lambda parameters: ZeroRedundancyOptimizer(parameters, optimizer_class=torch.optim.SGD, lr=0.1),
+}
+
+
 def divide_wrongly(cases: list[str]) -> None:
     """Each case ends in a RequestError, which rank 0 prints."""
     for case in cases:
         with hpcddp.init() as group:
             try:
-                parallel = {"ddp": "ddp", "exact": {"tensor": 2}}.get(case, {"shard": 1, "tensor": 2})
+                parallel = OTHERS.get(case, {"shard": 1, "tensor": 2})
                 with hpcddp.runtime(4, parallel=parallel, group=group, exact=case == "exact") as rt:
                     layers = [nn.Linear(4, 3 if case == "rows" else 4), nn.Linear(3 if case == "rows" else 4, 4)]
                     model = nn.Sequential(*layers)
                     if case == "tied":
                         model[1].weight = model[0].weight
                     plan = {"name": {"up": "colwise"}, "style": {"0": "columns"}, "none": None}
+                    if case in TOGETHER:
+                        rt.track(model=rt.wrap(model), optimizer=TOGETHER[case](model.parameters()))
                     rt.wrap(model, tensor_plan=plan.get(case, {"0": "colwise"}))
             except RequestError as error:
                 if group.is_first:
@@ -242,19 +251,3 @@ def choose(folder: str) -> None:
             [first, *_] = rt.wrap(nn.Linear(4, 4)).parameters()
             sharded.append(hasattr(first, "full_tensor"))
     Path(folder, f"{rt.group.rank}.json").write_text(json.dumps(sharded))
-
-
-def share_wrongly(_argument: None) -> None:
-    """Each case ends in a RequestError, which rank 0 prints."""
-    for make in (
-        torch.optim.LBFGS,
-        lambda parameters: ZeroRedundancyOptimizer(parameters, optimizer_class=torch.optim.SGD, lr=0.1),
-    ):
-        with hpcddp.init() as group:
-            try:
-                with hpcddp.runtime(4, parallel="zero1", group=group) as rt:
-                    model = rt.wrap(nn.Linear(4, 4))
-                    rt.track(model=model, optimizer=make(model.parameters()))
-            except RequestError as error:
-                if group.is_first:
-                    print(f"{error.message} | {error.hint}")

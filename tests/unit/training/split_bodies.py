@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
+from torch.optim.swa_utils import AveragedModel
 from torch.utils.data import DataLoader, TensorDataset
 
 import hpcddp
@@ -156,18 +157,23 @@ def _use_adagrad(parallel: Any) -> Callable[[Any], None]:
     return train
 
 
-def _refused_model(case: str, parallel: Any) -> Callable[[Any], None]:
+def _divide_compiled(group: Any) -> None:
+    with hpcddp.runtime(SAMPLES, parallel={"tensor": 2}, group=group) as rt:
+        rt.wrap(torch.compile(Halves()))
+
+
+def _average(*, wraps: bool) -> Callable[[Any], None]:
     def train(group: Any) -> None:
-        model: Any = {
-            "compiled": lambda: torch.compile(Halves()),
-            "sparse": lambda: nn.Sequential(nn.Embedding(20, FEATURES, sparse=True), nn.Linear(FEATURES, 1)),
-            "mixed": lambda: nn.Sequential(nn.Linear(FEATURES, 4).double(), nn.Linear(4, 1)),
-            "mixed, frozen": lambda: nn.Sequential(
-                nn.Linear(FEATURES, 4).double().requires_grad_(False), nn.Linear(4, 1)
-            ),
-        }[case]()
-        with hpcddp.runtime(SAMPLES, parallel=parallel, group=group) as rt:
-            rt.wrap(model)
+        data = DataLoader(TensorDataset(torch.ones(SAMPLES, FEATURES)), batch_size=4)
+        model = nn.Linear(FEATURES, 3)
+        with hpcddp.runtime(group=group, parallel="fsdp") as rt:
+            average = rt.wrap(AveragedModel(model)) if wraps else AveragedModel(model)
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+            model, optimizer, loader, average = rt.prepare(model, optimizer, data, average)
+            for (x,) in loader:
+                rt.backward(model(x).mean())
+                optimizer.step()
+                average.update_parameters(model)
 
     return train
 
@@ -189,8 +195,9 @@ CASES: dict[str, Callable[[Any], None]] = {
         f"Adagrad, {name}": _use_adagrad(parallel)
         for name, parallel in (("ddp", "ddp"), ("fsdp", "fsdp"), ("tensor", {"tensor": 2}))
     },
-    "compiled, tensor": _refused_model("compiled", {"tensor": 2}),
-    **{f"{case}, fsdp": _refused_model(case, "fsdp") for case in ("sparse", "mixed", "mixed, frozen")},
+    "compiled, tensor": _divide_compiled,
+    "average, fsdp": _average(wraps=False),
+    "wrapped average, fsdp": _average(wraps=True),
     "Adafactor, fsdp": _use_adafactor("fsdp"),
     "Adafactor, tensor": _use_adafactor({"tensor": 2}),
     "Adafactor, exact": _use_adafactor("fsdp", exact=True, slices=2),

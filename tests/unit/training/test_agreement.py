@@ -91,18 +91,3 @@ def test_ranks_that_go_different_ways_are_named(
     outcome = run_ranks("agreement_bodies:call_on_ranks", 2, [str(tmp_path), what, where, ranks, False])
     assert outcome.statuses == [1, 1]
     assert f"the ranks went different ways: {text}" in "".join(outcome.outputs)
-
-
-def test_ranks_have_the_same_options_lengths_and_samples_of_a_subset(run_ranks: RunRanks, tmp_path: Path) -> None:
-    expected = {
-        "length": "rank 1 gets 7 samples of this TensorDataset: rank 0 gets 8",
-        "subset": "rank 1 gets other samples of this Subset than rank 0",
-        "subset of a subset": "rank 1 gets other samples of this Subset than rank 0",
-        "stream": "rank 1 gets 9 samples of this Rows: rank 0 gets 8",
-        "batch": "the ranks were given different options: batch_size=2 on rank 0, batch_size=3 on rank 1",
-        "order": "the ranks were given different options: shuffle=True on rank 0, shuffle=False on rank 1",
-        "alike": "",
-    }
-    run_ranks("agreement_bodies:give_other_data", 2, {"cases": list(expected), "folder": str(tmp_path)}).check()
-    for rank in range(2):
-        assert json.loads((tmp_path / f"{rank}.json").read_text()) == expected

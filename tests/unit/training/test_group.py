@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import socket
 import subprocess
 import sys
@@ -20,7 +19,7 @@ from torch.distributed import TCPStore
 import hpcddp
 from hpcddp.errors import LaunchError, RequestError
 from hpcddp.training.rendezvous.failure import PeerFailedError
-from hpcddp.training.rendezvous.group import Group, name_shared, take_devices
+from hpcddp.training.rendezvous.group import Group, take_devices
 from hpcddp.training.rendezvous.process_group import claim_failure, host_store, reach_store
 from hpcddp.training.rendezvous.roll_call import Member
 from hpcddp.training.torch_compat import host_tcp_store
@@ -37,21 +36,11 @@ def test_every_rank_knows_its_place_and_the_group_works(run_ranks: RunRanks, tmp
     assert seen == [{"rank": rank, "size": 3, "local": rank, "sum": 3.0} for rank in range(3)]
 
 
-@pytest.mark.parametrize(
-    ("backend", "says", "hint"),
-    [
-        ("mpi", "backend 'mpi': torch .* was built without it", 'USE_MPI=1 .* or backend="gloo"'),
-        ("ucc", "backend 'ucc': torch .* was built without it", 'USE_UCC=1 .* or backend="gloo"'),
-        ("smoke-signals", "knows no backend 'smoke-signals'", "one of gloo"),
-        ("fake", "knows no backend 'fake'", "one of gloo"),
-        ("cpu:gloo,cuda:nccl", "knows no backend 'cpu:gloo,cuda:nccl'", "one of gloo"),
-    ],
-)
-def test_a_backend_that_this_torch_does_not_have_is_refused_with_how_to_get_it(backend, says, hint) -> None:
-    """torch's wheels have neither mpi nor ucc."""
-    with pytest.raises(RequestError, match=says) as refused, hpcddp.init(backend=backend):
+@pytest.mark.parametrize("backend", ["mpi", "smoke-signals", "fake", "cpu:gloo,cuda:nccl"])
+def test_a_backend_that_this_torch_does_not_have_is_refused_with_those_that_it_has(backend: str) -> None:
+    words = rf"has no backend '{backend}'\nhint: one of gloo"
+    with pytest.raises(RequestError, match=words), hpcddp.init(backend=backend):
         pass
-    assert re.search(hint, str(refused.value.hint))
 
 
 @pytest.mark.parametrize("channel", ["env", "file"])
@@ -105,12 +94,6 @@ def test_one_process_opens_one_group_after_another_while_their_stores_still_list
         assert json.loads((tmp_path / f"sums-{rank}.json").read_text()) == [1 + 2 * number for number in range(8)]
 
 
-def test_an_unknown_channel_is_refused_by_every_rank(run_ranks: RunRanks, tmp_path: Path) -> None:
-    outcome = run_ranks("meet", 2, {"folder": str(tmp_path), "rendezvous": "carrier-pigeon"})
-    assert outcome.statuses == [1, 1]
-    assert all("rendezvous='carrier-pigeon'): there is no such one" in output for output in outcome.outputs)
-
-
 def test_a_busy_port_is_passed_over_by_all_ranks_alike(free_ports: FreePorts, monkeypatch: pytest.MonkeyPatch) -> None:
     """Even if what listens there never says a word."""
     monkeypatch.setattr("hpcddp.training.rendezvous.process_group._ANSWER_TIMEOUT_S", 0.5)
@@ -151,32 +134,10 @@ def test_two_ranks_on_one_gpu_are_refused_with_the_ranks_that_it_is_enough_for()
     assert told.value.hint.startswith("--ranks-per-node 1, or more GPUs")
 
 
-def test_two_ranks_on_one_gpu_are_named() -> None:
-    assert name_shared([[("a", "0")], [("b", "0")], [("a", "1"), ("a", "2")]]) is None
-    assert name_shared([[("a", "0")], [("b", "0")], [("a", "1"), ("a", "0")]]) == "ranks 0 and 2 both got GPU 0 of a"
-
-
 def test_env_imports_no_torch() -> None:
     code = "import hpcddp, sys; p = hpcddp.env(); print(p.launcher, p.rank, p.world_size, 'torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env={"PATH": ""})
     assert done.stdout == "none 0 1 False\n"
-
-
-@pytest.mark.slow  # a program of its own imports torch and what DDP needs
-def test_gloos_threads_end_with_the_group_also_if_a_variable_still_holds_the_ddp_object() -> None:
-    """One that lives on when Python ends may abort it. A program of its own: torch's modules come in its order."""
-    program = """\
-import os, torch, hpcddp
-def count():
-    threads = [open(f"/proc/self/task/{number}/stat") for number in os.listdir("/proc/self/task")]
-    return len([thread for thread in threads if "gloo" in thread.read()])
-with hpcddp.init():
-    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(1, 1))
-    print(count() > 0)
-print(count())
-"""
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, env={"PATH": ""})
-    assert done.stdout.split()[-2:] == ["True", "0"], done.stdout
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Wrong words for the runtime, its methods and its model are answered in two lines with the right ones."""
+"""What a script does with the runtime that is not in its words is answered in two lines."""
 
 from __future__ import annotations
 
@@ -8,52 +8,12 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, default_collate
 
 import hpcddp
 from hpcddp.errors import RequestError
-from hpcddp.training.opening import explain_loading
 
 from .toy_loop import make_data, make_model, prepare_toy
-
-RunRanks = Callable[..., Any]
-MODEL = make_model()
-SAID: list[tuple[Callable[[Any], Any], str]] = [
-    (lambda rt: rt.stop(), "rt.stop() missing 1 required positional argument: 'reason'\nhint: rt.stop(reason)"),
-    (lambda rt: rt.finish_early(), "required positional argument: 'reason'\nhint: rt.finish_early(reason)"),
-    (
-        lambda rt: rt.backward(torch.ones(1), retain_graph=True),
-        "rt.backward() got an unexpected keyword argument 'retain_graph'\nhint: rt.backward(loss_a + loss_b)",
-    ),
-    (lambda rt: rt.loader(make_data(), batch_size=8), "'batch_size'\nhint: hpcddp.runtime(global_batch=256"),
-    (lambda rt: rt.prepare(MODEL, find_unused_parameters=True), "\nhint: model = rt.wrap(model, find_unused_para"),
-    (lambda rt: rt.prepare(model=MODEL), "'model'\nhint: rt.prepare(*objects)"),
-    (lambda rt: rt.is_main_process, "the runtime has no 'is_main_process'\nhint: rt.is_main"),
-    (lambda rt: rt.boadcast(3), "the runtime has no 'boadcast'\nhint: rt.broadcast"),
-    (lambda rt: rt.wrap(MODEL).module, "this Sequential itself, which has no 'module'\nhint: rt.unwrap(model)"),
-    (lambda rt: rt.unwrap(None), "rt.unwrap(None): None is no model\nhint: rt.unwrap(model)"),
-    (lambda rt: rt.step(None), "the runtime has no 'step'\nhint: optimizer.step(); scheduler.step()"),
-    (lambda rt: rt.is_last_micro_batch, "no 'is_last_micro_batch'\nhint: for x, y in rt.micro_batches(batch): …"),
-]
-
-
-@pytest.mark.parametrize(("wrong", "says"), SAID)
-def test_a_wrong_word_for_the_runtime_is_said_in_two_lines(wrong: Callable[[Any], Any], says: str) -> None:
-    with pytest.raises(RequestError) as told, hpcddp.runtime(6) as rt:
-        wrong(rt)
-    assert says in str(told.value)
-
-
-def test_errors_of_the_users_own_objects_stay_as_they_are() -> None:
-    class Mine:
-        def stop(self, reason: str) -> None: ...
-
-    for kind, wrong in ((TypeError, lambda: Mine().stop()), (AttributeError, lambda: Mine().go)):  # type: ignore[call-arg, attr-defined]
-        with pytest.raises(kind), hpcddp.runtime(6):
-            wrong()
-    with pytest.raises(RuntimeError, match="size mismatch"), hpcddp.runtime(6):
-        MODEL.load_state_dict(nn.Sequential(nn.Linear(1, 8), nn.Tanh(), nn.Linear(8, 3)).state_dict())
 
 
 @pytest.mark.parametrize(
@@ -105,14 +65,6 @@ def test_a_metric_that_is_no_number_is_said(capsys: pytest.CaptureFixture[str]) 
     assert "warning: rt.save_best(value) got NaN on rank 0" in capsys.readouterr().err
 
 
-def test_the_state_of_a_plain_model_that_is_loaded_into_ddp_is_answered_with_unwrap() -> None:
-    torchs = f"Error(s) in loading state_dict for {DistributedDataParallel.__name__}:\n\tMissing key(s)"
-    said = explain_loading(RuntimeError(torchs))
-    assert said is not None
-    assert said.hint.startswith("rt.unwrap(model).load_state_dict")
-    assert explain_loading(RuntimeError("out of memory")) is None
-
-
 class PutsBackward(torch.autograd.Function):
     """Its backward pass has no deterministic kernel, on a CPU neither."""
 
@@ -129,47 +81,26 @@ def put(x: torch.Tensor) -> torch.Tensor:
     return x.clone().put_(torch.tensor([0, 1]), torch.ones(2, dtype=x.dtype))
 
 
-POOL = (
-    "adaptive_avg_pool2d_backward_cuda does not have a deterministic implementation, but you set"
-    " 'torch.use_deterministic_algorithms(True)'. You can turn off determinism just for this operation, …"
-)  # torch 2.11 on an H100
-
-
-def raise_error(error: Exception) -> None:
-    raise error
-
-
 @pytest.mark.parametrize(
-    ("wrong", "says", "hint"),
+    "wrong",
     [
-        (lambda _rt, x: put(x), "torch has no deterministic kernel for put_ on cpu, so exact", "another layer or"),
-        (
-            lambda rt, x: rt.backward(PutsBackward.apply(x).sum()),
-            "for put_ on cpu",
-            "another layer or function; or hpc",
-        ),
-        (lambda _rt, x: PutsBackward.apply(x).sum().backward(), "for put_ on cpu", "another layer or function; or"),
-        (
-            lambda _rt, _x: raise_error(RuntimeError(POOL)),
-            "for adaptive_avg_pool2d_backward_cuda on",
-            "AvgPool2d in pl",
-        ),
+        lambda _rt, x: put(x),
+        lambda rt, x: rt.backward(PutsBackward.apply(x).sum()),
+        lambda _rt, x: PutsBackward.apply(x).sum().backward(),
     ],
 )
 def test_what_an_exact_run_cannot_compute_is_named_forward_and_backward(
-    wrong: Callable[[Any, torch.Tensor], Any], says: str, hint: str
+    wrong: Callable[[Any, torch.Tensor], Any],
 ) -> None:
     def train() -> None:
         with hpcddp.runtime(exact=True, slices=2) as rt:
             toy = prepare_toy(rt)
-            for _ in rt.epochs(1):
-                for batch in toy.loader:
-                    for x, _ in rt.micro_batches(batch):
-                        wrong(rt, toy.model(x))
+            for batch in toy.loader:
+                for x, _ in rt.micro_batches(batch):
+                    wrong(rt, toy.model(x))
 
-    with pytest.raises(RequestError, match=says) as told:
+    with pytest.raises(RequestError, match="torch has no deterministic kernel for put_ on cpu, so exact mode"):
         train()
-    assert told.value.hint.startswith(hint)
 
 
 def test_determinism_that_the_script_has_asked_for_is_answered_by_torch() -> None:
@@ -179,9 +110,3 @@ def test_determinism_that_the_script_has_asked_for_is_answered_by_torch() -> Non
             put(torch.zeros(4))
     finally:
         torch.use_deterministic_algorithms(False)
-
-
-@pytest.mark.slow
-def test_averaged_weights_of_a_sharded_model_are_refused_with_the_way_that_works(run_ranks: RunRanks) -> None:
-    outputs = run_ranks("misused_bodies:average_sharded", 2).check().outputs
-    assert "an AveragedModel with parallel fsdp: it has whole weights" in outputs[0] + outputs[1]

@@ -51,7 +51,8 @@ def _apart(ours: Any, theirs: Any) -> float:
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.slow) if name != "data x shard" else name for name in SPLITS]
+    "name",
+    [name if name in {"fsdp", "shard x tensor"} else pytest.param(name, marks=pytest.mark.slow) for name in SPLITS],
 )
 def test_weights_norms_evaluation_and_saved_model_are_those_of_one_process(
     run_ranks: RunRanks, folder: Path, name: str
@@ -123,7 +124,7 @@ def test_averaged_weights_are_divided_by_a_plan_of_their_own(run_ranks: RunRanks
     assert _apart(torch.load(tmp_path / "4"), torch.load(tmp_path / "1")) < 1e-12
 
 
-def test_a_tensor_plan_that_cannot_be_is_refused(run_ranks: RunRanks) -> None:
+def test_a_split_that_cannot_be_is_refused(run_ranks: RunRanks) -> None:
     expected = {
         "none": "it has no tensor plan | rt.wrap(model, tensor_plan=",
         "name": "tensor_plan has 'up', and the Sequential has no such module",
@@ -132,6 +133,8 @@ def test_a_tensor_plan_that_cannot_be_is_refused(run_ranks: RunRanks) -> None:
         "rows": "0.weight has 3 rows, which 2 tensor ranks x 1 shards cannot divide evenly",
         "ddp": "parallel ddp takes no tensor_plan",
         "exact": "exact mode needs whole layers",
+        "LBFGS": "this LBFGS steps all parameters together",
+        "ZeRO": "this ZeroRedundancyOptimizer is ZeRO already",
     }
     told = run_ranks("parallel_bodies:divide_wrongly", 2, list(expected)).check().outputs[0]
     for case, words in expected.items():

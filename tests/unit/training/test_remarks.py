@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import hpcddp
 from hpcddp.batchplan import plan_batch
 from hpcddp.training.gradient.buffers import frozen_statistics
-from hpcddp.training.remarks import find_empty_ranks
+from hpcddp.training.remarks import describe_share, find_empty_ranks
 
 RunRanks = Callable[..., Any]
 
@@ -91,18 +91,23 @@ def test_a_body_that_ends_by_an_exception_leaves_nothing_frozen() -> None:
 
 
 @pytest.mark.parametrize(
-    ("layer", "length", "largest", "words"),
+    ("layer", "length", "largest", "is_told"),
     [
-        (nn.SyncBatchNorm(2), 22, 4, "the last global batch of an epoch has 2 samples for 3 ranks"),
-        (nn.SyncBatchNorm(2), None, 4, "maybe fewer samples than ranks for 3 ranks"),
-        (nn.SyncBatchNorm(2), 20, 4, None),
-        (nn.SyncBatchNorm(2), 23, 4, None),
-        (nn.SyncBatchNorm(2), 20, 1, "a global batch has 10 samples for 3 ranks in micro batches of at most 1"),
-        (nn.BatchNorm1d(2), 22, 4, None),
+        (nn.SyncBatchNorm(2), 22, 4, True),  # the last batch has 2 samples for 3 ranks
+        (nn.SyncBatchNorm(2), None, 4, True),
+        (nn.SyncBatchNorm(2), 20, 4, False),
+        (nn.SyncBatchNorm(2), 23, 4, False),
+        (nn.SyncBatchNorm(2), 20, 1, True),  # shares of 4, 3 and 3 in 4 passes
+        (nn.BatchNorm1d(2), 22, 4, False),
     ],
 )
 def test_only_synchronised_statistics_take_in_what_idle_ranks_carry_along_and_that_is_told(
-    layer: nn.Module, length: int | None, largest: int, words: str | None
+    layer: nn.Module, length: int | None, largest: int, is_told: bool
 ) -> None:
     told = find_empty_ranks([nn.Sequential(layer)], plan_batch(10, 3, largest), length)
-    assert told is None if words is None else words in told
+    assert bool(told and "10 = 3 ranks x" in told) is is_told
+
+
+def test_the_batch_size_beside_a_distributed_sampler_is_said_to_be_that_of_all_ranks() -> None:
+    assert "batch_size=8 of a DataLoader with a DistributedSampler is the global batch" in describe_share(8, 2)
+    assert "hint: hpcddp.runtime(16) for 8 per rank" in describe_share(8, 2)

@@ -22,27 +22,6 @@ def _apart(ours: list[list[torch.Tensor]], theirs: list[list[torch.Tensor]]) -> 
     return max(float((a - b).abs().max()) for mine, yours in pairs for a, b in zip(mine, yours, strict=True))
 
 
-@pytest.mark.parametrize(
-    "ranks", [[(4, "fsdp")], pytest.param([(2, "fsdp"), (3, "hsdp"), (8, "fsdp")], marks=pytest.mark.slow)]
-)
-def test_a_sharded_model_has_the_weights_of_one_process_at_every_step(
-    run_ranks: RunRanks, tmp_path: Path, ranks: list[tuple[int, str]]
-) -> None:
-    cases = {
-        "uneven": {"global_batch": 10},  # 23 = 10 + 10 + 3: on 4 ranks the last step leaves one without samples
-        "accumulated": {"global_batch": 11, "max_micro_batch": 2},
-    }
-    for world_size, strategy in [(1, "fsdp"), *ranks]:
-        arguments = [
-            {**case, "epochs": 1, "parallel": strategy, "out": str(tmp_path / f"{name}-{world_size}")}
-            for name, case in cases.items()
-        ]
-        run_ranks("checkpoint_bodies:train_all", world_size, arguments).check()
-        for name in cases:
-            ours, theirs = (torch.load(tmp_path / f"{name}-{size}")["weights"] for size in (world_size, 1))
-            assert _apart(ours, theirs) < 1e-12, (name, strategy, world_size)
-
-
 def test_what_does_not_go_with_a_strategy_is_refused_in_words(run_ranks: RunRanks) -> None:
     expected = {
         "unknown": "(parallel=…) 'fsdb' is not known | one of ddp, zero1, fsdp, hsdp (did you mean 'fsdp'?)",
