@@ -37,6 +37,7 @@ def build_parser() -> VerbParser:
     """The options of `render`: each is a line of the job file."""
     parser = request_parser("init", _DESCRIPTION, example=_EXAMPLE, exits=(2, 3))
     parser.usage = "hpcddp init [options] [-- command ...]"
+    parser.elsewhere["--force"] = f"a file that is there stays: edit it, or: mv {DEFAULT_JOB_FILE} old.yaml"
     return parser
 
 

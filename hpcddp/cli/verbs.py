@@ -25,30 +25,10 @@ EXITS = {
 }
 _DESCRIPTION = "From a PyTorch training script to a correct multi-node run on PBS and Slurm clusters."
 _EXAMPLE = "hpcddp render --site abci3 --account GROUP --nodes 4 -- python train.py | qsub"
-# Word that is no verb -> what to type for it.
-_MEANT = {
-    **dict.fromkeys(("show", "info", "describe"), "hpcddp sites show NAME"),
-    **dict.fromkeys(("list", "ls", "site", "clusters"), "hpcddp sites"),
-    **dict.fromkeys(("run", "start"), "hpcddp launch -- python train.py"),
-    **dict.fromkeys(("generate", "template", "script"), "hpcddp render --nodes 4 -- python train.py > job.sh"),
-    "validate": "hpcddp lint job.sh",
-    **dict.fromkeys(("preflight", "health", "doctor"), "hpcddp check"),
-    **dict.fromkeys(("progress", "jobs", "queue"), "hpcddp status"),
-    **dict.fromkeys(("kill", "stop", "delete"), "hpcddp cancel RUN"),
-    **dict.fromkeys(("tail", "log", "output"), "hpcddp logs RUN -f"),
-    **dict.fromkeys(("rank", "whoami"), "hpcddp env"),
-    **dict.fromkeys(("why", "explain", "debug", "cause"), "hpcddp diagnose RUN"),
-    **dict.fromkeys(("stack", "hang", "where", "py-spy", "dump"), "hpcddp stacks RUN"),
-    **dict.fromkeys(("usage", "use", "eff", "seff", "jobstats", "report"), "hpcddp efficiency RUN"),
-    "diff": "hpcddp compare runs/ONE runs/TWO",
-    "new": "hpcddp sites new NAME",
-    "schema": "hpcddp sites schema",
-    "version": "hpcddp --version",
-}
 
 
 def unknown_verb(argv: list[str]) -> RequestError:
-    """The error for a first word that is no verb, with what was meant by it."""
+    """The error for a first word that is no verb: a verb was forgotten, or misspelt."""
     import re  # with shlex a quarter of the time of --help
     import shlex
 
@@ -62,16 +42,7 @@ def unknown_verb(argv: list[str]) -> RequestError:
         return RequestError(f"there is no verb before {word!r}", f"hpcddp launch -- {shlex.join(argv)}")
     if word.endswith(".py"):
         return RequestError(f"there is no verb before {word!r}", f"hpcddp launch -- python {word}")
-    from hpcddp.ranks.launch_commands import PROGRAMS
-    from hpcddp.schedulers.registry import submit_commands
-
-    submits = [program for program, _ in submit_commands()]
-    if word in submits:
-        instead: str | None = f"hpcddp submit --nodes 4 -- python train.py, or hpcddp render … | {word}"
-    else:
-        instead = "hpcddp launch -- python train.py" if word in PROGRAMS else _MEANT.get(word.lower())
-    guess = "" if instead else nearest(word, list(VERBS))
-    return RequestError(f"{word!r} is not a verb of hpcddp{guess}", instead or "hpcddp --help")
+    return RequestError(f"{word!r} is not a verb of hpcddp{nearest(word, list(VERBS))}", "hpcddp --help")
 
 
 def format_verbs() -> str:

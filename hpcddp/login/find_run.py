@@ -156,5 +156,6 @@ def _near(runs: Sequence[RunFolder], word: str) -> str:
 def _list_hint(runs: Sequence[RunFolder]) -> str:
     if not runs:
         return "cd to the folder that has its runs/"
-    names = [os.path.basename(run.path) for run in runs]
-    return f"one of: {', '.join(names)}" if len(names) <= 8 else f"hpcddp status shows all {len(names)}"
+    newest = sorted(runs, key=lambda run: _changed(run.path), reverse=True)[:8]
+    more = f"; hpcddp status shows all {len(runs)}" if len(runs) > len(newest) else ""
+    return f"one of: {', '.join(os.path.basename(run.path) for run in runs if run in newest)}{more}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
 from hpcddp.errors import HpcddpError
@@ -119,7 +119,7 @@ def read_on_disk(run: RunFolder) -> OnDisk:
         *end,
         submissions,
         tuple(_list_jobs(run, held, submissions, attempts, is_done=is_done)),
-        _read_links(attempts),
+        _read_links(run.attempt(holder.attempt)) if holder is not None else (0, 0),
         latest,
         point,
         best,
@@ -178,13 +178,12 @@ def _is_alive(holder: Holder) -> bool | None:
     return None if ended is None else not ended
 
 
-def _read_links(attempts: Iterable[AttemptFolder]) -> tuple[int, int]:
-    links = (0, 0)
-    for attempt in attempts:
-        with suppress(HpcddpError):
-            turn = read_record(attempt.chain, Turn)
-            links = links if turn is None else max(links, (turn.turn, turn.of))
-    return links
+def _read_links(attempt: AttemptFolder) -> tuple[int, int]:
+    """Of the chain that this attempt belongs to; (0, 0): of none."""
+    with suppress(HpcddpError):
+        turn = read_record(attempt.chain, Turn)
+        return (0, 0) if turn is None else (turn.turn, turn.of)
+    return 0, 0
 
 
 def _find_left(run: RunFolder, state: RunState | None, holder: Holder | None) -> str:

@@ -300,7 +300,8 @@ def _hand_in(row: Scheduler, plan: JobPlan, script: str, env: Mapping[str, str],
     words = [script if word == "{script}" else word for word in words]
     if not words:
         raise SchedulerError(f"hpcddp submits no jobs to {row.title}", "hpcddp render … | its own command")
-    hint = f"change the request; hpcddp sites show {plan.site.name} has the limits"
+    known = f"hpcddp sites show {plan.site.name}" if plan.site.queues else row.commands.list_queues
+    hint = f"change the request; {known or 'the guide of the cluster'} has the limits"
     return queue_job(row.name, words, env, folder, hint, apart=True)
 
 

@@ -429,6 +429,7 @@ SCHEDULER = Scheduler(
         starter=("pbs_tmrsh", "{host}"),
         remote_shell=TMRSH,
         drop=("pbs_release_nodes", "-j", "{job}", "{host}"),
+        list_queues="qstat -Q",
         survey=(("qstat", "-Q", "-f", "-F", "json"), ("pbsnodes", "-a", "-F", "json")),
         parse_survey=parse_queues,
         site_lines=("chunk: [ncpus, ngpus]      # what a chunk of select has to name", "placement: scatter"),

@@ -244,6 +244,7 @@ class Commands(Record):
     remote_shell: RemoteShell | None = None
     #: Takes the host {host}, which is gone, out of the running job {job}, so that the job lives on {kept}.
     drop: tuple[str, ...] = ()
+    list_queues: str = ""  # lists the queues with their limits, for people
     survey: tuple[tuple[str, ...], ...] = ()  # commands that list queues and nodes
     parse_survey: Callable[..., list[QueueFound]] = lambda *_answers: []  # their outputs -> the queues
     accounts: tuple[str, ...] = ()  # lists the accounts that the user {user} may charge, one in a line

@@ -392,6 +392,7 @@ SCHEDULER = Scheduler(
         ask_env={"SLURM_TIME_FORMAT": "standard", "SLURM_BITSTR_LEN": "0"},
         starter=("srun", "--overlap", "--nodes=1", "--ntasks=1", "--nodelist={host}"),
         drop=("scontrol", "update", "JobId={job}", "NodeList={kept}"),
+        list_queues="sinfo -s",
         survey=(("sinfo", "--all", "--exact", "--noheader", "--format=%R|%D|%c|%m|%G|%l|%a|%s"),),
         parse_survey=parse_partitions,
         accounts=("sacctmgr", "--noheader", "--parsable2", "show", "associations", "user={user}", "format=account"),

@@ -12,7 +12,7 @@ import pytest
 from hpcddp.cli.main import VERBS, main
 from hpcddp.cli.parser import VerbParser
 from hpcddp.cli.streams import no_job, refusal
-from hpcddp.cli.verbs import _MEANT, EXITS
+from hpcddp.cli.verbs import EXITS
 from hpcddp.lint.script import read_script
 
 # Verbs without --json, and why.
@@ -138,9 +138,3 @@ def test_a_command_behind_dashes_is_refused_where_none_belongs(verb, capsys):
     words = {**one, "compare": ["x", "y"], "completion": ["bash"]}.get(verb, [])
     assert main([verb, *words, "--", "python"]) == 2
     assert f"hpcddp {verb} takes no command after --, got 'python'" in capsys.readouterr().err
-
-
-def test_a_word_that_is_meant_for_a_verb_leads_to_one():
-    assert not set(_MEANT) & set(VERBS)
-    for typed in _MEANT.values():
-        assert typed == "hpcddp --version" or typed.split()[1] in VERBS

@@ -89,6 +89,7 @@ def test_three_questions_are_asked_and_what_a_bare_site_leaves_open(init, tmp_pa
         (["--site", "nowhere"], None, 3, "site 'nowhere' is not known"),
         ([], "abci3\n", 2, "there was no answer to: the command that trains"),
         (["job.yaml"], None, 2, "hpcddp init writes hpcddp.yaml, and got job.yaml"),
+        (["--force"], None, 2, "has no option --force: a file that is there stays: edit it, or: mv hpcddp.yaml"),
     ],
 )
 def test_nothing_is_written_of_a_request_that_is_not_whole(init, tmp_path, options, answers, status, said) -> None:

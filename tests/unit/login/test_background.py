@@ -166,11 +166,6 @@ def test_importing_job_brings_no_torch() -> None:
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
-def test_job_has_these_six_methods_and_no_more() -> None:
-    public = {name for name in vars(hpcddp.Job) if not name.startswith("_")}
-    assert public == {"render", "submit", "status", "wait", "logs", "cancel"}
-
-
 def test_who_waits_in_a_sweep_waits_for_all_before_it_and_not_only_for_the_one_that_was_taken_back(
     here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -196,28 +191,6 @@ def test_a_job_that_is_submitted_fresh_begins_the_run_that_submit_has_made_for_i
     assert (ended("a.old1").state, ended("a.old1").job) == ("finished", first)
     assert sorted(os.listdir("runs")) == ["a", "a.old1"]
     assert "hpcddp: run runs/a: new\n" in (here / "runs/a/submitted/000001/output").read_text()
-
-
-def test_each_index_of_an_array_here_is_a_run_with_a_job_of_its_own(
-    here: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    ids = submit(capsys, "--name", "s", "--array", "1-3", "--", "python", "-c", WAITS).split()
-    until((here / "here").exists)
-    assert [(status(f"s.{i}").state, status(f"s.{i}").job) for i in (1, 2, 3)] == [
-        ("running", ids[0]),
-        ("queued", ids[1]),
-        ("queued", ids[2]),
-    ]
-    assert status("s").why == "1 running, 2 queued"
-    assert main(["cancel", "s.2"]) == 0
-    (here / "go").touch()
-    assert ended("s").why == "1 cancelled, 2 finished"
-
-
-def test_a_sweep_here_may_have_a_limit(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["--name", "s", "--set", "sweep.x=1,2", "--set", "array_limit=2", "--", "python", "-c", "pass", "{x}"]
-    assert len(submit(capsys, *words).split()) == 2
-    assert ended("s").why == "2 finished"
 
 
 def test_a_job_without_a_supervisor_is_over_and_nobody_says_how(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -267,13 +240,3 @@ def test_logs_from_python_are_refused_where_the_command_line_refuses_them(
         hpcddp.Job(run="s.1").logs(99)
     with pytest.raises(RequestError, match="no number of a rank"):
         hpcddp.Job(run="s.1").logs("all")  # type: ignore[arg-type]  # the mistake that is meant
-
-
-def test_a_single_rank_too_has_the_page_on_which_a_moved_end_is_written(
-    here: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    code = "import os\nfrom hpcddp.runs.heartbeat import open_page\nprint(open_page(os.environ['HPCDDP_HEARTBEAT']))"
-    submit(capsys, "--name", "a", "--", "python", "-c", code)
-    assert ended("a").state == "finished"
-    assert main(["logs", "a"]) == 0
-    assert "Page object" in capsys.readouterr().out

@@ -12,7 +12,7 @@ import pytest
 
 from hpcddp.cli.main import main
 from hpcddp.runs.folder import RunFolder
-from hpcddp.runs.lock import BY_HAND, Holder, take_run
+from hpcddp.runs.lock import BY_HAND
 from hpcddp.supervisor.follow import LOOK_S, StopRequest
 
 from .runs import held, submitted
@@ -61,29 +61,6 @@ def test_of_an_array_those_that_wait_go_and_those_that_run_are_asked(here: Path,
     on_slurm(program, "12|14|2|RUNNING|N/A|N/A|None|s", "12|12|3-9%1|PENDING|N/A|N/A|x|s")
     assert main(["cancel", "s"]) == 0
     assert called(here) == ["scancel 12_[3-9]", "scancel --batch --signal=TERM 12_2"]
-
-
-def test_of_grid_engines_array_each_index_is_its_own(
-    here: Path, program: Program, capsys: pytest.CaptureFixture[str]
-) -> None:
-    recorded = json.loads((CAPTURES / "gridengine/qstat.json").read_text())["cases"]
-    submitted(RunFolder("runs/s"), "3", array="1-6", scheduler="gridengine")
-    Path("runs/s/sweep.json").write_text('{"schema": 1, "axes": {}, "array": "1-6"}')
-    of = RunFolder("runs/s.1")
-    take_run(of, Holder("3-1.1", "node1", "", 1, "1", "gridengine", "3"), lambda _scheduler, _job: "gone")
-    (here / "answer").write_text(recorded[1]["stdout"])
-    program("qstat", f"cat {here}/answer")
-    program("qdel", NOTE)
-    assert main(["cancel", "s"]) == 0
-    assert called(here) == ["qdel 3.2-4:1 3.6"]  # not 3, which would kill what runs
-    assert "3.1 was asked to save and stop, through runs/s.1/stop/3-1" in capsys.readouterr().err
-    assert main(["cancel", "s.1", "--now"]) == 0
-    assert called(here)[-1] == "qdel 3.1"
-    program("qdel", "echo 'denied: job \"3\" does not exist'; exit 1")  # recorded too
-    assert main(["cancel", "s.1", "--now"]) == 0
-    program("qdel", "echo 'denied: alice may not'; exit 1")
-    assert main(["cancel", "s.1", "--now"]) == 5
-    assert "qdel: denied: alice may not" in capsys.readouterr().err
 
 
 def until(is_so: Callable[[], object]) -> None:

@@ -121,12 +121,10 @@ WAYS = {
     "restarted in a chain, runs": (of_a_chain, {0: ("running", BEFORE), 1: ("follows", 0)}, "running"),
     "requeued after a signal, waits": (ended_by_a_signal, {0: ("queued", 0)}, "queued"),
     "requeued after a signal, has started": (ended_by_a_signal, {0: ("running", SINCE)}, "running"),
-    "requeued after a save of its own, waits": (saved_by_itself, {0: ("queued", 0)}, "queued"),
     "requeued after a save of its own, has started": (saved_by_itself, {0: ("running", SINCE)}, "running"),
     "requeued after a good end, waits": (ended_well, {0: ("queued", 0)}, "queued"),
     "requeued after a kill, waits": (killed, {0: ("queued", 0)}, "queued"),
     "requeued after a kill, has started": (killed, {0: ("running", SINCE)}, "running"),
-    "requeued after a failure, waits": (failed, {0: ("queued", 0)}, "queued"),
     "requeued after a failure, has started": (failed, {0: ("running", SINCE)}, "running"),
     "requeued, and another one was between": (
         another_came_between,
@@ -200,16 +198,8 @@ def test_a_job_whose_follow_up_has_begun_is_over_for_good(here: Path, program: P
 @pytest.mark.parametrize(
     ("scheduler", "answer"),
     [
-        ("slurm", "12|12|N/A|PENDING|N/A|N/A|launch failed requeued held||"),
-        ("slurm", "12|12|N/A|PENDING|N/A|N/A|JobHoldMaxRequeue||"),
         ("slurm", "12|12|N/A|PENDING|N/A|N/A|DependencyNeverSatisfied|afterok:11(failed)|"),
-        ("slurm", "12|12|N/A|REQUEUE_HOLD|N/A|N/A|job requeued in held state||"),
-        ("slurm", "12|12|N/A|SPECIAL_EXIT|N/A|N/A|None||"),
         ("slurm", "12|12|N/A|PENDING|N/A|N/A|JobHeldAdmin||"),
-        (
-            "pbs",
-            '{"Jobs": {"12": {"job_state": "H", "Hold_Types": "s", "comment": "job held, too many failed attempts"}}}',
-        ),
         ("pbs", '{"Jobs": {"12": {"job_state": "H", "Hold_Types": "us", "depend": "afterok:11.pbs1@pbs1"}}}'),
     ],
 )
