@@ -254,8 +254,10 @@ class Checker:
     def _is_complete(self) -> bool:
         """Whether all that are expected have said what they are."""
         called = [caller for caller in self._callers if caller.process is not None]
-        size = max((caller.process.world_size or 1 for caller in called if caller.process), default=None)
-        if size is not None and len(called) + len(self._unreached) >= size:
+        size = max((caller.process.world_size or 0 for caller in called if caller.process), default=0)
+        there = {caller.process.host for caller in called if caller.process}
+        every_host = all(any(same_host(host, one) for one in there) for host in self._request.hosts)
+        if called and (len(called) + len(self._unreached) >= size if size else every_host):
             return all(caller.is_measured or caller.is_gone for caller in called)
         return not called and self._launcher is not None and self._launcher.poll() is not None
 
@@ -489,7 +491,7 @@ class Checker:
             told = f"{what} ended with status {status}, and no process called"
             yield "", Check("launcher", told, "what it has printed says why", FAILED)
             return
-        if everybody and len(everybody) >= max(process.world_size or 1 for process in everybody):
+        if everybody and len(everybody) >= max(process.world_size or 0 for process in everybody) > 0:
             late = "no process of the launch is there"
         for host in self._expected(everybody):
             if host in self.nodes or host in {process.host for process, _ in self._unreached}:

@@ -57,15 +57,16 @@ class Process(Record):
 
 
 class CheckedNode(Record):
-    """One node. `cpus`: how many its processes may use at once, by affinity and control group. `disks`: a folder ->
-    MiB and files that may still be written, and why a small one could not be. `clock_s`: how far its clock is before
-    the checker's, at least. `line_error`: how the job file's own check has failed. `listen_error`: why rank 0 cannot
-    have its port. `reach_error`, `resolve_error`: why rank 0 is not reached by the name and address that ranks take."""
+    """One node. `cpus`: how many its processes may use at once, by affinity and control group. `shm_mb`: free, and in
+    all. `disks`: a folder -> MiB and files that may still be written, and why a small one could not be. `clock_s`: how
+    far its clock is before the checker's, at least. `line_error`: how the job file's own check has failed.
+    `listen_error`: why rank 0 cannot have its port. `reach_error`, `resolve_error`: why rank 0 is not reached by the
+    name and address that ranks take."""
 
     host: str
     cpus: float | None = None
     files: int | None = None
-    shm_mb: int | None = None
+    shm_mb: tuple[int, int] | None = None
     free_mb: int | None = None
     disks: Mapping[str, tuple[int, int, str]] = {}  # never written to
     gpus: tuple[Gpu, ...] = ()
@@ -151,18 +152,18 @@ def check_affinity(node: CheckedNode, job: CheckedJob) -> Found:
     return None
 
 
-def check_full_shm(node: CheckedNode, _job: CheckedJob) -> Found:
-    """A /dev/shm without room: what an earlier job has left there keeps NCCL from starting."""
-    if node.shm_mb is None or node.shm_mb >= _LEAST_SHM_MB:
-        return None
-    return f"{SHM} has room for {node.shm_mb} MiB", f"remove what lies there: ls -l {SHM}"
-
-
 def check_small_shm(node: CheckedNode, _job: CheckedJob) -> Found:
     """A small /dev/shm: loader processes hand batches over in it, and die by SIGBUS."""
-    if node.shm_mb is None or not _LEAST_SHM_MB <= node.shm_mb < _SMALL_SHM_MB:
+    if node.shm_mb is None or node.shm_mb[1] >= _SMALL_SHM_MB:
         return None
-    return f"{SHM} has room for {node.shm_mb} MiB", f"in a container: --shm-size=8g, or --bind {SHM}"
+    return f"{SHM} has {node.shm_mb[1]} MiB", f"in a container: --shm-size=8g, or --bind {SHM}"
+
+
+def check_full_shm(node: CheckedNode, _job: CheckedJob) -> Found:
+    """A full /dev/shm: what an earlier job has left there keeps NCCL from starting."""
+    if node.shm_mb is None or node.shm_mb[0] >= min(_LEAST_SHM_MB, node.shm_mb[1]):
+        return None
+    return f"{SHM} has room for {node.shm_mb[0]} of {node.shm_mb[1]} MiB", f"remove what lies there: ls -l {SHM}"
 
 
 def check_files(node: CheckedNode, _job: CheckedJob) -> Found:
@@ -379,6 +380,10 @@ def judge_ranks(processes: Sequence[Process], hosts: Sequence[str]) -> Iterator[
         if process.error:
             yield process.host, Check(name, *process.error.partition("\nhint: ")[::2], FAILED)
     placed = [process for process in processes if process.rank is not None]
+    lost = [process for process in processes if process.rank is None and not process.error]
+    if lost and len(processes) > 1:
+        told = f"{len(lost)} of {len(processes)} processes have no rank: no variable of a launcher reaches them"
+        yield "", Check(name, told, remedy, FAILED)
     sizes = Counter(process.world_size for process in placed)
     size = max(sizes, key=lambda one: (sizes[one], one or 0), default=None)
     for process in placed:

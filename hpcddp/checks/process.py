@@ -192,7 +192,7 @@ def look_at_node(host: str, folders: Sequence[str], line: str, env: Mapping[str,
     shm = None
     with suppress(OSError):
         found = os.statvfs(SHM)
-        shm = found.f_bavail * found.f_frsize // _MB
+        shm = found.f_bavail * found.f_frsize // _MB, found.f_blocks * found.f_frsize // _MB
     disks = {folder: look_at_disk(folder) for folder in folders}
     most = (count_cpus(), _most_files(), shm, find_free_memory())
     return CheckedNode(host, *most, disks, gpus, apps, smi_error=smi_error, line_error=run_line(line, env))

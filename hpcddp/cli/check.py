@@ -82,25 +82,21 @@ def run(args: argparse.Namespace, env: Mapping[str, str]) -> int:
     """1 if something has failed."""
     allocation = find_allocation(env, live=True)
     if args.command or allocation is not None:
-        return _report(args, check_job(plan_check(args, allocation, env), env))
-    checks = list(check_login(args, env))
-    well = all(check.state != FAILED for check in checks)
-    if args.json:
-        print(json.dumps({"ok": well, "checks": [check._asdict() for check in checks]}))
+        report = check_job(plan_check(args, allocation, env), env)
+        record, text = report_record(report), format_report(report)
     else:
-        sys.stdout.write(format_checks(checks))
-    return 0 if well else _FAILED
-
-
-def _report(args: argparse.Namespace, report: CheckReport) -> int:
-    record = report_record(report)
+        checks = list(check_login(args, env))
+        well = all(check.state != FAILED for check in checks)
+        record, text = {"ok": well, "checks": [check._asdict() for check in checks]}, format_checks(checks)
+    sys.stdout.write(f"{json.dumps(record)}\n" if args.json else text)
     if args.report:
-        write_object(args.report, record)
-    if args.json:
-        print(json.dumps(record))
-    else:
-        sys.stdout.write(format_report(report))
-    return 0 if report.is_well else _FAILED
+        try:
+            write_object(args.report, record)
+        except OSError as error:
+            raise RequestError(
+                f"--report {args.report} cannot be written: {error.strerror}", "--report FILE"
+            ) from error
+    return 0 if record["ok"] else _FAILED
 
 
 # In a job.
@@ -135,7 +131,7 @@ def plan_check(args: argparse.Namespace, allocation: Allocation | None, env: Map
     else:
         words, variables = _plan_launch(allocation, env)
     hosts = args.hosts.split(",") if args.hosts else []
-    if not hosts and not args.command and allocation is not None:
+    if not hosts and allocation is not None:
         hosts = [name for name, _ in allocation.hosts or ()]
     gpus = read_number(args.gpus_per_node or "0")
     if gpus is None:

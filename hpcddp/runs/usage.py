@@ -254,8 +254,11 @@ def _find_mfu(speed: float | None, flops: float | None, gpus: Sequence[str]) -> 
 
 
 def _advise(found: Efficiency, plan: Mapping[str, Any], run: RunFolder) -> list[str]:
-    """What to type for the next run; only what is worth it."""
+    """What to type for the next run; only what is worth it. An end that was none says nothing of the whole."""
     told, ranks = [], int(plan.get("ranks_per_node") or 1)
+    end = next(map(read_holder_end, reversed(list_holders(run))), None)
+    if end is None or end.status != 0:
+        return []
     if found.cpus and found.cpu_use is not None and found.cpu_use < _FEW:
         used = max(
             (node.cpu_s / node.seconds for one in found.attempts for node in one.used if node.seconds), default=0

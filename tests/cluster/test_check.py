@@ -89,6 +89,12 @@ def test_hosts_exchange_data_and_sum_it_up_by_torch(cluster: Cluster, shared: Pa
     assert said["all_reduce_gbps"] > 0, said
 
 
+def test_a_host_of_the_allocation_on_which_the_launch_starts_nothing_is_named(cluster: Cluster, shared: Path) -> None:
+    line = ["salloc", "-N2", "-n2", "hpcddp", "check", "--json", "--fast", "--", "srun", "-N1", "-n1"]
+    said = json.loads(cluster.sh(line, cwd=shared).stdout)
+    assert named(said, "node2") == {"answer": "no process of the launch is there"}
+
+
 @pytest.mark.parametrize("name", ["openmpi5", pytest.param("mpich", marks=pytest.mark.slow)])
 def test_under_mpirun_each_host_is_checked(cluster: Cluster, shared: Path, name: str) -> None:
     mpi = find_mpi(name)
@@ -111,7 +117,7 @@ export NCCL_DEBUG=INFO GLOO_SOCKET_IFNAME=eth7
 """,
         {
             "disk": "nothing can be written to /mnt: No space left on device",
-            "small shared memory": "/dev/shm has room for 64 MiB",
+            "small shared memory": "/dev/shm has 64 MiB",
             "locked memory": "may lock 64 KiB of memory only",
             "open files": "may open 256 files",
             "environment": "NCCL_DEBUG is 'INFO', and not set in most",

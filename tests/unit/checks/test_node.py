@@ -23,7 +23,7 @@ from hpcddp.checks.process import (
 
 GPU = Gpu("GPU-a", "NVIDIA H100 80GB HBM3", "570.1", 4, tflops=650.0, copy_gbs=2200.0)
 VERSIONS = {"torch": "2.9.1", "NCCL": "2.27.5"}
-WELL = CheckedNode("", 32.0, 65536, 32768, 200_000, {"/home": (9999, 9999, "")}, (GPU,), versions=VERSIONS)
+WELL = CheckedNode("", 32.0, 65536, (30_000, 32_000), 200_000, {"/home": (9999, 9999, "")}, (GPU,), versions=VERSIONS)
 RANKS = [{"rank": at, "world_size": 4, "local_rank": 0, "local_world_size": 1} for at in range(4)]
 
 
@@ -55,8 +55,9 @@ ILL: list[tuple[str, str, dict[str, object], dict[str, object]]] = [
     ("leftover processes", "40000 MiB of GPU GPU-a are in use", {"gpus": (GPU._replace(used_mb=40_000),)}, {}),
     ("CPUs", "may use 8 CPUs, and 32", {"cpus": 8.0}, {}),
     ("memory", "1000 MiB of memory are free", {"free_mb": 1000}, {}),
-    ("full shared memory", "/dev/shm has room for 2 MiB", {"shm_mb": 2}, {}),
-    ("small shared memory", "/dev/shm has room for 64 MiB", {"shm_mb": 64}, {}),
+    ("full shared memory", "/dev/shm has room for 2 of 32000 MiB", {"shm_mb": (2, 32_000)}, {}),
+    ("small shared memory", "/dev/shm has 64 MiB", {"shm_mb": (60, 64)}, {}),
+    ("small shared memory", "/dev/shm has 1 MiB", {"shm_mb": (1, 1)}, {}),
     ("open files", "may open 256 files", {"files": 256}, {}),
     ("disk", "Disk quota exceeded", {"disks": {"/home": (9999, 9999, "Disk quota exceeded")}}, {}),
     ("disk", "/tmp has 12 MiB left", {"disks": {"/tmp": (12, 9999, "")}}, {}),
@@ -124,6 +125,9 @@ def test_ranks_of_a_node_that_take_the_same(cpus: float, masks: list, gpus: list
     assert [check.name for _, check in judge_nodes(CheckedJob((CheckedNode("a", cpus),), ranks))] == found
 
 
+NO_RANK = "{} of {} processes have no rank: no variable of a launcher reaches them"
+
+
 def placed(*ranks: tuple[str, int, int]) -> list[Process]:
     return [Process(host, rank, size) for host, rank, size in ranks]
 
@@ -150,6 +154,8 @@ def placed(*ranks: tuple[str, int, int]) -> list[Process]:
             [],
             [("c", "its rank 1 counts 4 ranks, and most count 2"), ("c", "rank 1 is there twice: on b, c")],
         ),
+        ([Process("a"), Process("b")], ["a", "b"], [("", NO_RANK.format(2, 2))]),
+        ([Process("a")], ["a"], []),
         ([Process("a", error="half a row from srun\nhint: unset it")], ["a"], [("a", "half a row from srun")]),
     ],
 )

@@ -35,12 +35,11 @@ HOST = os.uname().nodename
 ENV = {name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ}
 
 
-def check(tmp_path: Path, ranks: str, each: str, *, path: str = "", **asked: object) -> CheckReport:
+def check(tmp_path: Path, ranks: str, each: str, *, path: str = "", size: int = 0, **asked: object) -> CheckReport:
     """A launch by hand on this machine: of these ranks, each of which runs a piece of shell first."""
     launcher = tmp_path / "launcher"
-    launcher.write_text(
-        f'#!/bin/bash\nfor RANK in {ranks}; do ( export RANK WORLD_SIZE=2\n{each}\nexec "$@" ) & done; wait\n'
-    )
+    each = f"export RANK WORLD_SIZE={size or len(ranks.split())}\n{each}"
+    launcher.write_text(f'#!/bin/bash\nfor RANK in {ranks}; do ( {each}\nexec "$@" ) & done; wait\n')
     launcher.chmod(0o755)
     env = ENV | {"PATH": f"{path}:{ENV['PATH']}"} if path else ENV
     lines: list[bytes] = []
@@ -50,7 +49,8 @@ def check(tmp_path: Path, ranks: str, each: str, *, path: str = "", **asked: obj
 
 
 def named(report: CheckReport) -> dict[str, str]:
-    return {one.name: one.message for _, one in report.checks}
+    checks = [check for _, check in report.checks]
+    return {one.name: "; ".join(each.message for each in checks if each.name == one.name) for one in checks}
 
 
 def test_a_launch_without_a_mistake_passes(tmp_path: Path) -> None:
@@ -72,7 +72,7 @@ esac
 
 # What is wrong in one launch: the ranks, what each does first, and the checks with words of their messages.
 MISTAKES = [
-    ("0 1 1", "export OMPI_COMM_WORLD_RANK=$RANK", {"ranks": "half a row from openmpi"}),
+    ("0 1", "export OMPI_COMM_WORLD_RANK=$RANK", {"ranks": "half a row from openmpi"}),
     (
         "0 1 1",
         f"ulimit -n 256; taskset -pc {FIRST_CPU} $BASHPID > /dev/null; [ $RANK = 0 ] || export NCCL_DEBUG=INFO\n"
@@ -139,7 +139,7 @@ def test_a_rank_that_is_missing_is_named(tmp_path: Path, monkeypatch: pytest.Mon
 
     monkeypatch.setattr(Checker, "_note", note)
     monkeypatch.setattr(Checker, "_is_complete", lambda self: bool(self.nodes))
-    assert named(check(tmp_path, "1", ""))["ranks"] == "rank 0 of 2 did not come"
+    assert named(check(tmp_path, "1", "", size=2))["ranks"] == "rank 0 of 2 did not come"
 
 
 def test_a_launcher_that_starts_nothing_is_named() -> None:

@@ -98,6 +98,14 @@ def test_steps_behind_the_last_checkpoint_are_lost_once_the_attempt_has_ended(
     assert read_efficiency(run).attempts[0].lost_s == lost_s
 
 
+@pytest.mark.parametrize("status", [1, None])
+def test_of_a_run_that_has_not_come_to_its_end_nothing_is_said_of_the_next_one(run: RunFolder, status: int | None):
+    begin_submission(run, "#!/bin/bash\n")
+    third = held(run, "9", status=status)
+    use(third, "n1", line("n1", 10.0))
+    assert "next time" not in format_efficiency(read_efficiency(run))
+
+
 def test_mfu_is_what_the_model_says_of_the_peak_of_its_gpus(run: RunFolder):
     train(run.attempt("8.1"), range(101, 1001), 100.0, flops=1.0e13)
     found = read_efficiency(run)
@@ -119,7 +127,6 @@ def test_of_a_plain_script_that_was_killed_the_use_is_known_and_nothing_is_inven
         "  paid       0.03 node-hours\n"
         "  CPUs       97 % of 32 CPUs on each node\n"
         "  memory     at most 10.0 of 64 GB on a node (no cgroup: what processes share counts for each)\n"
-        "  next time  --set mem_gb=12\n"
     )
     assert main(["efficiency", "plain", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
