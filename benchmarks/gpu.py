@@ -91,7 +91,7 @@ def check_saves(args: argparse.Namespace, **options: Any) -> Found:
 
     def go(group: Any, name: str, stop_at: int | None) -> Any:
         # exact, because kernels of a GPU may otherwise sum in another order each time
-        how: dict[str, Any] = {"run_dir": f"{args.folder}/{name}", "checkpoint": "async", "save_every": 2}
+        how: dict[str, Any] = {"run_dir": f"{args.folder}/{name}", "save_every": 2}
         with hpcddp.runtime(group=group, exact=True, slices=4, **how, **options) as rt:
             model, optimizer, loader, loss_fn = make_small()
             model, optimizer, loader = rt.prepare(model, optimizer, loader)
@@ -414,13 +414,13 @@ def hold_by_hand(args: argparse.Namespace, kind: str, batch: int, precision: str
 def hold_with_hpcddp(
     args: argparse.Namespace, kind: str, batch: int, precision: str, group: Any, *, saves: bool
 ) -> Found:
-    """GiB of the steps after the second in hpcddp's loop; with saves beside the training after each step."""
+    """GiB of the steps after the second in hpcddp's loop; with saves after each step."""
     import torch
     from torch.nn.functional import cross_entropy
 
     import hpcddp
 
-    options: Found = {"save_every": 1, "checkpoint": "async"} if saves else {"save_every": sys.maxsize}
+    options: Found = {"save_every": 1} if saves else {"save_every": sys.maxsize}
     folder = f"{args.folder}/{kind}-{batch}-{precision}-{saves}"
     with hpcddp.runtime(run_dir=folder, group=group, **options) as rt:
         model, optimizer, loader = rt.prepare(*make_large(kind, batch, 5, args.tiny))

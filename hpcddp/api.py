@@ -147,7 +147,6 @@ def runtime(
     keep: Sequence[str] = (),
     save_every: int | str | None = None,
     keep_checkpoints: int = 2,
-    checkpoint: str | None = None,
     group: Group | None = None,
     backend: str | None = None,
     timeout_s: float | None = None,
@@ -176,12 +175,10 @@ def runtime(
     resumed; one that is finished makes no step, unless more epochs are asked for. Settings
     that differ from the recorded ones are an error: `accept`, such as ["lr"], takes the new values, `keep` the recorded
     ones. `save_every` is a number of steps, or a time such as "30m"; None saves at the end of each epoch, and between
-    epochs every ten minutes. `keep_checkpoints` is the number of checkpoints that stay. `checkpoint`: "single" writes
-    one file, "sharded" one per rank, "async" the same while training continues; None: sharded for a sharded model, else
-    single. `group` reuses the one of `hpcddp.init()`. `exact` gives the same weights, bit for bit, on any number of
-    ranks: True or "tree" on those whose ranks get a power of two of the `slices` each, "integer" on any. `slices` (8)
-    is the number of fixed slices of a global batch: at least the largest number of ranks that the run will use.
-    `log_to` names where the numbers of
+    epochs every ten minutes. `keep_checkpoints` is the number of checkpoints that stay. `group` reuses the one of
+    `hpcddp.init()`. `exact` gives the same weights, bit for bit, on any number of ranks: True or "tree" on those whose
+    ranks get a power of two of the `slices` each, "integer" on any. `slices` (8) is the number of fixed slices of a
+    global batch: at least the largest number of ranks that the run will use. `log_to` names where the numbers of
     `rt.log` go besides metrics.jsonl: "tensorboard", "mlflow", "wandb"; None: HPCDDP_LOG_TO. The other arguments are
     those of `init`.
     """
@@ -217,7 +214,6 @@ def runtime(
             keep=read_one_or_more(keep, call("keep={}"), '["lr"]'),
             save_every=read_save_every(save_every, call("save_every={}")),
             keep_checkpoints=read_whole(keep_checkpoints, call("keep_checkpoints={}")),
-            checkpoint=checkpoint,
             group=group,
             backend=backend,
             timeout_s=read_positive(timeout_s, call("timeout_s={}")),

@@ -50,10 +50,9 @@ class SteppingOptimizers:
         finally:
             handle.remove()
 
-    def guess_save_s(self, folder: Path) -> float:
+    def guess_save_s(self) -> float:
         """Seconds to write this rank's parameters and their optimizers' state; 0 if none has made a step."""
-        size = sum(_count_bytes(optimizer) for optimizer in self._seen)
-        return guess_save_s(folder, size) if size else 0.0
+        return guess_save_s(sum(_count_bytes(optimizer) for optimizer in self._seen))
 
 
 def _count_bytes(optimizer: Optimizer) -> int:
@@ -198,7 +197,7 @@ class Run:
             self._note("at")
         pace.step_ended()
         if self._watch.deadline is not None and self.ranks.is_first and not self._knows_save_s:
-            self._expect_save(self._optimizers.guess_save_s(Path(self.attempt.run.path)))
+            self._expect_save(self._optimizers.guess_save_s())
             pace.training_resumed()
         flags = self._watch.flags()
         if self._saves.is_time and not self._asks_save:
@@ -253,7 +252,6 @@ class Run:
     def save_began(self) -> None:
         """The framework begins to save, in a way of its own."""
         self._save_began = time.monotonic()
-        self._watch.pace.save_began()
         self._own_save.close()
         self._own_save.enter_context(at_files())
 
@@ -297,14 +295,13 @@ class Run:
     def _timed(self, step: int, epoch: int, began: float | None = None) -> Iterator[dict[str, Any]]:
         """Around a save: its entries for the manifest, and the state after it. HeldError on rank 0, as `check_held`."""
         began = time.monotonic() if began is None else began
-        self._saves.save_begins()
+        self._saves.check_held()
         entries = {"step": step, "epoch": epoch, "framework": self._framework}
         yield entries | {"world_size": self.ranks.world_size, "global_batch": self.global_batch, "began": began}
         self._asks_save = False
         self._knows_save_s = True
         self._saved_at = step, epoch
         self._saves.note_saved(step, epoch, time.monotonic() - began)
-        self._saves.save_returns()
 
     def _complete(self, step: int, entries: Mapping[str, Any]) -> None:
         self.ranks.wait()

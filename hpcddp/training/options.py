@@ -14,7 +14,6 @@ from hpcddp.training.arguments import SaveEvery
 from hpcddp.training.parallel.layout import ask_all
 from hpcddp.training.rendezvous.group import Group
 
-CHECKPOINT_FORMS = ("single", "sharded", "async")
 DEFAULT_SLICES = 8
 #: At the end of each epoch, and between epochs after ten minutes of training.
 DEFAULT_SAVES = SaveEvery()
@@ -44,7 +43,6 @@ class RuntimeOptions:
     accept: tuple[str, ...] = ()  # settings whose values may be others than the recorded ones
     keep: tuple[str, ...] = ()  # settings whose recorded values are taken
     keep_checkpoints: int = 2
-    checkpoint: str | None = None  # one of CHECKPOINT_FORMS; None: sharded for sharded models, else single
     group: Group | None = None  # None: the runtime opens one
     backend: str | None = None  # None: nccl where the rank sees a GPU, else gloo
     timeout_s: float | None = None  # of a collective; None: torch's default
@@ -56,11 +54,6 @@ class RuntimeOptions:
     model_mesh: tuple[tuple[str, int], ...] = ()
 
     def __post_init__(self) -> None:
-        if self.checkpoint is not None and self.checkpoint not in CHECKPOINT_FORMS:
-            raise RequestError(
-                f"checkpoint={self.checkpoint!r} is not a checkpoint form",
-                f"choose one of {', '.join(CHECKPOINT_FORMS)}",
-            )
         if not self.exact and self.slices is not None:
             raise RequestError(f"slices={self.slices} means nothing without exact", "exact=True, or leave out slices")
         if self.exact and self.exact is not True and self.exact not in EXACT_METHODS:
@@ -118,7 +111,6 @@ def check_same_options(
         "save_every": options.save_every,
         "accept": options.accept,
         "keep": options.keep,
-        "checkpoint": options.checkpoint,
     }
     refuse_others(ask_all(mine, group.world_size), "hpcddp.runtime(…, {})")
 

@@ -274,8 +274,6 @@ class Saves:
             return
         if self._asked or attempt.stop_reason is not None:
             self.save_now()
-        if self.checkpointer.may_write_beside:
-            self.checkpointer.poll(wait=self.is_ending)
         if attempt.stop_reason is not None:
             raise StopTraining
 

@@ -150,7 +150,6 @@ class Pace:
         self._step_began: float | None = None
         self._step_ended: float | None = None  # of the newest one since the loop over the batches began
         self._left: float | None = None
-        self._save_began: float | None = None
 
     def expect_save(self, seconds: float) -> None:
         """What a save is taken for until one was measured."""
@@ -195,18 +194,14 @@ class Pace:
             self._measured_tail, self._ends_early = True, early
         self._step_ended = None
 
-    def save_began(self) -> None:
-        self._save_began = self._clock()
-
     def training_resumed(self) -> None:
-        """After a save, or beside it: the time up to here belongs to no step."""
+        """After a save: the time up to here belongs to no step."""
         self._step_began = self._clock()
 
     def save_ended(self, seconds: float) -> None:
-        """A save took this long. If it was not written beside the training, it is no part of a step."""
+        """A save took this long."""
         self._save_s = max(self._save_s, seconds) if self._measured_save else seconds
         self._measured_save = True
-        self._save_began = None
 
     def slow_step_s(self) -> float:
         """The 99th percentile of the last 200 steps: of fewer than 100 the slowest, so that two odd ones in 200, a
@@ -219,21 +214,14 @@ class Pace:
         """Seconds for a safe end after so many more steps, the last of which has a `tail` or not.
 
         Ranks agree one step late, so that two steps have to fit, or twice the short ones that share an exchange; then
-        what is still being written, and one more save. An epoch that ends early does so after any step.
+        a save. An epoch that ends early does so after any step.
         """
         shared_s = 2 * (self.steps_shared - 1) * self._mean_step_s() if steps >= STEPS_UNTIL_AGREED else 0.0
         tail_s = (self.tail_s or 0.0) if tail or (self._ends_early and steps) else 0.0
-        return steps * self.slow_step_s() + shared_s + tail_s + _SAVE_ALLOWANCE * self._saves_s() + _MARGIN_S
+        return steps * self.slow_step_s() + shared_s + tail_s + _SAVE_ALLOWANCE * self._save_s + _MARGIN_S
 
     def _mean_step_s(self) -> float:
         return sum(self._step_s) / len(self._step_s) if self._step_s else 0.0
-
-    def _saves_s(self) -> float:
-        if self._save_began is None:
-            return self._save_s
-        elapsed = self._clock() - self._save_began
-        whole = max(self._save_s, elapsed)
-        return whole - elapsed + whole
 
 
 class StopWatch:

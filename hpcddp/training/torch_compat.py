@@ -15,7 +15,6 @@ import pickle
 import socket
 import struct
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
@@ -210,11 +209,6 @@ def copy_layer_versions(state: dict[str, Any], copy: dict[str, Any]) -> None:
     """
     if hasattr(state, "_metadata"):
         copy._metadata = state._metadata  # type: ignore[attr-defined]  # an attribute that torch adds to the dict
-
-
-def end_of_saving(answer: Any) -> Future[Any]:
-    """The future that is done when all is written, from what `async_save` returns: itself up to torch 2.8."""
-    return answer if isinstance(answer, Future) else answer.upload_completion
 
 
 def is_failed_write(error: BaseException) -> bool:

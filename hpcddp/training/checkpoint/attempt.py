@@ -45,19 +45,11 @@ class AttemptSaves:
         if self._writes and self.folder is not None:
             check_not_taken(self.folder.run, self.folder.name)
 
-    def save_begins(self) -> None:
-        """All ranks save now. HeldError as of `check_held`."""
-        self.check_held()
-        self.watch.pace.save_began()
-
-    def save_returns(self) -> None:
-        """The training goes on, perhaps beside the save."""
-        self.begin_training()
-        self.watch.pace.training_resumed()
-
     def note_saved(self, step: int, epoch: int, seconds: float) -> None:
-        """The checkpoint of this step is complete, after so many seconds."""
+        """The checkpoint of this step is complete, after so many seconds, and the training goes on."""
+        self.begin_training()
         self.watch.pace.save_ended(seconds)
+        self.watch.pace.training_resumed()
         if self.stop_reason is not None:
             self.write("unfinished", self.stop_reason, step, epoch)
         elif self._writes and self.folder is not None:

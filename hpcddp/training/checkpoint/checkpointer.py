@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
-import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import nn
 from torch.optim import Optimizer
 
 from hpcddp.errors import HpcddpError, LaunchError, RequestError
@@ -45,7 +42,7 @@ from hpcddp.training.rendezvous.group import Group
 from hpcddp.training.setup import RunSetup
 from hpcddp.training.versions import list_versions
 
-# Writing a run's checkpoints, in one of three forms.
+# Writing a run's checkpoints.
 
 
 class WrittenCheckpoint(NamedTuple):
@@ -57,66 +54,42 @@ class WrittenCheckpoint(NamedTuple):
 
 
 class CheckpointWriter:
-    """Writes checkpoints into one folder, one at a time. Its methods are called on every rank alike."""
+    """Writes checkpoints into one folder. Its methods are called on every rank alike."""
 
-    def __init__(
-        self,
-        group: Group,
-        folder: Path,
-        form: str | None,
-        keep: int,
-        fence: Callable[[], None] = lambda: None,
-    ) -> None:
+    def __init__(self, group: Group, folder: Path, keep: int, fence: Callable[[], None] = lambda: None) -> None:
         """`fence`: raises HeldError, on rank 0, if this attempt may not write to the folder any more."""
         self._group = group
         self._fence = fence
         self._folder = folder
-        self._form = form
         self._keep = keep
-        self._thread: ThreadPoolExecutor | None = None
-        # A gloo group for the thread. It is made while all ranks are surely there: one that dies meanwhile would leave
-        # the others waiting for torch's timeout.
-        self._ranks: Any = dist.new_group(backend="gloo") if form == "async" else None
-        self._under_way: tuple[Path, Future[WrittenCheckpoint]] | None = None
 
-    def save(self, tracked: Tracked, position: dict[str, int], entries: dict[str, Any]) -> WrittenCheckpoint | None:
-        """Write a checkpoint; None if a thread is still writing it: call `poll`, at the latest before the next save.
+    def save(self, tracked: Tracked, position: dict[str, int], entries: dict[str, Any]) -> WrittenCheckpoint:
+        """Write a checkpoint: of a sharded model one file for each rank, else one file.
 
         LaunchError if it cannot be written; RequestError if it could not be read back.
         """
-        started, digest = time.monotonic(), None
+        started, digest, is_first = time.monotonic(), None, self._group.is_first
         tree = {"position": position, **tracked.capture()}
         outline = tracked.owned.merge_outlines(make_outline(tree))
         partial = self._begin(position["step"])
-        form = self._form or ("sharded" if tracked.is_split() else "single")
-        gathers = tracked.hashes_split and tracked.is_split()
-        if form != "async" and (gathers or self._group.is_first):  # not while training waits for an asynchronous one
+        is_split = tracked.is_split()
+        gathers = tracked.hashes_split and is_split
+        if gathers or is_first:
             digest = tracked.hash_weights(gather=gathers)
-        if self._group.is_first:
-            entries = {**position, "form": form, **entries, **list_versions()}
-            entries |= {"weights_sha256": digest} if digest else {}
         if partial is None:
             return WrittenCheckpoint(position, 0.0, digest)
-        if form == "single":
-            with _naming(partial):
-                whole = gather_whole(tree, keep=self._group.is_first)
-                whole = tracked.owned.gather(whole, outline, keep=self._group.is_first)
-                if self._group.is_first:
-                    self._finish(partial, {STATE: write_state_file(partial, whole)}, entries, started)
-            return WrittenCheckpoint(position, time.monotonic() - started, digest)
-        tensors = {write_key(path): tensor for path, tensor in list_tensors(tree).items()}
-        return self._write_shards(partial, tensors, outline, entries, started, wait=form == "sharded")
-
-    def poll(self, *, wait: bool = False) -> WrittenCheckpoint | None:
-        """The checkpoint that the thread has completed since the last call, if any. LaunchError if it failed."""
-        if self._under_way is None:
-            return None
-        partial, future = self._under_way
-        if not (wait or future.done()):
-            return None
-        self._under_way = None
         with _naming(partial):
-            return future.result()
+            if is_split:
+                files = self._write_shards(partial, tree)
+                whole = outline
+            else:
+                files = {}
+                whole = tracked.owned.gather(gather_whole(tree, keep=is_first), outline, keep=is_first)
+            if is_first:
+                files[STATE] = write_state_file(partial, whole)
+                entries = {**position, "form": "sharded" if is_split else "single", **entries, **list_versions()}
+                self._finish(partial, files, entries | ({"weights_sha256": digest} if digest else {}), started)
+        return WrittenCheckpoint(position, time.monotonic() - started, digest)
 
     def _begin(self, step: int) -> Path | None:
         """Rank 0 makes the temporary folder; None if the step's checkpoint exists already."""
@@ -126,41 +99,16 @@ class CheckpointWriter:
                 partial = begin_checkpoint(self._folder, step)
         return broadcast(partial, self._group.world_size, self._group.device)
 
-    def _write_shards(
-        self,
-        partial: Path,
-        tensors: dict[str, Tensor],
-        outline: Any,
-        entries: dict[str, Any],
-        started: float,
-        *,
-        wait: bool,
-    ) -> WrittenCheckpoint | None:
+    def _write_shards(self, partial: Path, tree: dict[str, Any]) -> dict[str, Any]:
+        """Each rank writes its shards; returns what the manifest says of all their files."""
         from hpcddp.training.checkpoint import sharded  # torch.distributed.checkpoint takes half a second to import
 
-        def end(writing: Future[Any] | None) -> WrittenCheckpoint:
-            """Wait until all ranks' tensors are written, then write the rest of the folder."""
-            if writing is not None:
-                writing.result()
-            own = {path.name: describe_file(path) for path in sharded.list_files_of_rank(partial, self._group.rank)}
-            flush_folder(partial)
-            parts: list[Any] = [None] * self._group.world_size
-            dist.all_gather_object(parts, own, group=self._ranks)
-            if self._group.is_first:
-                files = {name: description for part in parts for name, description in part.items()}
-                files[STATE] = write_state_file(partial, outline)
-                self._finish(partial, files, entries, started)
-            return WrittenCheckpoint(outline["position"], time.monotonic() - started, entries.get("weights_sha256"))
-
-        with _naming(partial):
-            if wait:
-                sharded.write_tensors(partial, tensors)
-                return end(None)
-            if self._thread is None:
-                self._thread = ThreadPoolExecutor(1, thread_name_prefix="hpcddp-checkpoint")
-            writing = sharded.start_writing(partial, tensors, self._ranks)
-            self._under_way = partial, self._thread.submit(end, writing)
-            return None
+        sharded.write_tensors(partial, {write_key(path): tensor for path, tensor in list_tensors(tree).items()})
+        mine = {path.name: describe_file(path) for path in sharded.list_files_of_rank(partial, self._group.rank)}
+        flush_folder(partial)
+        parts: list[Any] = [None] * self._group.world_size
+        dist.all_gather_object(parts, mine)
+        return {name: description for part in parts for name, description in part.items()}
 
     @at_files()
     def _finish(self, partial: Path, files: dict[str, Any], entries: dict[str, Any], started: float) -> None:
@@ -188,7 +136,7 @@ def _naming(partial: Path) -> Iterator[None]:
         ) from error
 
 
-_PROBE_BYTES = 1 << 22
+_GUESSED_BYTES_PER_S = 1e8  # of one writer on a busy file system
 _STATES_PER_PARAMETER = 2  # of an optimizer before its first step, when it has none yet: as many as Adam's
 
 
@@ -211,9 +159,8 @@ class Checkpointer:
         self._settings = setup.settings
         self._writer: CheckpointWriter | None = None
         if folder is not None:
-            checkpoints, form = Path(folder.run.checkpoints), options.checkpoint
-            self._writer = CheckpointWriter(group, checkpoints, form, options.keep_checkpoints, saves.check_held)
-        self.may_write_beside = folder is not None and options.checkpoint == "async"  # the training: then it is polled
+            checkpoints = Path(folder.run.checkpoints)
+            self._writer = CheckpointWriter(group, checkpoints, options.keep_checkpoints, saves.check_held)
         self._saved_at: int | None = None  # step of the newest checkpoint, begun or there
         self._saved: WrittenCheckpoint | None = None  # the newest one of this attempt
         self._weights_sha256: str | None = None
@@ -251,7 +198,7 @@ class Checkpointer:
         if self._saves.watch.deadline is not None and self._group.is_first:
             known = last_save_s(Path(self._folder.run.checkpoints))
             if known is None:
-                known = guess_save_s(Path(self._folder.run.path), count_state_bytes(self._tracked))
+                known = guess_save_s(count_state_bytes(self._tracked))
             self._saves.watch.pace.expect_save(known)
         return position
 
@@ -284,16 +231,15 @@ class Checkpointer:
         return self._folder is not None and self._tracked is not None and self._saved_at != step
 
     def save(self, position: dict[str, int], entries: dict[str, Any]) -> None:
-        """Write a checkpoint, once the one before is complete. HeldError if another attempt has taken the run."""
+        """Write a checkpoint. HeldError if another attempt has taken the run."""
         if self._writer is None or self._tracked is None:
             return
-        self.poll(wait=True)
-        self._saves.save_begins()
+        self._saves.check_held()
         self._saved_at = position["step"]
         exact = {"exact": self._provenance._asdict()} if self._provenance is not None else {}
         tail = {"tail_s": self._saves.watch.pace.tail_s}  # the next attempt judges by it whether the tail fits
-        self._note(self._writer.save(self._tracked, position, {**entries, **exact, **tail}))
-        self._saves.save_returns()
+        self._saved = saved = self._writer.save(self._tracked, position, {**entries, **exact, **tail})
+        self._saves.note_saved(position["step"], position["epoch"], saved.seconds)
 
     def is_best(self, value: float, mode: str) -> bool:
         """Whether rank 0's `value` beats the best one of the run so far; what rank 0 says holds for all."""
@@ -304,10 +250,9 @@ class Checkpointer:
         self._best, self._best_is_named = Best(value, mode, step), False
 
     def name_best(self) -> None:
-        """Write which checkpoint is the best one, once it is complete, if one was proposed."""
+        """Write which checkpoint is the best one, if one was proposed."""
         if self._best is None or self._best_is_named:
             return
-        self.poll(wait=True)
         self._best_is_named = True
         if self._folder is not None and self._group.is_first:
             with at_files():
@@ -317,11 +262,6 @@ class Checkpointer:
         if self._folder is None or not self._best_is_named:
             return self._best
         return read_best(self._folder.run.checkpoints)
-
-    def poll(self, *, wait: bool) -> None:
-        """Note a checkpoint that was written beside the training. LaunchError if that failed."""
-        if self._writer is not None:
-            self._note(self._writer.poll(wait=wait))
 
     def finish(
         self,
@@ -338,7 +278,6 @@ class Checkpointer:
         hash is there on rank 0; None on the others, without a folder, and for sharded models but those that an exact
         run has saved at this step.
         """
-        self.poll(wait=True)
         if self._folder is None or not self._group.is_first:
             return None
         if self._weights_sha256 is None and self._saved is not None and self._saved.position["step"] == step:
@@ -361,11 +300,6 @@ class Checkpointer:
                 words = "is no longer" if "exact" in manifest else "is not"
                 print(f"hpcddp: warning: the run {words} exact: {deviation}", file=sys.stderr)
         return continued
-
-    def _note(self, saved: WrittenCheckpoint | None) -> None:
-        if saved is not None:
-            self._saved = saved
-            self._saves.note_saved(saved.position["step"], saved.position["epoch"], saved.seconds)
 
 
 def is_better(value: float, mode: str, best: Best | None) -> bool:
@@ -397,9 +331,9 @@ def check_same_value(values: Sequence[float]) -> None:
             )
 
 
-def guess_save_s(folder: Path, size: int) -> float:
-    """An estimate, in seconds, of the first save of so many bytes, by the time that a small file takes."""
-    return (1 + size / _PROBE_BYTES) * time_probe(folder / f".probe-{os.getpid()}")
+def guess_save_s(size: int) -> float:
+    """What the first save of so many bytes is taken to need, in seconds, until one was measured."""
+    return size / _GUESSED_BYTES_PER_S
 
 
 def count_state_bytes(tracked: Tracked) -> int:
@@ -410,24 +344,3 @@ def count_state_bytes(tracked: Tracked) -> int:
             parameters = [parameter for group in thing.param_groups for parameter in group["params"]]
             size += _STATES_PER_PARAMETER * sum(p.numel() * p.element_size() for p in parameters)
     return size
-
-
-@at_files()
-def time_probe(path: Path) -> float:
-    """Seconds to write, flush and hash a few megabytes. LaunchError if they cannot be written."""
-    content = os.urandom(_PROBE_BYTES)  # some file systems store zeros for nothing
-    started = time.monotonic()
-    try:
-        with path.open("wb") as file:
-            file.write(content)
-            os.fsync(file.fileno())
-        hashlib.sha256(content).digest()
-        return time.monotonic() - started
-    except OSError as error:
-        raise LaunchError(
-            f"the run folder {path.parent} cannot be written: {(error.strerror or str(error)).lower()}",
-            "make room there, or choose another run folder",
-        ) from error
-    finally:
-        with suppress(OSError):
-            path.unlink(missing_ok=True)

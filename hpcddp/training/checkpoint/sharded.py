@@ -8,7 +8,6 @@ before it writes a new one, so that no folder is written twice.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -18,22 +17,17 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
 from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
 from torch.distributed.checkpoint.state_dict_loader import load
-from torch.distributed.checkpoint.state_dict_saver import async_save, save
+from torch.distributed.checkpoint.state_dict_saver import save
 
 from hpcddp.errors import RequestError
 from hpcddp.training.activity import at_files
 from hpcddp.training.checkpoint.files import INDEX
-from hpcddp.training.torch_compat import end_of_saving, is_failed_write, load_metadata
+from hpcddp.training.torch_compat import is_failed_write, load_metadata
 
 
 def write_tensors(folder: Path, tensors: Mapping[str, Tensor]) -> None:
     """Write tensors, which may be sharded, by name; returns when all ranks have. A collective on the default group."""
     save(dict(tensors), storage_writer=_TensorWriter(folder))
-
-
-def start_writing(folder: Path, tensors: Mapping[str, Tensor], ranks: Any) -> Future[Any]:
-    """Copy the tensors and return; a thread writes the copy. `ranks` is a gloo group for this purpose only."""
-    return end_of_saving(async_save(dict(tensors), storage_writer=_TensorWriter(folder), process_group=ranks))
 
 
 def read_tensors(folder: Path, tensors: Mapping[str, Tensor]) -> None:

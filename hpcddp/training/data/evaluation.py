@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -44,8 +43,7 @@ class EvaluationLoader:
         goes_on: Callable[[], None] = lambda: None,
     ) -> None:
         """`starts` is called when a loop begins, `gives` for each batch. Where all ranks have the same number of
-        batches, `begins` is called too, and `goes_on` when the loop is done with its first batch. Rank 0 prints the
-        shares."""
+        batches, `begins` is called too, and `goes_on` when the loop is done with its first batch."""
         if batch_size < 1:
             raise RequestError(f"batch_size {batch_size} is not a count of 1 or more", "batch_size=256")
         self.dataset = dataset
@@ -73,8 +71,6 @@ class EvaluationLoader:
         self._loader: DataLoader[Any] = DataLoader(
             dataset, batch_sampler=batches, generator=torch.Generator(), **reading.options(device)
         )
-        if layout.rank == 0 and self._ranks > 1:
-            print(f"hpcddp: evaluation: {_describe(shares, min(largest, shares[0]))}", file=sys.stderr, flush=True)
 
     def __len__(self) -> int:
         """Batches of this rank."""
@@ -109,10 +105,3 @@ def _cut(first: int, share: int, largest: int, count: int) -> list[list[int]]:
         batches.append(list(range(first, first + size)))
         first, share = first + size, share - size
     return batches
-
-
-def _describe(shares: tuple[int, ...], largest: int) -> str:
-    """Who evaluates how much, in one line."""
-    total, spread = sum(shares), sorted({shares[-1], shares[0]})
-    each = " to ".join(map(str, spread))
-    return f"{total} = {len(shares)} ranks x {each} samples, in batches of at most {largest}"

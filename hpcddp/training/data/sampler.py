@@ -11,7 +11,6 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Iterator, Sequence
-from functools import lru_cache
 from typing import NamedTuple
 
 import torch
@@ -26,7 +25,6 @@ from hpcddp.units import format_count
 
 
 _ROUNDS = 8
-_WORTH_A_TABLE = 8  # positions asked for at once, times this: the entries of a table that is worth making
 _BITS_31 = 0x7FFFFFFF
 _BITS_32 = 0xFFFFFFFF
 
@@ -56,42 +54,22 @@ def permute(positions: Tensor, length: int, seed: int, epoch: int) -> Tensor:
         return positions.clone()
     a = math.isqrt(length - 1) + 1
     b = -(-length // a)
-    rounds = _tables(a, b, seed, epoch) if a <= _WORTH_A_TABLE * positions.numel() else None
-    keys = _keys(seed, epoch)
+    keys = [derive_key("order", seed, epoch, i) & _BITS_31 for i in range(_ROUNDS)]
 
     def shuffle_once(values: Tensor) -> Tensor:
         left = torch.div(values, b, rounding_mode="floor")
         right = values - left * b
-        for i in range(_ROUNDS):
+        for i, key in enumerate(keys):
             if i % 2 == 0:
-                left = _add(left, rounds[i][right] if rounds else _hash(right, keys[i]) % a, a)
+                left = (left + _hash(right, key)) % a
             else:
-                right = _add(right, rounds[i][left] if rounds else _hash(left, keys[i]) % b, b)
+                right = (right + _hash(left, key)) % b
         return left * b + right
 
     samples = shuffle_once(positions)
     while bool((outside := samples >= length).any()):
         samples[outside] = shuffle_once(samples[outside])
     return samples
-
-
-def _keys(seed: int, epoch: int) -> list[int]:
-    return [derive_key("order", seed, epoch, i) & _BITS_31 for i in range(_ROUNDS)]
-
-
-@lru_cache(maxsize=2)  # this epoch, and the one that loader processes may be reading already
-def _tables(a: int, b: int, seed: int, epoch: int) -> list[Tensor]:
-    """What each round adds to one half for every value that the other may have: looked up, it takes a fifth of the
-    time.
-    """
-    halves = torch.arange(b), torch.arange(a)
-    return [_hash(halves[i % 2], key) % (b if i % 2 else a) for i, key in enumerate(_keys(seed, epoch))]
-
-
-def _add(some: Tensor, others: Tensor, modulus: int) -> Tensor:
-    """(some + others) % modulus, of numbers below it."""
-    total = some + others
-    return torch.where(total >= modulus, total - modulus, total)
 
 
 _PLACES_AT_ONCE = 8192

@@ -154,7 +154,7 @@ def typed(tmp_path, monkeypatch, capsys):
         ("launch --partition x -- python train.py",
          "hpcddp launch has no option --partition: nodes, queue and account are the allocation's",
          "leave out --partition"),
-        ("train --checkpoint singel", "--checkpoint 'singel' is not known", "--checkpoint single"),
+        ("train --exact integr", "--exact 'integr' is not known", "--exact integer"),
         ("train --exact zzz", "--exact 'zzz' is not known", "--exact with one of tree, integer"),
         ("completion bsh", "hpcddp completion 'bsh' is not known", "hpcddp completion bash"),
         ("python train.py --lr 1", "there is no verb before 'python'", "hpcddp launch -- python train.py --lr 1"),

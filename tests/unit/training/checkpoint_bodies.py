@@ -93,7 +93,6 @@ def train(argument: dict[str, Any]) -> None:
         run_dir=argument.get("run_dir"),
         save_every=argument.get("save_every"),
         keep_checkpoints=argument.get("keep", 2),
-        checkpoint=argument.get("checkpoint"),
         parallel=parallel,
     ) as rt:
         blocks = None if parallel in ("ddp", "zero1") else Block
@@ -201,7 +200,6 @@ def train_on_a_full_disk(argument: dict[str, Any]) -> None:
 
     def count_step(saves: Any, *micro: Any, **notes: Any) -> None:
         if saves.steps == 2 and dist.get_rank() == argument["rank"]:
-            saves.checkpointer.poll(wait=True)  # step 2's is whole
             signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
             resource.setrlimit(resource.RLIMIT_FSIZE, (argument["bytes"], resource.RLIM_INFINITY))
         plain(saves, *micro, **notes)

@@ -105,7 +105,6 @@ def train(argument: dict[str, Any]) -> None:
         max_micro_batch=argument.get("max_micro_batch"),
         parallel=argument.get("parallel"),
         run_dir=argument.get("run_dir"),
-        checkpoint=argument.get("checkpoint"),
         exact="integer" if argument.get("exact") else False,
     ) as rt:
         model = make_attentive() if argument.get("attentive") else make_model()

@@ -88,16 +88,11 @@ def test_layers_that_are_gathered_on_their_own_and_layers_outside_of_the_plan_co
     assert ours["norms"] == pytest.approx(theirs["norms"], rel=1e-12)
 
 
-# each part: ranks, split, form of its checkpoint; together they are as long as the undisturbed run
-CHAINS: dict[str, list[tuple[int, Any, str | None]]] = {
-    "to tensor ranks and back": [(2, "ddp", None), (4, {"shard": -1, "tensor": 2}, None), (1, "ddp", None)],
-    "beside the training": [(4, {"shard": 2, "tensor": 2}, "async"), (2, "fsdp", "async"), (2, {"tensor": 2}, None)],
-    "one file": [(2, {"tensor": 2}, "single"), (2, "zero1", "single"), (4, {"shard": -1, "tensor": 2}, "single")],
-    "all of a mesh": [
-        (4, {"data": 2, "shard": 1, "tensor": 2}, None),
-        (3, "zero1", None),
-        (4, {"data": 2, "shard": 2}, None),
-    ],
+# each part: ranks and split; together they are as long as the undisturbed run
+CHAINS: dict[str, list[tuple[int, Any]]] = {
+    "to tensor ranks and back": [(2, "ddp"), (4, {"shard": -1, "tensor": 2}), (1, "ddp")],
+    "from them to shards": [(4, {"shard": 2, "tensor": 2}), (2, "fsdp"), (2, {"tensor": 2})],
+    "all of a mesh": [(4, {"data": 2, "shard": 1, "tensor": 2}), (3, "zero1"), (4, {"data": 2, "shard": 2})],
 }
 
 
@@ -106,8 +101,8 @@ CHAINS: dict[str, list[tuple[int, Any, str | None]]] = {
 def test_a_chain_of_splits_follows_one_undisturbed_run(run_ranks: RunRanks, tmp_path: Path, chain: str) -> None:
     run_ranks("parallel_bodies:train", 1, {"out": str(tmp_path / "whole")}).check()
     weights: list[Any] = []
-    for stop_at, (world_size, parallel, form) in zip((2, 4, None), CHAINS[chain], strict=True):
-        argument = {"parallel": parallel, "checkpoint": form, "stop_at": stop_at, "run_dir": str(tmp_path / "run")}
+    for stop_at, (world_size, parallel) in zip((2, 4, None), CHAINS[chain], strict=True):
+        argument = {"parallel": parallel, "stop_at": stop_at, "run_dir": str(tmp_path / "run")}
         out, env = tmp_path / f"part-{stop_at}", {"HPCDDP_ATTEMPT": str(stop_at)}
         run_ranks("parallel_bodies:train", world_size, {**argument, "out": str(out)}, env=env).check()
         weights += torch.load(out)["weights"]

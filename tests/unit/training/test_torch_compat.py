@@ -208,18 +208,6 @@ def test_a_copied_state_without_the_count_of_an_old_batch_norm_is_taken_for_an_o
 
 
 @pytest.mark.filterwarnings("ignore:TypedStorage is deprecated")  # torch 2.6 warns of its own code
-def test_a_checkpoint_beside_the_training_is_a_plain_future(group: None, tmp_path: Path) -> None:
-    """`async_save` returns another type since torch 2.9."""
-    from hpcddp.training.checkpoint import sharded
-
-    ranks = dist.new_group(backend="gloo")
-    sharded.start_writing(tmp_path, {"weights": torch.arange(4.0)}, ranks).result(timeout=600)
-    room = {"weights": torch.zeros(4)}
-    sharded.read_tensors(tmp_path, room)
-    assert room["weights"].tolist() == [0.0, 1.0, 2.0, 3.0]
-
-
-@pytest.mark.filterwarnings("ignore:TypedStorage is deprecated")  # torch 2.6 warns of its own code
 def test_a_checkpoint_in_parts_of_torch_2_15_is_read(group: None) -> None:
     """Its `.metadata` tells more of each tensor than that of an older torch."""
     from hpcddp.training.checkpoint import sharded
