@@ -15,7 +15,6 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.utils.data import Sampler
 
 from hpcddp.batchplan import BatchPlan
 from hpcddp.errors import RequestError
@@ -189,12 +188,11 @@ def move_to(position: dict[str, int], sampler: EpochPosition, *, again: bool) ->
     sampler.epoch, sampler.position = position["epoch"], taken
 
 
-class GlobalBatchSampler(EpochPosition, Sampler[list[int]]):
-    """A batch sampler for one data rank. Its state is `epoch` and `position`; only `advance` and `end_epoch` change it.
+class GlobalBatchSampler(EpochPosition):
+    """The samples of one data rank. Its state is `epoch` and `position`; only `advance` and `end_epoch` change it.
 
-    Iterating gives the rest of the current epoch, one list of sample indices per micro batch. A DataLoader may read
-    ahead as far as it likes: reading is not consuming. With `drop_last` an epoch has whole global batches only, so that
-    `length`, its number of samples, is smaller than the data set.
+    A DataLoader may read ahead as far as it likes: reading is not consuming. With `drop_last` an epoch has whole global
+    batches only, so that `length`, its number of samples, is smaller than the data set.
     """
 
     def __init__(
@@ -235,14 +233,6 @@ class GlobalBatchSampler(EpochPosition, Sampler[list[int]]):
     def micro_batches(self) -> Iterator[MicroBatch]:
         """The rest of the current epoch, as counts and positions."""
         return split_epoch(self.length, self.plan, self.data_rank, self.position)
-
-    def __len__(self) -> int:
-        """Micro batches of an epoch."""
-        whole, tail = divmod(self.length, self.plan.global_batch)
-        return whole * self.plan.passes(self.data_rank) + (self.plan.passes(self.data_rank, tail) if tail else 0)
-
-    def __iter__(self) -> Iterator[list[int]]:
-        return (indices for _, indices in self.draws())
 
     def draws(self) -> Iterator[tuple[MicroBatch, list[int]]]:
         """The rest of the current epoch: each micro batch with its samples."""

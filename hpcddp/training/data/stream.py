@@ -192,12 +192,6 @@ class StreamSampler(EpochPosition):
         """Where the rest of this epoch starts."""
         return StreamStart(self.plan, self.data_rank, self.seed, self.epoch, self.position, self.length)
 
-    def __len__(self) -> int:
-        """Micro batches of an epoch. TypeError if the stream's length is not known."""
-        if self.length is None:
-            raise TypeError("this stream's length is not known")
-        return -(-self.length // self.plan.global_batch) * self.plan.passes(self.data_rank)
-
 
 def read_stream(sampler: StreamSampler, device: torch.device, reading: Reading) -> Callable[[], Iterator[Loaded]]:
     """A function that reads the rest of the sampler's epoch. RequestError for too many loader processes."""

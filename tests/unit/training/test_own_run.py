@@ -292,27 +292,6 @@ def test_a_file_of_the_run_that_finds_the_disk_full_ends_the_start_and_the_next_
     assert _fold(x)[:2] == ("x", 3)
 
 
-OPENS = """import hpcddp
-with hpcddp.runtime(global_batch=4, run_dir="shared"):
-    pass
-"""
-
-
-def test_of_two_scripts_with_one_run_dir_the_second_is_told_who_holds_it_and_what_it_runs(
-    tmp_path: Path, run_python: RunPython
-) -> None:
-    take_run(RunFolder(str(tmp_path / "shared")), describe_process("1", os.getpid(), {}, ("python", "mine.py")), len)
-    (tmp_path / "theirs.py").write_text(OPENS)
-    second = run_python(tmp_path, "theirs.py")
-    assert second.returncode == 4
-    assert re.search(
-        rf"hpcddp: run shared is in use by attempt 1 on \S+ \(process {os.getpid()}, since .*\), and one attempt"
-        r" at a time holds a run; it runs python mine.py, and this is python theirs.py\n"
-        "hint: wait for its end; or a run of its own: ",
-        second.stderr,
-    )
-
-
 def _lose_the_run(run: RunFolder, error: Exception | None) -> None:
     """Another attempt takes the run after the first step, and ends."""
     model = torch.nn.Linear(2, 2)

@@ -28,7 +28,6 @@ def test_every_rank_has_the_same_micro_batches_and_their_sizes_sum_to_the_global
         assert len({(micro.nth, micro.last, micro.total) for micro in alike}) == 1
         assert max(micro.samples for micro in alike) <= plan.largest_micro_batch
     assert sum(micro.samples for micros in ranks for micro in micros) == length
-    assert len(ranks[0]) == len(GlobalBatchSampler(length, plan, 0))
 
 
 def test_thousands_of_resumes_on_other_ranks_take_every_place_once_up_to_a_billion_samples() -> None:
@@ -65,9 +64,9 @@ def test_thousands_of_resumes_on_other_ranks_take_every_place_once_up_to_a_billi
 
 def test_reading_ahead_consumes_nothing() -> None:
     sampler = GlobalBatchSampler(100, plan_batch(10, 1), 0)
-    ahead = list(sampler)
+    ahead = list(sampler.draws())
     assert (sampler.epoch, sampler.position) == (0, 0)
-    assert list(sampler) == ahead
+    assert list(sampler.draws()) == ahead
 
 
 def test_a_step_beyond_the_end_of_the_epoch_is_refused() -> None:
