@@ -68,10 +68,7 @@ def train(args: argparse.Namespace, run_dir: str | None) -> None:
         max_micro_batch=args.max_micro_batch,
         parallel=args.parallel,
         run_dir=run_dir,
-        accept=args.accept.split(",") if args.accept else (),
-        keep=args.keep.split(",") if args.keep else (),
         save_every=args.save_every,
-        checkpoint=args.checkpoint,
         exact=args.exact or False,
     ) as rt:
         images, held_out = load_images(args.image_size)

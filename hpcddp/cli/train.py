@@ -52,19 +52,11 @@ def build_parser() -> VerbParser:
     )
     run = parser.add_argument_group("run")
     run.add_argument("--run-dir", metavar="DIR", help="the run folder (default: the job's, else runs/digits)")
-    run.add_argument("--fresh", action="store_true", help="begin anew; an old run is set aside, as DIR.old1")
-    run.add_argument("--accept", metavar="NAMES", help="take other settings than the recorded ones: lr,seed")
-    run.add_argument("--keep", metavar="NAMES", help="keep the recorded settings: lr")
     run.add_argument(
         "--save-every",
         type=lambda text: read_number(text) or text,
         metavar="STEPS|TIME",
         help="how often: 500 (steps), or 30m (default: at the end of each epoch, and after 10m)",
-    )
-    run.add_argument(
-        "--checkpoint",
-        choices=("single", "sharded", "async"),
-        help="one file, one per rank, or one per rank beside the training (default: single; sharded for fsdp)",
     )
     return parser
 
@@ -74,16 +66,9 @@ def run(args: argparse.Namespace, env: Mapping[str, str]) -> int:
     missing = find_missing_library("hpcddp train", "torch", "torchvision", "sklearn", extras="train,demo")
     if missing is not None:
         raise missing
-    from hpcddp.runs.start import FRESH, make_stamp
     from hpcddp.trainer import train
     from hpcddp.training.rendezvous.failure import PeerFailedError
 
-    if args.fresh and env.get("HPCDDP_ATTEMPT"):
-        raise RequestError(
-            "hpcddp train --fresh in a job: each restart of the ranks would set aside what the one before has made",
-            "hpcddp launch --fresh -- hpcddp train, or render and submit with --fresh",
-        )
-    os.environ[FRESH] = make_stamp() if args.fresh else env.get(FRESH, "")
     try:
         train(args, args.run_dir or (None if env.get("HPCDDP_RUN_DIR") else os.path.join("runs", "digits")))
     except PeerFailedError as error:

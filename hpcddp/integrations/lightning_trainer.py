@@ -5,11 +5,10 @@ from __future__ import annotations
 import functools
 import inspect
 import itertools
-import re
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Iterator, MutableMapping
 from contextlib import ExitStack, contextmanager
 from importlib import import_module
 from pathlib import Path
@@ -36,13 +35,6 @@ def count_global_batch(trainer: Any) -> int | None:
     sizes = {getattr(loader, "batch_size", None) for loader in _loaders(trainer)}
     size = sizes.pop() if len(sizes) == 1 else None
     return None if size is None else size * trainer.accumulate_grad_batches * trainer.world_size
-
-
-def find_loss(logged: Mapping[str, Any]) -> float | None:
-    """The training's loss among what the module has logged, by its name; None if it is not clear which that is."""
-    names = [name for name in logged if "loss" in name and not re.match("(val|test|eval|predict)", name)]
-    steps = [name for name in names if not name.endswith("_epoch")]
-    return float(logged[steps[0]]) if len({name.removesuffix("_step") for name in steps}) == 1 else None
 
 
 def skip_batches(trainer: Any, restore: Callable[[], object]) -> str | None:
@@ -254,9 +246,9 @@ class LightningHooks:
             return
         stops = run.count_step(trainer.global_step, trainer.current_epoch)
         if trainer.global_step % max(trainer.log_every_n_steps, 1) == 0:
-            loss = find_loss(trainer.callback_metrics)  # on every rank: what it computes may have to be added up
+            loss = trainer.callback_metrics.get("train_loss")  # on every rank: it may have to be added up
             if loss is not None:
-                run.note_loss(loss)
+                run.note_loss(float(loss))
         if stops and _is_last_step(trainer):
             run.forget_stop()
         elif stops:

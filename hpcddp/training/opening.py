@@ -50,7 +50,7 @@ from hpcddp.training.parallel.layout import open_layout
 from hpcddp.training.remarks import NOT_CAUGHT, print_warning
 from hpcddp.training.rendezvous.failure import Failure, PeerFailedError
 from hpcddp.training.rendezvous.group import Group
-from hpcddp.training.rendezvous.process_group import claim_failure, open_group, settle_network
+from hpcddp.training.rendezvous.process_group import claim_failure, open_group
 from hpcddp.training.rendezvous.roll_call import wait_until
 from hpcddp.training.report import DEFAULT_INTERVAL_S, Report
 from hpcddp.training.runtime import Runtime
@@ -277,8 +277,6 @@ def open_runtime(env: MutableMapping[str, str], options: RuntimeOptions) -> Iter
             print_warning(None if signals.are_caught else NOT_CAUGHT, is_first=True)
             open_attempt(folder)
         metrics = stack.enter_context(MetricsFile(folder.metrics if folder is not None and group.is_first else None))
-        if options.checkpoint == "async" and group.backend != "gloo" and group.world_size > 1:  # it writes over gloo
-            settle_network(env, "gloo", group.members, group.members[group.rank])
 
         def note(plan: BatchPlan) -> None:
             if folder is not None and group.is_first:

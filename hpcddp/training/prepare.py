@@ -33,9 +33,8 @@ from hpcddp.training.data.items import (
     describe_items,
 )
 from hpcddp.training.data.loader import InputWait, SecondLoader, TrainingLoader, make_sampler
-from hpcddp.training.data.reading import DataSource, choose_workers, is_shuffled, read_how
+from hpcddp.training.data.reading import DataSource, is_shuffled, read_how
 from hpcddp.training.data.sampler import derive_key, find_pass, move_to
-from hpcddp.training.data.stream import check_passes
 from hpcddp.training.data.weighing import Count, Weighing
 from hpcddp.training.gradient.gradients import Gradients
 from hpcddp.training.gradient.progress import KnownParameters
@@ -130,11 +129,8 @@ def share_out_steps(
 
 
 def check_data(source: DataSource, setup: RunSetup) -> None:
-    """Warn of what would go wrong with this data. RequestError if the ranks have different data, and for a stream that
-    can be gone through once only. A collective."""
+    """Warn of what would go wrong with this data. RequestError if the ranks have different data. A collective."""
     layout = setup.layout
-    if isinstance(source.dataset, IterableDataset):
-        check_passes(source.dataset)
     common = source.list_common(sized=setup.global_batch is None)
     if source.batch_sampler is not None:
         common["batch_sampler"] = describe_items(source.batch_sampler, setup.options.seed)
@@ -289,7 +285,7 @@ class Preparation:
     ) -> TrainingLoader:
         """See `Runtime.loader`."""
         options, known = self._options, self._data
-        how = read_how(data, choose=self._choose_workers, **reading)
+        how = read_how(data, **reading)
         number = 1 if known.first is None else 2 + len(known.seconds)
         items = read_optional(items_per_step, "rt.loader(loader, items_per_step={})")
         check_items(how, items, self._layout.data_size, options, counts=count is not None)
@@ -347,7 +343,7 @@ class Preparation:
         num_workers: int | None = None,
     ) -> EvaluationLoader:
         """See `Runtime.evaluation_loader`."""
-        how = read_how(data, num_workers=num_workers, choose=self._choose_workers)
+        how = read_how(data, num_workers=num_workers)
         if isinstance(how.dataset, IterableDataset) or how.has_items:
             what = "with an index, not a stream" if not how.has_items else "whose samples make no batches of their own"
             raise RequestError(
@@ -395,9 +391,6 @@ class Preparation:
         exactness = self._options.exactness
         largest = 1 if items else self._options.max_micro_batch
         return plan_batch(batch, self._layout.data_size, largest, exactness.slices if exactness else None)
-
-    def _choose_workers(self, dataset: Dataset[Any]) -> int:
-        return choose_workers(dataset, self._group.cpus, self._group.device)
 
     def _say_starving(self, share: float, num_workers: int) -> None:
         print_warning(describe_starving(share, num_workers, self._group.cpus), is_first=self._group.is_first)

@@ -205,10 +205,9 @@ class Runtime:
 
         Of a DataLoader its data set, batch_size (the global batch), workers, persistent_workers, collate_fn,
         shuffle, drop_last and memory pinning are taken over. For a data set the arguments say them; None means torch's
-        collate function, shuffled, and on a GPU up to 8 workers, as the rank's CPUs allow (0 for tensors in memory).
-        Those stay from epoch to epoch, and see no later change of the data set. `count(batch)` returns how many parts
-        (tokens, pixels) of a micro batch count, or their weights' sum, on the host; None: its samples. An
-        IterableDataset has its own order.
+        collate function, shuffled, no workers. Workers stay from epoch to epoch, and see no later change of the data
+        set. `count(batch)` returns how many parts (tokens, pixels) of a micro batch count, or their weights' sum, on
+        the host; None: its samples. An IterableDataset has its own order.
 
         A DataLoader with `batch_sampler` or `batch_size=None` makes its own batches. Each is one rank's micro batch,
         and `items_per_step` of them, over all ranks, are a step.

@@ -116,7 +116,6 @@ MISTAKES = {
         rt.backward(F.cross_entropy(a @ b.T / 0.5, torch.arange(len(x))))
         optimizer.step()
         """,
-        runtime=", max_micro_batch=None",
     ),
     "hardest half": Script(loss=f"{_EACH}.topk(max(len(x) // 2, 1)).values.mean()"),
     "largest loss": Script(loss=f"{_EACH}.max()"),
@@ -203,7 +202,7 @@ MISTAKES = {
             for p in model.parameters(): p.mul_(1 - 0.001 * len(x))
         """
     ),
-    "zip that ends early": Script(batch="(x, y), number", step="", whole="")._replace(
+    "zip that ends early": Script(
         whole="""
         model = nn.Linear(12, 3)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -416,12 +415,6 @@ MISTAKES = {
         step="rt.backward(F.cross_entropy(model(x), y)); optimizer.step()",
     ),
     "clipped by the norm of a shard": Script(
-        runtime=", parallel='fsdp'",
-        optimizer="None",
-        more="",
-        whole="",
-        names="model, optimizer, loader",
-    )._replace(
         whole="""
         model = nn.Sequential(nn.Linear(12, 16), nn.ReLU(), nn.Linear(16, 3))
         loader = DataLoader(TensorDataset(inputs, labels), batch_size=10, shuffle=True)
@@ -516,20 +509,6 @@ RIGHT = {
         rt.backward(0.1 * model(x).square().mean())
         optimizer.step()
         """
-    ),
-    "unused layers": Script(
-        before="""
-        class Net(nn.Module):
-            def __init__(self):
-                super().__init__()
-                self.a, self.b = nn.Linear(12, 3), nn.Linear(12, 3)
-            def forward(self, x):
-                return self.a(x)
-        """,
-        model="Net()",
-        optimizer="torch.optim.SGD(model.parameters(), lr=0.1)",
-        inside="",
-        whole="",
     ),
     "gradient checkpointing": Script(
         before="""
@@ -737,13 +716,6 @@ RIGHT = {
         scheduler.step(rt.mean(loss))
         """,
     ),
-    "tokens": Script(
-        before="inputs = torch.randint(0, 30, (37, 9))\ninputs[torch.rand(37, 9) < 0.3] = 0",
-        model="nn.Sequential(nn.Embedding(30, 16), nn.Linear(16, 30))",
-        names="model, optimizer",
-        inside="",
-        whole="",
-    ),
     "evaluation": Script(
         more="test = DataLoader(TensorDataset(inputs, labels), batch_size=9)",
         names="model, optimizer, loader, test",
@@ -816,7 +788,7 @@ RIGHT = {
     "exact": Script(runtime=", exact=True, slices=4", batch="batch", step=_MICRO),
     "ZeRO-1": Script(runtime=", parallel='zero1'"),
 }
-RIGHT["unused layers"] = RIGHT["unused layers"]._replace(
+RIGHT["unused layers"] = Script(
     whole="""
     class Net(nn.Module):
         def __init__(self):
@@ -837,7 +809,7 @@ RIGHT["unused layers"] = RIGHT["unused layers"]._replace(
                 optimizer.step()
     """
 )
-RIGHT["tokens"] = RIGHT["tokens"]._replace(
+RIGHT["tokens"] = Script(
     whole="""
     inputs = torch.randint(1, 30, (37, 9))
     inputs[torch.rand(37, 9) < 0.3] = 0

@@ -20,7 +20,6 @@ from hpcddp.training.checkpoint.files import (
     read_manifest,
     set_checkpoint_aside,
 )
-from hpcddp.training.checkpoint.settings import check_added_groups
 from hpcddp.training.checkpoint.state_tree import list_tensors, map_tensors, split_like, write_key
 from hpcddp.training.checkpoint.tracked import FindLike, Tracked
 from hpcddp.training.collectives import broadcast
@@ -156,7 +155,6 @@ def load_checkpoint(
         tree = map_tensors(tree, lambda key, whole: split_like(whole, find_like(key, whole.shape)))
     source, hint = f"checkpoint {path}", f"take the model and options of the first run, or {anew}"
     tracked.restore_models(tree, source, hint)
-    check_added_groups(tree, tracked.objects, source)
     tracked.restore_others(tree, source, hint)
     return position, left
 

@@ -6,7 +6,6 @@ Settings are compared as the scripts gave them: a learning rate that a scheduler
 
 from __future__ import annotations
 
-import hashlib
 import json
 import sys
 import warnings
@@ -47,12 +46,9 @@ from hpcddp.training.checkpoint.state_tree import name_parameters
 from hpcddp.training.collectives import broadcast
 from hpcddp.training.parallel.sameness import is_whole, sum_bits
 from hpcddp.training.rendezvous.group import Group
-from hpcddp.units import format_count
 
 Settings = dict[str, dict[str, Any]]  # of each object by its name, or "optimizer[1]" for its second parameter group
 
-_SHOWN = 100  # names of parameters that are recorded beside their SHA-256 sum
-_SAME_STATE = ({"Adam", "AdamW"},)  # classes of optimizers that read each other's state
 _AGAIN = ("seed", "samples", "shuffle")  # what says which samples an epoch has, and in which order
 # Not compared: what moves, what `lr` says already, and how an optimizer computes the same.
 _LEFT_OUT = {
@@ -217,7 +213,7 @@ def describe_settings(objects: Mapping[str, Any]) -> Settings:
             own = name_parameters(thing)
             names = {id(one): f"{name}.{path}" for path, one in own.items()} | names
             listed = [f"{path} {'x'.join(map(str, one.shape))}" for path, one in own.items()]
-            found[name] = {"parameters": _list(listed)}
+            found[name] = {"parameters": listed}
         elif not isinstance(thing, Optimizer):
             plain = _read_plain(thing.state_dict()) if isinstance(thing, LRScheduler) else {}
             found[name] = {"class": type(thing).__name__, **plain}
@@ -227,20 +223,12 @@ def describe_settings(objects: Mapping[str, Any]) -> Settings:
                 plain = _read_plain(group | {"lr": group.get("initial_lr", group["lr"])})
                 found[_name(name, nth)] = given = {"class": type(thing).__name__, **plain}
                 if all(id(p) in names for p in group["params"]):
-                    given["parameters"] = _list([names[id(p)] for p in group["params"]])
+                    given["parameters"] = [names[id(p)] for p in group["params"]]
     return found
 
 
 def _name(name: str, nth: int) -> str:
     return f"{name}[{nth}]" if nth else name
-
-
-def _list(names: list[str]) -> list[str]:
-    """Names that JSON holds: of many the first ones, and the SHA-256 sum of all."""
-    if len(names) <= _SHOWN:
-        return names
-    digest = hashlib.sha256("\n".join(names).encode()).hexdigest()
-    return [*names[:_SHOWN], f"… {len(names)} in all, SHA-256 {digest}"]
 
 
 def _read_plain(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -296,8 +284,7 @@ class GivenSettings:
             return False
         if name in self._schedules and not isinstance(self._schedules[name], ReduceLROnPlateau):
             return not compare_settings({name: at}, {name: to})
-        classes = {at.get("class"), to.get("class")}
-        return len(classes) == 1 or any(classes <= one for one in _SAME_STATE)
+        return at.get("class") == to.get("class")
 
     def bring(self, states: Mapping[str, Any]) -> None:
         """Bring what was accepted, or is kept, into the objects. `states`: those that the checkpoint has, by name, of
@@ -367,20 +354,6 @@ def _step_to(name: str, schedule: LRScheduler, steps: int) -> None:
                 f"{name} was accepted, and cannot be brought to the run's step: {error}",
                 f"a longer one, or keep {name}",
             ) from error
-
-
-def check_added_groups(tree: Mapping[str, Any], objects: Mapping[str, Any], source: str) -> None:
-    """RequestError for an optimizer that got a parameter group after rt.prepare, and has not got it yet this time: when
-    the run was recorded its groups were those of now."""
-    for name, thing in objects.items():
-        if isinstance(thing, Optimizer) and name in tree:
-            old, new = len(tree[name].get("param_groups", ())), len(thing.param_groups)
-            if old > new:
-                raise RequestError(
-                    f"{source} has {format_count(old, 'parameter group')} of {name}, and the script has given it {new}"
-                    " by rt.prepare: the rest was added later, and a resume loads all of them there",
-                    "optimizer.add_param_group({…}) before rt.prepare, with lr=0.0 until its turn comes",
-                )
 
 
 # Whether what a resumed attempt loaded is still there when its loop begins.

@@ -80,12 +80,6 @@ class ItemSampler(EpochPosition):
                 yield MicroBatch(at, counted, total, nth, last, piece.slice, ends_epoch=not following), item
             position, step = position + len(step), following
 
-    def __len__(self) -> int:
-        """Steps of an epoch. TypeError if the batch sampler has no length."""
-        if self.length is None:
-            raise TypeError("this batch sampler's length is not known")
-        return -(-self.length // self.plan.global_batch)
-
     def advance(self, micro: MicroBatch) -> None:
         """The optimizer step of this micro batch's items was made."""
         self.position += self.plan.global_batch

@@ -25,54 +25,31 @@ from hpcddp.training.mistakes import BATCH_UNPACKED
 # Batches from the host to the device of this rank.
 
 
-def move(thing: Any, device: torch.device) -> Any:
-    """The tensors in tuples, lists, named tuples, dicts and dataclasses, copied to the device without waiting.
-
-    Other objects with a `to(device)` method, such as a tokenizer's batch, are moved by it.
-    """
+def map_parts(thing: Any, change: Callable[[Any], Any]) -> Any:
+    """The same tuples, lists, named tuples, dicts and dataclasses with each tensor, and each other object that has a
+    `to(device)` method, such as a tokenizer's batch, replaced by `change(part)`."""
     if isinstance(thing, Tensor):
-        return thing.to(device, non_blocking=True)
-    if isinstance(thing, dict):
-        moved = {key: move(value, device) for key, value in thing.items()}
-        return moved if type(thing) is dict else _like(thing, moved, device)
+        return change(thing)
+    if isinstance(thing, dict) and (type(thing) is dict or not hasattr(thing, "to")):
+        changed = {key: map_parts(value, change) for key, value in thing.items()}
+        return changed if type(thing) is dict else type(thing)(changed)
     if isinstance(thing, tuple) and hasattr(thing, "_fields"):
-        return type(thing)(*(move(value, device) for value in thing))
+        return type(thing)(*(map_parts(value, change) for value in thing))
     if isinstance(thing, list | tuple):
-        return type(thing)([move(value, device) for value in thing])
+        return type(thing)([map_parts(value, change) for value in thing])
     if dataclasses.is_dataclass(thing) and not isinstance(thing, type):
-        fields = [field for field in dataclasses.fields(thing) if field.init]
-        return dataclasses.replace(thing, **{f.name: move(getattr(thing, f.name), device) for f in fields})
-    if callable(to := getattr(thing, "to", None)):
-        return to(device)
-    return thing
+        fields = [field.name for field in dataclasses.fields(thing) if field.init]
+        return dataclasses.replace(thing, **{name: map_parts(getattr(thing, name), change) for name in fields})
+    return change(thing) if callable(getattr(thing, "to", None)) else thing
 
 
-def find_tensors(thing: Any) -> list[Tensor] | None:
-    """The tensors that `move` copies by itself; None if a part is moved by a `to` of its own, which may copy others."""
-    if isinstance(thing, Tensor):
-        return [thing]
-    if isinstance(thing, dict):
-        return _find_all(thing.values()) if type(thing) is dict or not hasattr(thing, "to") else None
-    if isinstance(thing, list | tuple):
-        return _find_all(thing)
-    if dataclasses.is_dataclass(thing) and not isinstance(thing, type):
-        return _find_all(getattr(thing, field.name) for field in dataclasses.fields(thing) if field.init)
-    return None if callable(getattr(thing, "to", None)) else []
+def move(thing: Any, device: torch.device) -> Any:
+    """The thing on the device: tensors are copied without waiting, other objects move themselves."""
+    return map_parts(thing, lambda part: part.to(device, **({"non_blocking": True} if _is_tensor(part) else {})))
 
 
-def _find_all(parts: Iterable[Any]) -> list[Tensor] | None:
-    found: list[Tensor] = []
-    for part in parts:
-        tensors = find_tensors(part)
-        if tensors is None:
-            return None
-        found += tensors
-    return found
-
-
-def _like(thing: Any, moved: dict[Any, Any], device: torch.device) -> Any:
-    """A subclass of dict stays one: by its own `to`, else made from the moved items."""
-    return thing.to(device) if callable(getattr(thing, "to", None)) else type(thing)(moved)
+def _is_tensor(part: Any) -> bool:
+    return isinstance(part, Tensor)
 
 
 # Batches on their way to the device: beside the computation, on a CUDA stream of their own.
@@ -88,19 +65,26 @@ class Copies:
 
     def start(self, content: Any) -> Callable[[], Any]:
         """Begin to copy. Calling the result, once and just before it is used, gives what lies on the device."""
-        if self._stream is None or find_tensors(content) is None:  # the allocator hears of no copies that a part makes
+        if self._stream is None:
             return lambda: move(content, self._device)
+        copies: list[Tensor] = []
+
+        def copy(part: Any) -> Any:
+            if _is_tensor(part):
+                copies.append(part.to(self._device, non_blocking=True))
+                return copies[-1]
+            return part  # moves itself when it is used: the allocator hears of no copies that it makes
+
         with torch.cuda.stream(self._stream):
-            moved = move(content, self._device)
+            moved = map_parts(content, copy)
             copied = self._stream.record_event()
 
         def hand_over() -> Any:
             using = torch.cuda.current_stream(self._device)
             using.wait_event(copied)
-            for tensor in find_tensors(moved) or ():
-                if tensor.is_cuda:
-                    tensor.record_stream(using)  # its memory is free again when this stream is done with it
-            return moved
+            for tensor in copies:
+                tensor.record_stream(using)  # its memory is free again when this stream is done with it
+            return map_parts(moved, lambda part: part if _is_tensor(part) else part.to(self._device))
 
         return hand_over
 
@@ -141,21 +125,18 @@ class Batch:
         raise BATCH_UNPACKED.error()
 
 
-# How long a training loop waits for its input, measured for each micro batch; a warning, once, where it is much.
+# How long a training loop waits for its input.
 
 
 Item = TypeVar("Item")
 
-_UNCOUNTED = 10  # micro batches at the start of an attempt: workers start, caches fill
-_JUDGED_AFTER = 100  # micro batches
-_JUDGED_AFTER_S = 10.0
-_MUCH = 0.1  # of the time
-_MUCH_S = 0.005  # per micro batch: less than this is indexing a tensor, and no loader process would help
+_LONG_S, _MUCH = 10.0, 0.1
 
 
 class InputWait:
-    """Two looks at the clock per micro batch. `write` gets the numbers of each loop over the loader, `say` the share of
-    the time, once, if it is more than a tenth. `clock` is in seconds, from anywhere.
+    """Two looks at the clock per micro batch. `write` gets the numbers of each loop over the loader; `say`, once, the
+    share of a loop that has waited for its input for more than 10 s and a tenth of its time. `clock` is in seconds,
+    from anywhere.
     """
 
     def __init__(
@@ -168,8 +149,6 @@ class InputWait:
         self._say = say
         self._clock = clock
         self._said = False
-        self._seen = -_UNCOUNTED  # micro batches
-        self._waited = self._took = 0.0  # over those that count, in seconds
         self._loop: tuple[int, int, float, float] | None = None  # epoch, micro batches, seconds waited and seconds
 
     def over(self, items: Iterable[Item], epoch: int) -> Iterator[Item]:
@@ -177,42 +156,30 @@ class InputWait:
         self.end_loop()
         clock, ask = self._clock, iter(items).__next__
         waited, count = 0.0, 0
-        began = asked = before = clock()
+        began = asked = clock()
         while True:
             try:
                 item = ask()
             except StopIteration:
                 return
             now = clock()
-            wait = now - asked
-            waited += wait
+            waited += now - asked
             count += 1
             self._loop = (epoch, count, waited, now - began)
-            if not self._said:
-                self._judge(wait, now - before)
-            before = now
             yield item
             asked = clock()
 
     def end_loop(self) -> None:
         """Write how long the loop over the loader waited that has ended, at its end or before."""
-        if self._loop is not None:
-            epoch, count, waited, took = self._loop
-            self._loop = None
-            share = round(waited / took, 4) if took > 0 else 0.0
-            numbers = {"micro_batches": count, "wait_s": round(waited, 4), "loop_s": round(took, 4), "share": share}
-            self._write({"epoch": epoch, **numbers})
-
-    def _judge(self, wait_s: float, took_s: float) -> None:
-        self._seen += 1
-        if self._seen <= 0:
+        if self._loop is None:
             return
-        self._waited += wait_s
-        self._took += took_s
-        if self._seen >= _JUDGED_AFTER and self._took >= _JUDGED_AFTER_S:
-            self._said = self._waited > max(_MUCH * self._took, _MUCH_S * self._seen)
-            if self._said:
-                self._say(self._waited / self._took)
+        (epoch, count, waited, took), self._loop = self._loop, None
+        share = round(waited / took, 4) if took > 0 else 0.0
+        numbers = {"micro_batches": count, "wait_s": round(waited, 4), "loop_s": round(took, 4), "share": share}
+        self._write({"epoch": epoch, **numbers})
+        if waited > max(_LONG_S, _MUCH * took) and not self._said:
+            self._said = True
+            self._say(share)
 
 
 class LoopListener(Protocol):
@@ -538,5 +505,6 @@ def is_of_batch(content: Any, thing: Any) -> bool:
     """Whether this is the batch itself, or a tensor in it: the same object, not an equal one."""
     if content is thing:
         return True
-    values = list(content.values()) if isinstance(content, Mapping) else content
-    return any(tensor is thing for tensor in find_tensors(values) or ())
+    parts: list[Any] = []
+    map_parts(list(content.values()) if isinstance(content, Mapping) else content, parts.append)
+    return any(part is thing for part in parts)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,9 +17,8 @@ from torch.utils.data import (
 )
 
 from hpcddp.errors import RequestError
-from hpcddp.training.data.randomness import WorkerStart, is_in_memory
+from hpcddp.training.data.randomness import WorkerStart
 
-_MOST_WORKERS = 8  # chosen by itself: each keeps batches and a copy of the interpreter in memory
 _CHOOSE = "take shuffle=True or shuffle=False; choose or weigh samples in the data set, as torch.utils.data.Subset does"
 
 
@@ -39,19 +37,6 @@ class Reading:
         pin = device.type == "cuda" if self.pin_memory is None else self.pin_memory and device.type == "cuda"
         options = {"num_workers": self.num_workers, "collate_fn": self.collate_fn, "pin_memory": pin, **self.more}
         return options | {"worker_init_fn": WorkerStart(options.get("worker_init_fn"))}
-
-
-def choose_workers(dataset: Dataset[Any], cpus: int, device: torch.device) -> int:
-    """Loader processes for a data set whose reader said nothing, on a rank that may use `cpus` CPUs.
-
-    All but one of them, 8 at most, where the rank computes on a GPU. None for samples that lie in memory; on a CPU,
-    where training takes all CPUs itself; for a stream, which may not be able to skip; and where loader processes are
-    not forked, because a script and its data set have to be made for that.
-    """
-    method = multiprocessing.get_start_method(allow_none=True) or multiprocessing.get_all_start_methods()[0]
-    if device.type == "cpu" or method != "fork" or isinstance(dataset, IterableDataset) or is_in_memory(dataset):
-        return 0
-    return max(0, min(cpus - 1, _MOST_WORKERS))
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,10 +69,8 @@ def read_how(
     num_workers: int | None = None,
     collate_fn: Callable[[list[Any]], Any] | None = None,
     shuffle: bool | None = None,
-    choose: Callable[[Dataset[Any]], int] = lambda _: 0,
 ) -> DataSource:
-    """From an existing DataLoader, or from the arguments for a data set; None: the workers that `choose` says, torch's
-    collate, shuffled.
+    """From an existing DataLoader, or from the arguments for a data set; None: no workers, torch's collate, shuffled.
 
     RequestError for a DataLoader together with arguments, and for one that chooses samples itself.
     """
@@ -97,8 +80,7 @@ def read_how(
                 f"a {type(data).__name__} is no data set",
                 "rt.loader(dataset), rt.evaluation_loader(dataset, 256), or either with a DataLoader",
             )
-        workers = choose(data) if num_workers is None else num_workers
-        return DataSource(data, None, shuffle is not False, False, Reading(workers, collate_fn))
+        return DataSource(data, None, shuffle is not False, False, Reading(num_workers or 0, collate_fn))
     given = {"num_workers": num_workers, "collate_fn": collate_fn, "shuffle": shuffle}
     twice = [name for name, value in given.items() if value is not None]
     if twice:

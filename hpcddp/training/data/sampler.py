@@ -11,12 +11,10 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Iterator, Sequence
-from functools import lru_cache
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.utils.data import Sampler
 
 from hpcddp.batchplan import BatchPlan
 from hpcddp.errors import RequestError
@@ -26,7 +24,6 @@ from hpcddp.units import format_count
 
 
 _ROUNDS = 8
-_WORTH_A_TABLE = 8  # positions asked for at once, times this: the entries of a table that is worth making
 _BITS_31 = 0x7FFFFFFF
 _BITS_32 = 0xFFFFFFFF
 
@@ -56,42 +53,22 @@ def permute(positions: Tensor, length: int, seed: int, epoch: int) -> Tensor:
         return positions.clone()
     a = math.isqrt(length - 1) + 1
     b = -(-length // a)
-    rounds = _tables(a, b, seed, epoch) if a <= _WORTH_A_TABLE * positions.numel() else None
-    keys = _keys(seed, epoch)
+    keys = [derive_key("order", seed, epoch, i) & _BITS_31 for i in range(_ROUNDS)]
 
     def shuffle_once(values: Tensor) -> Tensor:
         left = torch.div(values, b, rounding_mode="floor")
         right = values - left * b
-        for i in range(_ROUNDS):
+        for i, key in enumerate(keys):
             if i % 2 == 0:
-                left = _add(left, rounds[i][right] if rounds else _hash(right, keys[i]) % a, a)
+                left = (left + _hash(right, key)) % a
             else:
-                right = _add(right, rounds[i][left] if rounds else _hash(left, keys[i]) % b, b)
+                right = (right + _hash(left, key)) % b
         return left * b + right
 
     samples = shuffle_once(positions)
     while bool((outside := samples >= length).any()):
         samples[outside] = shuffle_once(samples[outside])
     return samples
-
-
-def _keys(seed: int, epoch: int) -> list[int]:
-    return [derive_key("order", seed, epoch, i) & _BITS_31 for i in range(_ROUNDS)]
-
-
-@lru_cache(maxsize=2)  # this epoch, and the one that loader processes may be reading already
-def _tables(a: int, b: int, seed: int, epoch: int) -> list[Tensor]:
-    """What each round adds to one half for every value that the other may have: looked up, it takes a fifth of the
-    time.
-    """
-    halves = torch.arange(b), torch.arange(a)
-    return [_hash(halves[i % 2], key) % (b if i % 2 else a) for i, key in enumerate(_keys(seed, epoch))]
-
-
-def _add(some: Tensor, others: Tensor, modulus: int) -> Tensor:
-    """(some + others) % modulus, of numbers below it."""
-    total = some + others
-    return torch.where(total >= modulus, total - modulus, total)
 
 
 _PLACES_AT_ONCE = 8192
@@ -211,12 +188,11 @@ def move_to(position: dict[str, int], sampler: EpochPosition, *, again: bool) ->
     sampler.epoch, sampler.position = position["epoch"], taken
 
 
-class GlobalBatchSampler(EpochPosition, Sampler[list[int]]):
-    """A batch sampler for one data rank. Its state is `epoch` and `position`; only `advance` and `end_epoch` change it.
+class GlobalBatchSampler(EpochPosition):
+    """The samples of one data rank. Its state is `epoch` and `position`; only `advance` and `end_epoch` change it.
 
-    Iterating gives the rest of the current epoch, one list of sample indices per micro batch. A DataLoader may read
-    ahead as far as it likes: reading is not consuming. With `drop_last` an epoch has whole global batches only, so that
-    `length`, its number of samples, is smaller than the data set.
+    A DataLoader may read ahead as far as it likes: reading is not consuming. With `drop_last` an epoch has whole global
+    batches only, so that `length`, its number of samples, is smaller than the data set.
     """
 
     def __init__(
@@ -257,14 +233,6 @@ class GlobalBatchSampler(EpochPosition, Sampler[list[int]]):
     def micro_batches(self) -> Iterator[MicroBatch]:
         """The rest of the current epoch, as counts and positions."""
         return split_epoch(self.length, self.plan, self.data_rank, self.position)
-
-    def __len__(self) -> int:
-        """Micro batches of an epoch."""
-        whole, tail = divmod(self.length, self.plan.global_batch)
-        return whole * self.plan.passes(self.data_rank) + (self.plan.passes(self.data_rank, tail) if tail else 0)
-
-    def __iter__(self) -> Iterator[list[int]]:
-        return (indices for _, indices in self.draws())
 
     def draws(self) -> Iterator[tuple[MicroBatch, list[int]]]:
         """The rest of the current epoch: each micro batch with its samples."""

@@ -87,21 +87,6 @@ class Stream:
             yield sample
 
 
-def check_passes(dataset: IterableDataset[Any]) -> None:
-    """RequestError for a stream that can be gone through once only: each pass gets the same iterator, which goes on
-    where the one before has ended.
-
-    One of the script's own class may start anew in its `__iter__`; Python's do not.
-    """
-    first = Stream(dataset, 0, 0).source
-    if type(first).__module__ in ("builtins", "itertools") and first is Stream(dataset, 0, 0).source:
-        raise RequestError(
-            f"the __iter__ of this {type(dataset).__name__} returns the same {type(first).__name__} again, and each"
-            " epoch is a pass from the first sample",
-            "make a new iterator in __iter__: def __iter__(self): for row in open(self.path): yield parse(row)",
-        )
-
-
 class StreamStart(NamedTuple):
     """Where in a stream reading starts, and for which data rank."""
 
@@ -207,12 +192,6 @@ class StreamSampler(EpochPosition):
         """Where the rest of this epoch starts."""
         return StreamStart(self.plan, self.data_rank, self.seed, self.epoch, self.position, self.length)
 
-    def __len__(self) -> int:
-        """Micro batches of an epoch. TypeError if the stream's length is not known."""
-        if self.length is None:
-            raise TypeError("this stream's length is not known")
-        return -(-self.length // self.plan.global_batch) * self.plan.passes(self.data_rank)
-
 
 def read_stream(sampler: StreamSampler, device: torch.device, reading: Reading) -> Callable[[], Iterator[Loaded]]:
     """A function that reads the rest of the sampler's epoch. RequestError for too many loader processes."""
@@ -220,7 +199,7 @@ def read_stream(sampler: StreamSampler, device: torch.device, reading: Reading) 
     if num_workers > 1 and not Stream(sampler.dataset, sampler.seed, sampler.epoch).can_skip:
         raise RequestError(
             f"{num_workers} loader processes would each read the whole stream: its iterator has no skip(count)",
-            "num_workers=1, or hpcddp.training.data.shards.ShardedStream, which can skip",
+            "num_workers=1, or an iterator with skip(count), which skips up to so many samples and returns how many",
         )
 
     def read() -> Iterator[Loaded]:
@@ -247,7 +226,7 @@ def read_stream(sampler: StreamSampler, device: torch.device, reading: Reading) 
                 if not start
                 else f"the stream of epoch {epoch} has {format_count(start, 'sample')} at most, and the run has taken"
                 f" {start}",
-                "check the path that it is read from",
+                "check the path that it is read from, and that each __iter__ of the data set begins anew",
             )
 
     return read

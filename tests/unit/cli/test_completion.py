@@ -28,7 +28,7 @@ TYPED = [
     ("hpcddp render --s", {"--site", "--set"}, {"--nodes"}),
     ("hpcddp render --site ab", {"abci3"}, {"polaris", "train.py"}),
     ("hpcddp launch --launcher ", {"openmpi", "srun"}, {"train.py"}),
-    ("hpcddp train --checkpoint s", {"single", "sharded"}, {"async"}),
+    ("hpcddp train --exact t", {"tree"}, {"integer"}),
     ("hpcddp sites ", {"show", "new", "schema"}, {"train.py"}),
     ("hpcddp help la", {"layout", "launch"}, {"render"}),
     ("hpcddp completion ", {"bash", "zsh", "fish", "tcsh"}, {"render"}),

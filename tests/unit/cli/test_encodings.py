@@ -60,7 +60,7 @@ SAID = {
     "cancel": [(["läufe"], PEOPLE), (["nîcht"], PEOPLE)],
     "supervise": [],  # job scripts call it
     "check": [(["--site", "nîcht"], PEOPLE)],
-    "train": [(["--help"], PEOPLE), (["--checkpoint", "zahlen…"], PEOPLE)],
+    "train": [(["--help"], PEOPLE), (["--exact", "zahlen…"], PEOPLE)],
     "verify": [(["--", "python", "nîcht.py"], PEOPLE)],
     "compare": [(["läufe", "nîcht"], PEOPLE)],
     "completion": [(["bash"], PROGRAMS), (["tçsh"], PEOPLE)],

@@ -124,7 +124,7 @@ def typed(tmp_path, monkeypatch, capsys):
         ("launch --partition x -- python train.py",
          "hpcddp launch has no option --partition: nodes, queue and account are the allocation's",
          "leave out --partition"),
-        ("train --checkpoint singel", "--checkpoint 'singel' is not known", "--checkpoint single"),
+        ("train --exact integr", "--exact 'integr' is not known", "--exact integer"),
         ("python train.py --lr 1", "there is no verb before 'python'", "hpcddp launch -- python train.py --lr 1"),
         ("render --demo -- python train.py", "--demo brings its own job file and command, but 'python' was given",
          "leave out one"),

@@ -13,7 +13,6 @@ from torch.utils.data import IterableDataset, TensorDataset
 
 import hpcddp
 from hpcddp.training.data.sampler import permute
-from hpcddp.training.data.shards import ShardedStream
 
 SENTENCES, LENGTH, FEATURES, CLASSES = 23, 6, 5, 3
 IGNORED = -100
@@ -103,11 +102,25 @@ class PlainStream(IterableDataset):
             yield torch.ones(2, dtype=torch.float64), i
 
 
-def sharded_stream() -> ShardedStream[int]:
-    def read(name: int, start: int) -> Iterator[tuple[Tensor, int]]:
-        return ((torch.ones(2, dtype=torch.float64), 10 * name + i) for i in range(start, 10))
+class SkippingStream(IterableDataset):
+    """The same samples in their order, from an iterator that can skip."""
 
-    return ShardedStream([(0, 10), (1, 10), (2, 10), (3, 7)], read, seed=1)
+    def __iter__(self) -> Any:
+        class Samples:
+            at = -1
+
+            def __next__(self) -> tuple[Tensor, int]:
+                self.at += 1
+                if self.at >= 37:
+                    raise StopIteration
+                return torch.ones(2, dtype=torch.float64), self.at
+
+            def skip(self, count: int) -> int:
+                count = min(count, 36 - self.at)
+                self.at += count
+                return count
+
+        return Samples()
 
 
 def sorted_stream(epochs: int) -> list[tuple[int, int]]:
@@ -117,7 +130,7 @@ def sorted_stream(epochs: int) -> list[tuple[int, int]]:
 
 def train_stream(argument: dict[str, Any]) -> None:
     """Each rank appends (epoch, sample) of what counted to a file of its own; stops after so many steps."""
-    dataset = PlainStream() if argument["kind"] == "plain" else sharded_stream()
+    dataset = PlainStream() if argument["kind"] == "plain" else SkippingStream()
     with hpcddp.runtime(10, seed=5, run_dir=argument["run_dir"]) as rt:
         model = rt.wrap(nn.Linear(2, 1).double())
         loader = rt.loader(dataset, num_workers=1 if argument["kind"] == "plain" else 2)

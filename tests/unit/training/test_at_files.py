@@ -13,7 +13,7 @@ import torch
 
 from hpcddp.training import watchdog
 from hpcddp.training.activity import at_files
-from hpcddp.training.checkpoint import checkpointer, files, sharded, whole_model
+from hpcddp.training.checkpoint import files, sharded, whole_model
 
 
 @pytest.fixture
@@ -62,11 +62,10 @@ def test_a_checkpoint_in_parts_is_written_and_read(tmp_path: Path, noted: list[b
     assert all(noted)
 
 
-def test_a_model_and_the_probe_of_the_disk_are_written(tmp_path: Path, noted: list[bool]):
+def test_a_whole_model_is_written(tmp_path: Path, noted: list[bool]):
     alone: Any = SimpleNamespace(is_first=True, world_size=1, device=torch.device("cpu"))
     whole_model.write_whole(torch.nn.Linear(2, 1), tmp_path / "model.pt", alone)
-    checkpointer.time_probe(tmp_path / "probe")
-    assert noted == [True, True]
+    assert noted == [True]
 
 
 def test_who_is_at_files_twice_is_there_until_the_last_one_ends():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from itertools import islice
 from typing import Any
 
 import pytest
@@ -55,16 +54,15 @@ def test_workers_stay_from_epoch_to_epoch_only_where_the_dataloader_says_so(stay
     assert train(loader, change) == [[1.0] * 4, [second] * 4]
 
 
-@pytest.mark.parametrize("samples", [3, 6])
-def test_a_data_set_that_has_another_length_in_a_later_epoch_is_refused(samples: int) -> None:
+def test_a_data_set_that_has_another_length_in_a_later_epoch_is_refused() -> None:
     data = Growing()
 
     def change(epoch: int) -> None:
-        data.samples = samples if epoch else 4
+        data.samples = 3 if epoch else 4
 
     with pytest.raises(RequestError) as error:
         train(DataLoader(data, batch_size=2), change)
-    error.match(rf"this Growing has {samples} samples now, and had 4 when its loader was made[\s\S]*\nhint: .* new run")
+    error.match(r"this Growing has 3 samples now, and had 4 when its loader was made[\s\S]*\nhint: .* new run")
 
 
 def test_evaluation_data_that_have_grown_are_refused() -> None:
@@ -87,35 +85,13 @@ class Given(IterableDataset[Any]):
         return self._give()
 
 
-class Rewound(IterableDataset[Any]):
-    """Its own iterator, from the start again in each pass."""
-
-    def __iter__(self) -> Rewound:
-        self._next = 0
-        return self
-
-    def __next__(self) -> torch.Tensor:
-        if self._next == 4:
-            raise StopIteration
-        self._next += 1
-        return torch.ones(1)
-
-
 ROWS = [torch.ones(1)] * 4
 
 
-@pytest.mark.parametrize(
-    ("rows", "kind"), [((row for row in ROWS), "generator"), (map(abs, ROWS), "map"), (islice(ROWS, 4), "islice")]
-)
-def test_a_stream_that_can_be_gone_through_once_only_is_refused(rows: Iterator[Any], kind: str) -> None:
-    with pytest.raises(RequestError) as error:
+def test_a_stream_that_can_be_gone_through_once_only_is_refused_and_one_that_begins_anew_is_right() -> None:
+    assert train(DataLoader(Given(lambda: iter(ROWS)), batch_size=2), lambda _: None) == [[1.0] * 4] * 2
+    rows = iter(ROWS)
+    with pytest.raises(
+        RequestError, match=r"the stream of epoch 1 is empty[\s\S]*__iter__ of the data set begins anew"
+    ):
         train(DataLoader(Given(lambda: rows), batch_size=2), lambda _: None)
-    error.match(
-        rf"the __iter__ of this Given returns the same {kind} again[\s\S]*\nhint: make a new iterator in __iter"
-    )
-
-
-@pytest.mark.parametrize("data", [Given(lambda: (row for row in ROWS)), Given(lambda: iter(ROWS)), Rewound()])
-def test_a_stream_that_begins_anew_in_each_epoch_is_right(data: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    assert train(DataLoader(data, batch_size=2), lambda _: None) == [[1.0] * 4] * 2
-    assert "warning" not in capsys.readouterr().err

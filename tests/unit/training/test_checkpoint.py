@@ -57,7 +57,7 @@ class Numbers:
 def _write(folder: Path, step: int, *, numbers: int | None = None, keep: int = 10) -> Path:
     """A checkpoint as a run of one rank writes it."""
     tracked = Tracked({"numbers": Numbers(step if numbers is None else numbers)})
-    CheckpointWriter(ALONE, folder, None, keep).save(tracked, {"step": step, "seed": 3}, {})
+    CheckpointWriter(ALONE, folder, keep).save(tracked, {"step": step, "seed": 3}, {})
     return folder / f"step-{step:08d}"
 
 
@@ -75,7 +75,7 @@ def test_an_attempt_that_loses_its_run_while_it_writes_publishes_nothing(tmp_pat
     mine, other = (describe_process(name, os.getpid(), {}, ()) for name in ("7.1", "7.2"))
     take_run(run, mine, lambda _scheduler, _job: None)
     folder = Path(run.checkpoints)
-    writer = CheckpointWriter(ALONE, folder, None, 2, lambda: check_not_taken(run, "7.1"))
+    writer = CheckpointWriter(ALONE, folder, 2, lambda: check_not_taken(run, "7.1"))
     writer.save(Tracked({"numbers": Numbers(3)}), {"step": 3, "seed": 3}, {})
     take_run(run, other, lambda _scheduler, _job: None, "7.1")
     with pytest.raises(HeldError, match=r"from attempt 7\.1, which writes no more"):
@@ -141,14 +141,11 @@ def test_a_checkpoint_that_cannot_be_read_for_a_moment_is_read_again(
     assert capsys.readouterr().err == ""
 
 
-@pytest.mark.parametrize("number", [errno.EIO, errno.ESTALE, errno.EACCES], ids=errno.errorcode.__getitem__)
-def test_a_checkpoint_that_cannot_be_read_is_no_damaged_one(
-    tmp_path: Path, number: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_checkpoint_that_cannot_be_read_is_no_damaged_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     paths = [_write(tmp_path, step) for step in (1, 2)]
     monkeypatch.setattr(resume, "PAUSES_S", (0.0, 0.0))
-    monkeypatch.setattr(files, "_hash_file", Disk(float("inf"), number).hash_file)
-    told = f"rank 0 on here cannot read checkpoint {paths[1]}, which stays as it is: .*: {os.strerror(number).lower()}"
+    monkeypatch.setattr(files, "_hash_file", Disk(float("inf"), errno.ESTALE).hash_file)
+    told = f"rank 0 on here cannot read checkpoint {paths[1]}, which stays as it is: .*: stale file handle"
     with pytest.raises(LaunchError, match=told):
         choose_newest(ALONE, tmp_path, "")
     assert list_checkpoint_folders(tmp_path) == paths
@@ -164,8 +161,7 @@ def test_a_manifest_that_cannot_be_opened_is_no_damaged_one(tmp_path: Path, monk
     assert list_checkpoint_folders(tmp_path) == [path]
 
 
-@pytest.mark.parametrize("kind", ["EIO", "ENOENT", "damage"])
-@pytest.mark.parametrize("sick", [0, 1])
+@pytest.mark.parametrize(("kind", "sick"), [("EIO", 0), ("damage", 1)])
 def test_what_one_rank_alone_finds_wrong_is_no_damage(
     run_ranks: Callable[..., Any], tmp_path: Path, kind: str, sick: int
 ) -> None:
@@ -186,17 +182,11 @@ _EXACT = {"method": "tree", "slices": 2, "global_batch": 8, "conditions": {}, "d
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"exact": None}, "exact"),
-        ({"exact": {"method": "tree"}}, "exact"),
         ({"exact": _EXACT | {"deviations": None}}, "exact"),
-        ({"exact": _EXACT | {"conditions": None}}, "exact"),
         ({"form": None}, "form"),
         ({"form": "sharded"}, r"lists no .metadata"),
-        ({"files": None}, "files"),
-        ({"files": "state.pt"}, "files"),
         ({"files": []}, "files"),
         ({"files": {}}, r"lists no state.pt"),
-        ({"files": {"state.pt": None}}, "files"),
         ({"files": {"state.pt": {"bytes": 3}}}, "files"),
     ],
     ids=lambda value: json.dumps(value),

@@ -23,7 +23,7 @@ import hpcddp.integrations
 import hpcddp.integrations.saved as saved_by_frameworks
 from hpcddp.errors import LaunchError, RequestError
 from hpcddp.integrations.hf_trainer import TransformersHooks
-from hpcddp.integrations.lightning_trainer import find_loss, name_random_state, restore_random_state
+from hpcddp.integrations.lightning_trainer import name_random_state, restore_random_state
 from hpcddp.integrations.plain_loop import open_loop
 from hpcddp.integrations.run import SteppingOptimizers, check_all_ranks
 from hpcddp.integrations.saved import FrameworkCheckpoint, check_world, complete_checkpoint, find_newest
@@ -31,7 +31,7 @@ from hpcddp.integrations.saved import make_partial as begin_checkpoint
 from hpcddp.runs.chain import Link, decide_start
 from hpcddp.runs.folder import RunFolder, list_checkpoints
 from hpcddp.runs.jsonfile import read_object, write_object
-from hpcddp.runs.lock import HeldError, describe_process, release_run, take_run
+from hpcddp.runs.lock import HeldError, describe_process, take_run
 from hpcddp.runs.metrics import LossCurve, read_latest
 from hpcddp.runs.state import RunState, read_state
 from hpcddp.training.activity import is_at_files
@@ -140,15 +140,15 @@ def test_the_deadline_stops_and_says_so(alone: Callable[..., Any], tmp_path: Pat
     assert (state(tmp_path).status, state(tmp_path).step, state(tmp_path).reason) == ("unfinished", 1, "deadline")
 
 
-def test_a_deadline_counts_with_a_save_of_the_bytes_that_were_stepped_on(tmp_path: Path) -> None:
+def test_a_deadline_counts_with_a_save_of_the_bytes_that_were_stepped_on() -> None:
     seen = SteppingOptimizers()
     parameter = torch.nn.Parameter(torch.ones(1000))
     optimizer = torch.optim.SGD([parameter], lr=0.1, momentum=0.9)
     parameter.grad = torch.ones(1000)
     with seen.watching():
-        assert seen.guess_save_s(tmp_path) == 0
+        assert seen.guess_save_s() == 0
         optimizer.step()
-    assert seen.guess_save_s(tmp_path) > 0
+    assert seen.guess_save_s() == 8000 / 1e8
 
 
 def test_a_trainer_that_stops_where_an_evaluation_is_due_leaves_it_out_and_says_so() -> None:
@@ -182,23 +182,6 @@ def test_step_speed_and_loss_are_recorded_as_a_trainer_logs_them(alone: Callable
     assert (seen.step, seen.loss) == (32, pytest.approx(1 / 30))
     curve.read([attempt])
     assert (list(curve.steps), curve.made["a"]) == ([10, 20, 30], (10, 32))
-
-
-@pytest.mark.parametrize(
-    ("logged", "loss"),
-    [
-        ({"train_loss": 1.0}, 1.0),
-        ({"train_loss_step": 1.0, "train_loss_epoch": 2.0, "val_loss": 3.0, "acc": 4.0}, 1.0),
-        ({"loss": 1.0, "loss_step": 1.0}, 1.0),
-        ({"gen_loss": 1.0, "disc_loss": 2.0}, None),
-        ({"val/loss": 1.0}, None),
-        ({}, None),
-    ],
-)
-def test_of_what_a_lightning_module_logs_the_one_training_loss_counts(
-    logged: dict[str, float], loss: float | None
-) -> None:
-    assert find_loss(logged) == loss
 
 
 def test_a_rank_that_saves_is_at_work_whoever_writes(alone: Callable[..., Any], tmp_path: Path) -> None:
@@ -315,15 +298,6 @@ class Disk:
         return self._stat(path, **options)
 
 
-def test_a_checkpoint_that_cannot_be_read_for_a_moment_is_read_again(
-    alone: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    train(alone(save_every=6))
-    monkeypatch.setattr(saved_by_frameworks, "PAUSES_S", (0.0, 0.0))
-    monkeypatch.setattr(saved_by_frameworks.os, "stat", Disk(2, errno.EIO).stat)
-    assert train(alone("b")) == 12
-
-
 def test_a_checkpoint_that_a_host_cannot_read_is_no_damage(
     alone: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -374,17 +348,6 @@ def test_another_number_of_ranks_is_refused_unless_a_step_has_as_many_samples() 
         check_world(two, 4, None)
     with pytest.raises(RequestError, match="DeepSpeed's optimizer is saved per rank"):
         check_world(two, 1, 8, fixed="DeepSpeed's optimizer is saved per rank")
-
-
-def test_another_attempt_that_has_taken_the_run_keeps_its_state(alone: Callable[..., Any], tmp_path: Path) -> None:
-    with alone() as run:
-        run.after_step(1, save)
-        other = describe_process("b", os.getpid(), {}, ())
-        take_run(RunFolder(str(tmp_path / "run")), other, lambda *_: None)
-        with pytest.raises(HeldError), run.checkpoint(2):
-            pass
-        release_run(RunFolder(str(tmp_path / "run")), "b")
-        take_run(RunFolder(str(tmp_path / "run")), describe_process("a", os.getpid(), {}, ()), lambda *_: None)
 
 
 def test_a_run_that_is_taken_while_a_checkpoint_is_written_gets_none(alone: Callable[..., Any], tmp_path: Path) -> None:

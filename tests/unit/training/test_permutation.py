@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from typing import Any
 
-import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -66,17 +65,6 @@ def test_of_a_billion_samples_each_has_one_place_since_the_way_back_exists(
     assert int(samples.min()) >= 0
     assert int(samples.max()) < length
     assert torch.equal(_undo(samples, length, seed, epoch), positions)
-
-
-@given(length=st.integers(2, 10**6), seed=st.integers(0, 2**40), epoch=st.integers(0, 1000), data=st.randoms())
-def test_the_order_is_the_same_with_and_without_tables(length: int, seed: int, epoch: int, data: Any) -> None:
-    positions = torch.tensor([0, length - 1, *(data.randrange(length) for _ in range(100))])
-    orders = []
-    for worth in (0, length):
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(sampler, "_WORTH_A_TABLE", worth)
-            orders.append(permute(positions, length, seed, epoch))
-    assert torch.equal(*orders)
 
 
 def test_seed_and_epoch_each_change_the_order() -> None:

@@ -168,22 +168,6 @@ def test_states_can_be_put_back(first: list[str], then: list[str]) -> None:
     assert _states() == expected
 
 
-def test_a_state_that_keeps_a_normal_number_is_none_that_keeps_none() -> None:
-    np.random.seed(5)
-    DRAWS[NORMAL]()
-    keeps_one = _states()
-    with fork_generators():
-        DRAWS[NORMAL]()
-        with fork_generators():  # reads the state that keeps none
-            DRAWS[NORMAL]()
-        np.random.seed(5)
-        DRAWS[NORMAL]()
-        with fork_generators():
-            DRAWS["numpy"]()
-        assert _states() == keeps_one
-    assert _states() == keeps_one
-
-
 def test_tensors_in_memory_are_read_without_a_look_at_the_generators(monkeypatch: pytest.MonkeyPatch) -> None:
     tensors = TensorDataset(torch.arange(6))
     monkeypatch.setattr(randomness, "read_states", lambda: pytest.fail("looked"))

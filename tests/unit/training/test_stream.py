@@ -1,4 +1,4 @@
-"""Streams and shards: every sample once per epoch, whatever the ranks, the stops and the workers."""
+"""Streams: every sample once per epoch, whatever the ranks, the stops and the workers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,6 @@ from hpcddp.batchplan import plan_batch
 from hpcddp.errors import RequestError
 from hpcddp.training.data.loader import TrainingLoader
 from hpcddp.training.data.reading import Reading
-from hpcddp.training.data.shards import ShardedStream
 from hpcddp.training.data.stream import StreamSampler
 from hpcddp.training.data.weighing import Weighing
 from hpcddp.training.parallel.layout import plan_layout
@@ -47,40 +46,47 @@ class Sized(Plain):
         return self.samples
 
 
-def _read_shard(name: int, start: int) -> Iterator[tuple[torch.Tensor, int]]:
-    return ((torch.rand(2), 1000 * name + i) for i in range(start, 1000))
+class Skipping(Iterator[tuple[torch.Tensor, int]]):
+    """Can skip, and notes the samples that are read."""
 
+    def __init__(self, samples: list[int], was_read: list[int]) -> None:
+        self._samples, self._was_read = samples, was_read
 
-def _shards(length: int) -> ShardedStream[int]:
-    sizes = [length // 2, 0, length - length // 2 - length // 5, length // 5]
-    return ShardedStream(list(enumerate(sizes)), _read_shard, seed=4)
+    def __next__(self) -> tuple[torch.Tensor, int]:
+        if not self._samples:
+            raise StopIteration
+        self._was_read.append(self._samples.pop(0))
+        return torch.rand(2), self._was_read[-1]
+
+    def skip(self, count: int) -> int:
+        before = len(self._samples)
+        del self._samples[:count]
+        return before - len(self._samples)
 
 
 class Unsized(IterableDataset):
-    """Shards whose length is not known: an iterator that can skip. Notes the samples that are read."""
+    """Its iterator can skip; the order follows the epoch, and the length is not known."""
+
+    epoch = 0
 
     def __init__(self, length: int) -> None:
-        self.shards = _shards(length)
+        self.samples = length
         self.was_read: list[int] = []
 
     def set_epoch(self, epoch: int) -> None:
-        self.shards.set_epoch(epoch)
+        self.epoch = epoch
 
-    def __iter__(self) -> Iterator[tuple[torch.Tensor, int]]:
-        return _Noted(iter(self.shards), self.was_read)
-
-
-class _Noted(Iterator[tuple[torch.Tensor, int]]):
-    def __init__(self, source: Any, was_read: list[int]) -> None:
-        self.skip, self._source, self._was_read = source.skip, source, was_read
-
-    def __next__(self) -> tuple[torch.Tensor, int]:
-        sample = next(self._source)
-        self._was_read.append(sample[1])
-        return sample
+    def __iter__(self) -> Skipping:
+        order = torch.randperm(self.samples, generator=torch.Generator().manual_seed(self.epoch))
+        return Skipping(order.tolist(), self.was_read)
 
 
-KINDS = {"plain": Plain, "sized": Sized, "sharded": _shards, "unsized": Unsized}
+class SizedSkipping(Unsized):
+    def __len__(self) -> int:
+        return self.samples
+
+
+KINDS = {"plain": Plain, "sized": Sized, "sized, skips": SizedSkipping, "skips": Unsized}
 Seen = Counter[tuple[int, int]]
 
 
@@ -146,9 +152,7 @@ def test_a_chain_of_runs_on_changing_world_sizes_sees_every_sample_of_a_stream_o
         _go(loaders, 2, steps, seen, draws)
         [at] = {(loader.sampler.epoch, loader.sampler.position) for loader in loaders}
     assert at == (2, 0)
-    samples = {1000 * n + i for n, size in _shards(length).shards for i in range(size)}
-    expected = samples if kind in ("sharded", "unsized") else range(length)
-    assert seen == Counter((epoch, i) for epoch in range(2) for i in expected)
+    assert seen == Counter((epoch, i) for epoch in range(2) for i in range(length))
 
 
 def _drawn(dataset: Any, world_size: int, workers: int) -> list[Any]:
@@ -167,14 +171,14 @@ def _drawn(dataset: Any, world_size: int, workers: int) -> list[Any]:
     return found
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ["plain", "sized, skips"])
 def test_order_and_draws_are_the_same_on_any_rank_and_in_any_worker(kind: str) -> None:
     expected = _drawn(KINDS[kind](24), 1, 0)
     assert len(expected) == 2 * 24
     assert expected[:24] != expected[24:]
     assert _drawn(KINDS[kind](24), 3, 0) == expected
     assert _drawn(KINDS[kind](24), 2, 1) == expected
-    if kind in ("sharded", "unsized"):
+    if "skips" in kind:
         assert _drawn(KINDS[kind](24), 1, 2) == expected
 
 
@@ -203,7 +207,7 @@ def test_a_stream_of_another_length_than_it_says_is_refused(said: int, found: st
         list(_loader(Wrong(8), plan_batch(3, 1), 0))
 
 
-@pytest.mark.parametrize("dataset", [Sized(0), Plain(0), ShardedStream([], _read_shard)])
+@pytest.mark.parametrize("dataset", [Sized(0), Plain(0), Unsized(0)])
 def test_an_empty_stream_is_refused(dataset: Any) -> None:
     with pytest.raises(RequestError, match="empty"):
         _go([_loader(dataset, plan_batch(3, 1), 0)], 1, 9, Counter(), {})
@@ -218,7 +222,7 @@ def test_leaving_an_epoch_early_skips_the_rest_of_it() -> None:
         assert (loader.sampler.epoch, loader.sampler.position) == (1, 0)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ["sized", "skips"])
 @pytest.mark.parametrize("length", [12, 14])
 def test_the_last_batch_of_a_stream_is_known_as_such_when_it_comes(kind: str, length: int) -> None:
     for world_size, workers in ((1, 0), (3, 0), (2, 1)):
@@ -235,28 +239,7 @@ def test_to_know_the_last_batch_no_sample_is_read_that_would_be_skipped() -> Non
         assert data.was_read == [i for batch in batches for i in batch.y.tolist()]
 
 
-def test_shards_of_other_ranks_are_never_opened() -> None:
-    opened = []
-
-    def read(name: str, start: int) -> Iterator[str]:
-        opened.append((name, start))
-        return (f"{name}{i}" for i in range(start, 4))
-
-    shards = ShardedStream([("a", 4), ("b", 4), ("c", 4)], read, shuffle=False)
-    iterator = iter(shards)
-    assert iterator.skip(5) == 5
-    assert [next(iterator), iterator.skip(2), next(iterator)] == ["b1", 2, "c0"]
-    assert iterator.skip(9) == 3
-    assert opened == [("b", 1), ("c", 0)]
-
-
-def test_a_shard_that_is_shorter_than_told_is_named() -> None:
-    shards = ShardedStream([("a.bin", 3)], lambda name, start: iter(range(start, 2)), shuffle=False)
-    with pytest.raises(RequestError, match=r"shard a\.bin ended after 2 of 3 samples"):
-        list(shards)
-
-
-@pytest.mark.parametrize("kind", [pytest.param(kind, marks=pytest.mark.slow) for kind in ("sharded", "plain")])
+@pytest.mark.parametrize("kind", [pytest.param(kind, marks=pytest.mark.slow) for kind in ("skips", "plain")])
 def test_a_stream_resumes_over_four_two_and_three_real_ranks(
     run_ranks: RunRanks, batch_bodies: ModuleType, tmp_path: Path, kind: str
 ) -> None:

