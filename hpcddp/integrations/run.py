@@ -50,10 +50,9 @@ class SteppingOptimizers:
         finally:
             handle.remove()
 
-    def guess_save_s(self, folder: Path) -> float:
+    def guess_save_s(self) -> float:
         """Seconds to write this rank's parameters and their optimizers' state; 0 if none has made a step."""
-        size = sum(_count_bytes(optimizer) for optimizer in self._seen)
-        return guess_save_s(folder, size) if size else 0.0
+        return guess_save_s(sum(_count_bytes(optimizer) for optimizer in self._seen))
 
 
 def _count_bytes(optimizer: Optimizer) -> int:
@@ -198,7 +197,7 @@ class Run:
             self._note("at")
         pace.step_ended()
         if self._watch.deadline is not None and self.ranks.is_first and not self._knows_save_s:
-            self._expect_save(self._optimizers.guess_save_s(Path(self.attempt.run.path)))
+            self._expect_save(self._optimizers.guess_save_s())
             pace.training_resumed()
         flags = self._watch.flags()
         if self._saves.is_time and not self._asks_save:

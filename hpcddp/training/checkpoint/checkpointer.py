@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
-import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -188,7 +186,7 @@ def _naming(partial: Path) -> Iterator[None]:
         ) from error
 
 
-_PROBE_BYTES = 1 << 22
+_GUESSED_BYTES_PER_S = 1e8  # of one writer on a busy file system
 _STATES_PER_PARAMETER = 2  # of an optimizer before its first step, when it has none yet: as many as Adam's
 
 
@@ -251,7 +249,7 @@ class Checkpointer:
         if self._saves.watch.deadline is not None and self._group.is_first:
             known = last_save_s(Path(self._folder.run.checkpoints))
             if known is None:
-                known = guess_save_s(Path(self._folder.run.path), count_state_bytes(self._tracked))
+                known = guess_save_s(count_state_bytes(self._tracked))
             self._saves.watch.pace.expect_save(known)
         return position
 
@@ -397,9 +395,9 @@ def check_same_value(values: Sequence[float]) -> None:
             )
 
 
-def guess_save_s(folder: Path, size: int) -> float:
-    """An estimate, in seconds, of the first save of so many bytes, by the time that a small file takes."""
-    return (1 + size / _PROBE_BYTES) * time_probe(folder / f".probe-{os.getpid()}")
+def guess_save_s(size: int) -> float:
+    """What the first save of so many bytes is taken to need, in seconds, until one was measured."""
+    return size / _GUESSED_BYTES_PER_S
 
 
 def count_state_bytes(tracked: Tracked) -> int:
@@ -410,24 +408,3 @@ def count_state_bytes(tracked: Tracked) -> int:
             parameters = [parameter for group in thing.param_groups for parameter in group["params"]]
             size += _STATES_PER_PARAMETER * sum(p.numel() * p.element_size() for p in parameters)
     return size
-
-
-@at_files()
-def time_probe(path: Path) -> float:
-    """Seconds to write, flush and hash a few megabytes. LaunchError if they cannot be written."""
-    content = os.urandom(_PROBE_BYTES)  # some file systems store zeros for nothing
-    started = time.monotonic()
-    try:
-        with path.open("wb") as file:
-            file.write(content)
-            os.fsync(file.fileno())
-        hashlib.sha256(content).digest()
-        return time.monotonic() - started
-    except OSError as error:
-        raise LaunchError(
-            f"the run folder {path.parent} cannot be written: {(error.strerror or str(error)).lower()}",
-            "make room there, or choose another run folder",
-        ) from error
-    finally:
-        with suppress(OSError):
-            path.unlink(missing_ok=True)
