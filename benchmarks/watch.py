@@ -64,6 +64,7 @@ def measure_node(looks: int) -> tuple[float, int]:
         attempt = AttemptFolder(RunFolder(folder), "1.1")
         os.makedirs(attempt.path)
         sampler = Sampler(attempt, "node", os.environ, lambda: [0.0] * 6)
+        sampler._open()
         sampler._look(1)  # asks each process once
         began = time.process_time()
         for _ in range(looks):

@@ -205,7 +205,7 @@ def _run_with_agent(
 ) -> NoReturn:
     """Run the command in a process of its own, and tell the supervisor how that has ended. `rank_marks`: the variables
     of each rank that the command starts, where it is an agent."""
-    from hpcddp.supervisor.agent import BY_WORD, RankProgram, Stderr, end_alike, report
+    from hpcddp.supervisor.agent import BY_WORD, RankProgram, Stderr, end_alike, write_all
     from hpcddp.supervisor.wire import Ended
 
     stderr = None if log else Stderr(job_output)
@@ -242,7 +242,7 @@ def _run_with_agent(
     is_heard = agent.end(Ended(status, output, path, is_printed=log is None))
     if status and not (is_heard or agent.was_ended):
         failure = attempt.format_failure(info.rank, hostname, attempt.describe_end(status), output, path)
-        report(f"hpcddp: {failure}\n", job_output)
+        write_all(job_output, f"hpcddp: {failure}\n".encode(errors="replace"))
     from hpcddp.cli.streams import tell
 
     agent.end_left(tell)

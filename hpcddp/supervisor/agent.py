@@ -19,7 +19,7 @@ from hpcddp.ranks.lookup_warning import split_output
 from hpcddp.runs.heartbeat import OWN, Beat, PageEntry, Position, make_page
 from hpcddp.signals import ENDING
 from hpcddp.supervisor import wire
-from hpcddp.supervisor.leftover import end_left, find_left, kill_left
+from hpcddp.supervisor.leftover import end_left, find_left, find_marked, kill_left
 
 TYPE_CHECKING = False
 
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from typing import NoReturn
 
     from hpcddp.runs.folder import AttemptFolder
-    from hpcddp.supervisor.usage import Sampler
 else:
     import _signal as signal  # the same without enumerations, which cost exec a tenth of its time
 
@@ -65,7 +64,6 @@ class Agent:
         self._signals: list[int] = []  # that came from elsewhere, and that the supervisor does not know of yet
         self._wait_s = 0.0  # at most, before this process ends
         self._unheard_s = 0.0  # for how long the supervisor was not heard before the rank was ended for that
-        self._sampler: Sampler | None = None
         self._alive: int | None = None  # open as long as this process is there
         self.was_ended = False  # by the supervisor's word, or since it was not heard any more
 
@@ -85,8 +83,7 @@ class Agent:
         if self._listener is not None:
             from hpcddp.supervisor.usage import Sampler  # of one agent on each node
 
-            self._sampler = Sampler(self._attempt, self._host, self._env, self._read_phases)
-            self._sampler.start()
+            Sampler(self._attempt, self._host, self._env, self._read_phases).start()
 
     def _read_phases(self) -> list[float]:
         """Of the first rank that says them."""
@@ -247,7 +244,7 @@ class Agent:
 
     def _read_beat(self) -> Beat:
         beat = self._page.read() if self._page is not None else Beat()
-        return beat._replace(is_stopped=self._is_stopped())
+        return beat._replace(is_stopped=_read_state(self._program) == "T")  # as by SIGSTOP
 
     def _send_place(self) -> None:
         place = self._page.read_place() if self._page is not None else self._place
@@ -281,10 +278,6 @@ class Agent:
         while self._socket is not None and self._signals:
             self._send(wire.Signalled(self._signals[0]))
             del self._signals[0]
-
-    def _is_stopped(self) -> bool:
-        """Whether a signal has stopped the rank, as SIGSTOP does."""
-        return _read_state(self._program) == "T"
 
     def _obey(self, message: wire.Message) -> None:
         if isinstance(message, wire.Kill):
@@ -521,23 +514,6 @@ def _ends_by(process: int, number: int) -> bool:
     return not _handles(process, number, b"SigCgt", b"SigIgn", b"SigBlk")
 
 
-def find_marked(process: int, marks: tuple[str, ...]) -> list[int]:
-    """The processes below this one that have one of these variables, without those that they have started."""
-    children: dict[int, list[int]] = {}
-    for name in filter(str.isdecimal, os.listdir("/proc")):
-        with suppress(OSError, IndexError, ValueError), open(f"/proc/{name}/stat", "rb") as file:
-            children.setdefault(int(file.read().rpartition(b")")[2].split()[1]), []).append(int(name))
-    begins, found, below = tuple(f"{mark}=".encode() for mark in marks), list[int](), children.get(process, [])
-    while below:
-        one = below.pop()
-        with suppress(OSError), open(f"/proc/{one}/environ", "rb") as file:
-            if any(line.startswith(begins) for line in file.read().split(b"\0")):
-                found.append(one)
-                continue
-        below += children.get(one, ())
-    return found
-
-
 def _handles(process: int, number: int, *ways: bytes) -> bool:
     """Whether the process catches the signal (SigCgt), ignores it (SigIgn) or holds it back (SigBlk)."""
     with suppress(OSError, IndexError, ValueError), open(f"/proc/{process}/status", "rb") as file:
@@ -547,9 +523,12 @@ def _handles(process: int, number: int, *ways: bytes) -> bool:
 
 
 def end_alike(status: int) -> NoReturn:
-    """End this process with the exit status or the signal that ended the program."""
+    """End this process with the exit status or the signal that ended the program, without taking the interpreter apart:
+    nobody needs that, and it takes time."""
+    with suppress(OSError):
+        sys.stdout.flush()
     if not os.WIFSIGNALED(status):
-        _leave(os.WEXITSTATUS(status))
+        os._exit(os.WEXITSTATUS(status))
     import resource
 
     number = os.WTERMSIG(status)
@@ -559,14 +538,7 @@ def end_alike(status: int) -> NoReturn:
         signal.signal(number, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {number})
     os.kill(os.getpid(), number)
-    _leave(128 + number)
-
-
-def _leave(status: int) -> NoReturn:
-    """End at once, without taking the interpreter apart: nobody needs that, and it takes time."""
-    with suppress(OSError):
-        sys.stdout.flush()
-    os._exit(status)
+    os._exit(128 + number)
 
 
 class Stderr:
@@ -619,8 +591,3 @@ def write_all(output: int, data: bytes) -> None:
                 poll = select.poll()
                 poll.register(output, select.POLLOUT)
                 poll.poll()
-
-
-def report(text: str, output: int) -> None:
-    """Write to the job's output."""
-    write_all(output, text.encode(errors="replace"))

@@ -83,6 +83,23 @@ def find_left(marks: Mapping[str, str], env: Mapping[str, str]) -> list[int]:
     return found
 
 
+def find_marked(process: int, marks: tuple[str, ...]) -> list[int]:
+    """The processes below this one that have one of these variables, without those that they have started."""
+    children: dict[int, list[int]] = {}
+    for name in filter(str.isdecimal, os.listdir("/proc")):
+        with suppress(OSError, IndexError, ValueError), open(f"/proc/{name}/stat", "rb") as file:
+            children.setdefault(int(file.read().rpartition(b")")[2].split()[1]), []).append(int(name))
+    begins, found, below = tuple(f"{mark}=".encode() for mark in marks), list[int](), children.get(process, [])
+    while below:
+        one = below.pop()
+        with suppress(OSError), open(f"/proc/{one}/environ", "rb") as file:
+            if any(line.startswith(begins) for line in file.read().split(b"\0")):
+                found.append(one)
+                continue
+        below += children.get(one, ())
+    return found
+
+
 def kill_left(marks: Mapping[str, str], env: Mapping[str, str]) -> tuple[str, ...]:
     """The command that does it at once and by itself, here or on another host. `marks`: two; and of `env` as
     `find_left`. It fails where some are still there after ten seconds."""

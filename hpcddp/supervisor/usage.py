@@ -16,17 +16,13 @@ from hpcddp.ranks.cgroups import list_cgroups
 from hpcddp.record import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    import signal
     from collections.abc import Callable, Mapping
     from typing import Any
 
     from hpcddp.runs.folder import AttemptFolder
-else:
-    import _signal as signal
 
 _EVERY_S = 10.0
 _FIRST_S = (1.0, 3.0)  # after the start: a short attempt has lines, too
-_LAST_S = 0.5
 _ALL = 60  # lines that are written at once; later ones are for a minute each
 _TOGETHER = 6
 _PAGE = os.sysconf("SC_PAGE_SIZE")
@@ -148,22 +144,14 @@ class Sampler:
         self._attempt = attempt.name
         self._line: dict[str, Any] = {}
         self._began = time.monotonic()
-        self._file = -1
-        self._lock = _thread.allocate_lock()
 
     def start(self) -> None:
         """Look from now on, in a thread."""
         _thread.start_new_thread(self._run, ())
 
-    def finish(self) -> None:
-        """The rank has ended: look once more, unless a file system hangs."""
-        with suppress(Exception):
-            self._look(1, _LAST_S)
-            if self._gpus.process:
-                os.kill(self._gpus.process, signal.SIGKILL)
-
     def _run(self) -> None:
         with suppress(Exception):  # a node without /proc, a full disk: nobody needs to know
+            self._open()
             for wait_s in _FIRST_S:
                 time.sleep(max(self._began + wait_s - time.monotonic(), 0.0))
                 self._look(1)
@@ -180,17 +168,8 @@ class Sampler:
         self._processes, self._cgroup, self._gpus = Processes(self._attempt), Cgroup(self._job), Gpus(self._env)
         self._file = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
 
-    def _look(self, together: int, patience_s: float = -1) -> None:
-        """Take the most of what is used, and write after so many looks. `patience_s`: for a look that is under way."""
-        if self._lock.acquire(timeout=patience_s):
-            try:
-                if self._file < 0:
-                    self._open()
-                self._note(together)
-            finally:
-                self._lock.release()
-
-    def _note(self, together: int) -> None:
+    def _look(self, together: int) -> None:
+        """Take the most of what is used, and write after so many looks."""
         cpu_s, resident, cpus = self._processes.read()
         memory = {"memory": resident} | self._cgroup.read()
         gpus = [[name, use, used, there] for name, use, used, there in self._gpus.each.values()]

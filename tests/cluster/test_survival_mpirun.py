@@ -164,6 +164,17 @@ def test_a_network_that_comes_back_at_once_is_no_fault(job: PretendedJob, undist
     assert outcome.state["weights_sha256"] == undisturbed
 
 
+@pytest.mark.parametrize(
+    ("kind", "cause"), [("save", "rank 0 on node1 was killed by SIGKILL"), ("full", "rank 0 on node1: .*No space left")]
+)
+def test_a_loss_during_a_save_leaves_the_checkpoint_before_it(
+    job: PretendedJob, undisturbed: str, kind: str, cause: str
+) -> None:
+    outcome = job.run(kind, "0")
+    outcome.assert_went_on(cause, (1, 2, 3, 4), undisturbed)
+    assert "from step 9" in outcome.said
+
+
 def test_nothing_is_started_again_shortly_before_the_job_s_end(job: PretendedJob) -> None:
     outcome = job.run("kill", "2", walltime="1m")
     assert "the ranks are not started again: the job ends soon" in outcome.said

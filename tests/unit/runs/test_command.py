@@ -24,21 +24,6 @@ def test_the_interpreter_its_path_and_its_options_are_no_part_of_a_command(words
     assert identify_command(words.split()) == ("python", "train.py", "--lr", "1")
 
 
-@pytest.mark.parametrize(
-    ("one", "other"),
-    [
-        ("python train.py --lr 1", "python train.py --lr 2"),
-        ("python train.py", "python evaluate.py"),
-        ("python -m proj.train", "python -m proj.evaluate"),
-        ("python -m train", "python train"),
-        ("python a/train.py", "python b/train.py"),
-        ("./train.sh", "bash ./train.sh"),
-    ],
-)
-def test_another_script_and_other_arguments_are_another_command(one: str, other: str) -> None:
-    assert identify_command(one.split()) != identify_command(other.split())
-
-
 def test_a_program_is_known_by_its_name_and_nothing_is_no_command() -> None:
     assert identify_command(["/apps/bin/solve", "-u"]) == identify_command(["solve", "-u"]) == ("solve", "-u")
     assert identify_command([]) == ()
@@ -136,7 +121,8 @@ def test_the_page_shows_the_names_that_commands_get(repo: Path) -> None:
     ],
 )
 def test_other_words_are_another_name(one: str, other: str) -> None:
-    assert name_command(["python", *one.split()]) != name_command(["python", *other.split()])
+    commands = ["python", *one.split()], ["python", *other.split()]
+    assert len({*map(name_command, commands)}) == len({*map(identify_command, commands)}) == 2
 
 
 def test_a_program_of_path_and_one_of_a_folder_have_two_names() -> None:
@@ -220,7 +206,7 @@ def test_a_name_without_a_digest_is_read_back_and_no_two_lists_of_words_share_on
     chosen = random.Random(34)  # the same lists each time
     names: dict[str, tuple[str, ...]] = {}
     plain = 0
-    for _ in range(20000):
+    for _ in range(6000):
         words = chosen.choice(_PROGRAMS).split()
         for _ in range(chosen.randrange(4)):
             words.append(chosen.choice(_OPTIONS if chosen.random() < 0.7 else _VALUES))
@@ -232,4 +218,4 @@ def test_a_name_without_a_digest_is_read_back_and_no_two_lists_of_words_share_on
         if not re.search("-[0-9a-f]{10}$", name):
             plain += 1
             assert _read(name) == tuple(words)
-    assert plain > 1000
+    assert plain > 300

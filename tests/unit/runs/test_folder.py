@@ -79,16 +79,6 @@ def test_a_state_of_an_attempt_that_trains_on_says_so(tmp_path: Path) -> None:
     assert (state.ended, state.reason) == (False, "checkpoint at step 3; the attempt has not ended")
 
 
-@pytest.mark.parametrize("content", ["", "[]", "{}", '{"status": "unfinished"', "\0"])
-def test_a_file_that_holds_no_state_is_an_error_that_says_what_to_do(tmp_path: Path, content: str) -> None:
-    run = RunFolder(str(tmp_path))
-    Path(run.state).write_text(content)
-    with pytest.raises(
-        DamagedFileError, match=r"state\.json.*\nhint: look at it: head .*; then restore it, or remove it"
-    ):
-        read_state(run)
-
-
 @pytest.mark.parametrize(
     ("name", "value"),
     [("status", "what"), ("step", None), ("exact", {"method": "tree", "deviations": 7})],
@@ -122,7 +112,6 @@ def test_a_folder_that_cannot_be_listed_is_told_in_two_lines(
     def refuse(asked: str) -> None:
         raise PermissionError(errno.EACCES, "Permission denied", asked)
 
-    monkeypatch.setattr("hpcddp.runs.folder.os.scandir", refuse)
     run = RunFolder(str(tmp_path))
     ask = {
         "checkpoints": lambda: list_checkpoints(run.checkpoints),
@@ -130,15 +119,11 @@ def test_a_folder_that_cannot_be_listed_is_told_in_two_lines(
         "holders": lambda: list_holders(run),
         ".": lambda: list_run_folders(str(tmp_path)),
     }
-    with pytest.raises(RequestError) as error:
-        ask[folder]()
+    with monkeypatch.context() as refusing:
+        refusing.setattr("hpcddp.runs.folder.os.scandir", refuse)
+        with pytest.raises(RequestError) as error:
+            ask[folder]()
     assert str(error.value) == f"{path} cannot be read: permission denied\nhint: ls -ld {path}"
-
-
-def test_a_link_loop_among_folders_is_named(tmp_path: Path) -> None:
-    (tmp_path / "train").symlink_to(tmp_path / "train")
-    with pytest.raises(RequestError, match=r"/train cannot be read: too many levels .*\nhint: ls -ld .*/train$"):
-        list_run_folders(str(tmp_path))
 
 
 @pytest.mark.parametrize(

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -85,43 +83,6 @@ def test_a_file_of_another_schema_is_refused_in_two_lines_by_everything_that_rea
             "hint: use the hpcddp that wrote it: python -m pip install --upgrade hpcddp",
         ]
     assert Path(path).read_bytes() == before
-
-
-@pytest.mark.parametrize(
-    ("folder", "verbs"),
-    [("checkpoints", ["compare", "render"]), ("attempts", ["compare"]), (".", ["compare"])],
-)
-def test_a_run_folder_that_cannot_be_listed_is_told_in_two_lines_by_compare_and_render(
-    chain_run: RunFolder,
-    folder: str,
-    verbs: list[str],
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Tests run as root, whom permissions do not stop: `os.scandir` is told to refuse."""
-    run = chain_run
-    monkeypatch.chdir(os.path.dirname(run.path))
-    Path("train.py").touch()  # render looks for the command's script first
-    refused = os.path.normpath(os.path.join(run.path, folder))
-    scan = os.scandir
-
-    def refuse(path: str) -> object:
-        if path == refused:
-            raise PermissionError(errno.EACCES, "Permission denied", path)
-        return scan(path)
-
-    if folder == ".":
-        shutil.rmtree(run.attempts)  # then the runs in it would be named
-    monkeypatch.setattr("hpcddp.runs.folder.os.scandir", refuse)
-    command = json.loads(Path(run.plan).read_text())["command"]
-    words = {
-        "compare": [run.path, run.path],
-        "render": ["--site", "local", "--set", f"run_dir={run.path}", "--", *command],
-    }
-    for verb in verbs:
-        assert main([verb, *words[verb]]) == 2
-        told = capsys.readouterr().err.splitlines()[-2:]
-        assert told == [f"hpcddp: {refused} cannot be read: permission denied", f"hint: ls -ld {refused}"]
 
 
 def test_exec_refuses_a_run_folder_of_another_schema_before_it_writes_rank_0s_address_there(tmp_path: Path) -> None:

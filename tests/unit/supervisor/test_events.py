@@ -73,10 +73,6 @@ def test_the_first_cause_of_several_events(case: str):
         assert (cause.kind, cause.rank) == (kind, rank)
 
 
-def test_no_event_has_no_cause():
-    assert find_first_cause([]) is None
-
-
 @pytest.mark.parametrize(
     ("event", "is_loss"),
     [

@@ -46,8 +46,8 @@ def marks(attempt: AttemptFolder) -> Iterator[dict[str, str]]:
         os.kill(process, signal.SIGKILL)
 
 
-@pytest.mark.parametrize("status", [0, 7])
-def test_a_rank_leaves_nothing_running(attempt: AttemptFolder, marks: dict[str, str], status: int):
+def test_a_rank_leaves_nothing_running(attempt: AttemptFolder, marks: dict[str, str]):
+    status = 7
     reports = Reports(0.0, {})
     reports.open(attempt)
     words = [sys.executable, "-m", "hpcddp", "exec", "--", "sh", "-c", LEAVES.format(status)]
@@ -119,12 +119,6 @@ def test_of_what_ends_by_itself_nothing_is_said(marks: dict[str, str]):
     with subprocess.Popen(["sleep", "0.2"], env=os.environ | marks) as ssh:
         end_left(marks, os.environ, told.append, rest_s=600.0)
         assert ssh.wait() == 0
-    assert told == []
-
-
-def test_where_nothing_is_left_nothing_is_said(marks: dict[str, str]):
-    told = list[str]()
-    end_left(marks, os.environ, told.append)
     assert told == []
 
 

@@ -500,3 +500,16 @@ def test_where_the_next_start_begins_is_said_of_programs_whose_checkpoints_are_h
     cluster.reach(6)
     assert plain.begin_again(cluster.attempt) is not None
     assert cluster.told[-1] == "start 1 of at most 10, from step 6"
+
+
+@pytest.mark.parametrize(
+    ("cause", "end", "why"),
+    [
+        (KILL, EndTime(int(time.time()) + 30, ""), "the job ends soon"),
+        (Event(ERROR, 0, "n1", status=2 << 8, text="no such option"), LATER, "that is no node's fault"),
+        (Event(ERROR, 0, "n1", status=127 << 8), LATER, "that is no node's fault"),
+    ],
+)
+def test_what_another_start_would_not_help_is_not_started_again(cluster: Cluster, cause: Event, end: EndTime, why: str):
+    assert not cluster.recovery().goes_on(cluster.attempt, cause, end, set())
+    assert why_not(cluster) == why

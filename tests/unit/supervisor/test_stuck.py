@@ -141,17 +141,6 @@ def test_of_two_ranks_the_one_that_does_not_wait_is_named_if_that_can_be_told(
     assert (found.startswith(named), training.is_known) == (True, is_known)
 
 
-def test_half_of_the_ranks_that_wait_in_their_backward_pass_are_not_named():
-    ranks = Ranks(4)
-    for step in (1, 2, 3):
-        for rank in range(4):
-            ranks.say(rank, step, moves=True)
-    for one in ranks.ranks:
-        one.place = Position("in read") if one.rank % 2 else Position("in backward", MAY_WAIT)
-    ranks.pass_time(LIMIT_S + 2)
-    assert ranks.stuck() == ["rank 1 stands at in read", "rank 3 stands at in read"]
-
-
 @pytest.mark.parametrize("uses", [{1}, {0, 1}], ids=["one", "all, as those do that wait for a GPU"])
 def test_ranks_that_stand_and_use_the_processor_have_ten_times_as_long(training: Ranks, uses: set[int]):
     training.pass_time(10 * LIMIT_S - 5, uses=uses)
@@ -184,15 +173,6 @@ def test_the_limit_of_what_uses_the_processor_is_learnt_from_the_longest_that_th
     assert training.stuck() != []
 
 
-def test_the_first_step_has_ten_times_as_long_in_this_too():
-    ranks = Ranks(1)
-    ranks.say(0, moves=True)
-    ranks.pass_time(10 * FIRST_S - 5, uses={0})
-    assert ranks.stuck() == []
-    ranks.pass_time(10, uses={0})
-    assert ranks.stuck() != []
-
-
 def test_the_first_step_of_a_later_runtime_of_a_script_has_ten_times_as_long_again():
     ranks = Ranks(2)
     for rank in (0, 1):
@@ -206,6 +186,26 @@ def test_the_first_step_of_a_later_runtime_of_a_script_has_ten_times_as_long_aga
     assert ranks.stuck() == []
     ranks.pass_time(LIMIT_S * 6)
     assert ranks.stuck() != []
+
+
+def test_a_program_that_says_nothing_of_itself_is_never_stuck_and_one_that_touches_its_page_is():
+    ranks = Ranks(1)
+    one = ranks.ranks[0]
+
+    def beat(touched: int) -> None:
+        ranks.detector.note(one, Beat(touched=touched), ranks.now)
+
+    beat(1)
+    ranks.now += 2 * FIRST_S
+    beat(1)
+    assert ranks.stuck() == []
+    beat(2)
+    ranks.now += LIMIT_S
+    beat(2)
+    assert ranks.stuck() == []
+    ranks.now += 20 * FIRST_S
+    beat(2)
+    assert ranks.stuck() == ["rank 0 is one of them"]
 
 
 # Plain scripts, by the stands that the guard in each rank tells.

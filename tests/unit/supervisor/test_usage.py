@@ -125,18 +125,6 @@ def test_a_line_has_the_most_memory_and_the_mean_use_of_its_looks(
     ].items()
 
 
-def test_the_end_of_a_rank_has_a_line_too_unless_a_look_hangs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setenv("PATH", "/nowhere")
-    monkeypatch.setattr(usage, "_LAST_S", 0.01)
-    attempt = AttemptFolder(RunFolder(str(tmp_path)), "7.1")
-    os.makedirs(attempt.path)
-    sampler = Sampler(attempt, "node1", os.environ, list)
-    sampler.finish()
-    with sampler._lock:
-        sampler.finish()
-    assert len(Path(attempt.usage("node1")).read_text().splitlines()) == 1
-
-
 def test_a_folder_that_cannot_be_written_ends_the_sampler_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(usage, "_FIRST_S", (0.0, 0.0))
     Sampler(AttemptFolder(RunFolder(str(tmp_path / "gone")), "7.1"), "node1", {}, list)._run()
