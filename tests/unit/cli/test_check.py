@@ -19,9 +19,8 @@ from hpcddp.checks.environment import FAILED, NOT_ASKED, OK, WARNING
 from hpcddp.checks.job import Checker, CheckReport, CheckRequest, LinkSpeed, format_report
 from hpcddp.checks.process import Worker
 from hpcddp.cli import check as login
-from hpcddp.cli.check import check_fit, check_folder, check_modules, check_site_rows, fill_words, find_file_system
+from hpcddp.cli.check import check_fit, check_folder, check_modules, check_site_rows, find_file_system
 from hpcddp.cli.sites_check import SiteFound
-from hpcddp.ranks.launcher import FromShell, IfSet
 from hpcddp.schedulers.row import CommandAnswer, QueueFound
 from hpcddp.script.site import Account, Modules, Queue, Site
 from hpcddp.script.site_check import SiteDifference, compare_modules
@@ -234,19 +233,6 @@ SRUN = ["srun", "--nodes=2", "--ntasks=4"]
 )
 def test_the_check_is_started_by_what_starts_the_ranks(words: list[str], started_by: tuple[list[str], str]) -> None:
     assert split_check(words, "own") == started_by
-
-
-def test_a_launcher_s_words_are_filled_as_a_shell_would() -> None:
-    words = [
-        FromShell("$launcher"),
-        "-n",
-        "4",
-        IfSet("LIB", ("-x", "LIB")),
-        FromShell("$A:$B", before="--x=", after="c"),
-    ]
-    values = {"launcher": "mpirun", "A": "1", "B": ""}
-    assert [*fill_words(words, values)] == ["mpirun", "-n", "4", "--x=1:c"]
-    assert [*fill_words(words, {**values, "LIB": "/l"})][3:5] == ["-x", "LIB"]
 
 
 # On a login node.
