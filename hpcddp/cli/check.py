@@ -13,7 +13,7 @@ import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hpcddp.checks.environment import FAILED, NOT_ASKED, OK, WARNING, Check
 from hpcddp.checks.job import Checker, CheckReport, CheckRequest, format_report, report_record
@@ -26,7 +26,7 @@ from hpcddp.cli.streams import tell
 from hpcddp.errors import LaunchError, RequestError, SchedulerError
 from hpcddp.login.planning import choose_site
 from hpcddp.ranks.gpus import find_gpu_type
-from hpcddp.ranks.launcher import EXPORTED_ALWAYS, FromShell, IfSet
+from hpcddp.ranks.launcher import EXPORTED_ALWAYS
 from hpcddp.runs.jsonfile import write_object
 from hpcddp.schedulers.allocation import Allocation
 from hpcddp.schedulers.registry import find_allocation, find_scheduler
@@ -36,13 +36,10 @@ from hpcddp.script.plan import plan_queue
 from hpcddp.script.site import Queue, Site
 from hpcddp.script.site_check import ModulesCompared
 from hpcddp.script.site_file import open_site
-from hpcddp.script.spec import JobSpec, quote_word, read_spec
+from hpcddp.script.spec import JobSpec, quote_line, quote_word, read_spec
 from hpcddp.supervisor.order import split_check
 from hpcddp.supervisor.recovery import reach_hosts
 from hpcddp.units import format_count, parse_count, read_number
-
-if TYPE_CHECKING:
-    from hpcddp.ranks.launcher import Word
 
 _DESCRIPTION = """\
 Say what would stop a job before it trains.
@@ -150,8 +147,9 @@ def _plan_launch(allocation: Allocation | None, env: Mapping[str, str]) -> tuple
     options = launch.build_parser().parse_args(["--ranks-per-node", "1", "--walltime", "1:00:00", "--scratch"])
     options.command = ["python", "-c", "pass"]
     plan = launch.plan_here(options, allocation, env)
-    words = [word for words in plan.stage_line for word in fill_words(words, {**env, "launcher": plan.outer_program})]
-    if not words and plan.nodes > 1:
+    line = " ".join(map(quote_line, plan.stage_line))
+    words = ["bash", "-c", f'launcher={quote_word(plan.outer_program)}; exec {line} "$@"', "bash"] if line else []
+    if not line and plan.nodes > 1:
         what = f"no launcher on PATH starts processes on the {plan.nodes} hosts of this job"
         raise LaunchError(what, "load the module of an MPI, or: hpcddp check -- LAUNCHER …")
     variables = {name: env.get(name, "") for name in plan.exported} | {"OMP_NUM_THREADS": str(plan.threads_per_rank)}
@@ -162,44 +160,13 @@ def _plan_launch(allocation: Allocation | None, env: Mapping[str, str]) -> tuple
     return words, variables
 
 
-def fill_words(words: Sequence[Word], values: Mapping[str, str]) -> Iterator[str]:
-    """The words of a launcher's line as a shell would make them of these variables."""
-    for word in words:
-        if isinstance(word, IfSet):
-            yield from word.words if values.get(word.variable) else ()
-        elif isinstance(word, FromShell):
-            text = "".join(values.get(part[1:], "") if part[:1] == "$" else part for part in _split(word.text))
-            yield f"{word.before}{text}{word.after or ''}"
-        else:
-            yield word
-
-
-def _split(text: str) -> list[str]:
-    import re
-
-    return re.split(r"(\$\w+)", text)
-
-
 # On a login node.
 
 
 #: Types of file systems that other hosts see, and those of one host alone.
 _SHARED = (
-    "nfs",
-    "lustre",
-    "gpfs",
-    "beegfs",
-    "ceph",
-    "fuse",
-    "weka",
-    "panfs",
-    "afs",
-    "9p",
-    "smb",
-    "cifs",
-    "pvfs",
-    "orange",
-)
+    "nfs", "lustre", "gpfs", "beegfs", "ceph", "fuse", "weka", "panfs", "afs", "9p", "smb", "cifs", "pvfs", "orange",
+)  # fmt: skip
 _LOCAL = ("tmpfs", "ramfs", "devtmpfs")
 _TORCH = """\
 import json, sys, torch

@@ -83,14 +83,14 @@ def _refuse_unused(args: argparse.Namespace) -> None:
 
 def _check_plan(plan: JobPlan, env: Mapping[str, str]) -> None:
     from hpcddp.login.planning import look_here
-    from hpcddp.script.preflight import check_plan
+    from hpcddp.script.file_check import check_plan
 
     tell_each(check_plan(plan, look_here(env)))
 
 
 def _check_script(plan: JobPlan, text: str, live: bool, env: Mapping[str, str]) -> None:
     from hpcddp.login.planning import look_here
-    from hpcddp.script.preflight import check_output
+    from hpcddp.script.file_check import check_output
 
     tell_each(check_output(plan.site.scheduler, text, look_here(env)))
     if live:

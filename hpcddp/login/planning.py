@@ -13,8 +13,8 @@ from hpcddp import __version__
 from hpcddp.errors import RequestError, SchedulerError
 from hpcddp.ranks.launch_commands import find_agent
 from hpcddp.runs.start import NEW, RunRequest, foresee, make_stamp
+from hpcddp.script.file_check import Here
 from hpcddp.script.plan import JobPlan, PlannedBy, plan_job
-from hpcddp.script.preflight import Here
 from hpcddp.script.site import Site, remark_age
 from hpcddp.script.site_file import (
     SiteChoice,

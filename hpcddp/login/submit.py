@@ -40,9 +40,9 @@ from hpcddp.schedulers.job_id import parse_id
 from hpcddp.schedulers.registry import all_schedulers, find_current_job, find_scheduler
 from hpcddp.schedulers.row import Scheduler
 from hpcddp.schedulers.run import cancel_job, queue_job
+from hpcddp.script.file_check import check_output, check_plan
 from hpcddp.script.jobplan import plan_record
 from hpcddp.script.plan import JobPlan, name_output
-from hpcddp.script.preflight import check_output, check_plan
 from hpcddp.script.render import render_script
 from hpcddp.script.site import Site
 from hpcddp.script.spec import JobSpec

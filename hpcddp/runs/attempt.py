@@ -42,7 +42,7 @@ def record_rank(env: Mapping[str, str], rank: int, hostname: str) -> RankLog | N
     try:
         os.makedirs(os.path.dirname(record), exist_ok=True)
         with open(record, "w", encoding="utf-8", errors="surrogateescape") as file:
-            file.writelines(f"{name}={value}\0" for name, value in _recorded(env))
+            file.writelines(f"{name}={env[name]}\0" for name in filter(is_recorded, sorted(env)))
         if env.get("HPCDDP_LOG_RANKS") == "1" and rank != 0:
             os.makedirs(os.path.dirname(log), exist_ok=True)
             sys.stdout.flush()
@@ -76,11 +76,12 @@ def _check_shared(attempt: AttemptFolder, rank: int, host: str) -> None:
         time.sleep(_LOOK_S)
 
 
-def _recorded(env: Mapping[str, str]) -> list[tuple[str, str]]:
+def is_recorded(name: str) -> bool:
+    """Whether the run folder has the value of a variable of this name."""
     launchers = (prefix for row in LAUNCHERS.values() for prefix in row.prefixes)
     prefixes = (*_RECORDED, *launchers, *(prefix for row in all_schedulers() for prefix in row.variables.prefixes))
-    chosen = [name for name in sorted(env) if name.startswith(prefixes) and name != COMMAND]  # its words may be secret
-    return [(name, env[name]) for name in chosen if not any(word in name.upper() for word in _SECRET)]
+    # a command's words may be secret
+    return name.startswith(prefixes) and name != COMMAND and not any(word in name.upper() for word in _SECRET)
 
 
 # How a rank has failed, for the job's own output: ranks other than 0 write to files that nobody watches.

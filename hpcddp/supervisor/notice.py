@@ -15,6 +15,7 @@ from contextlib import suppress
 
 from hpcddp.errors import UNFINISHED, HpcddpError, RequestError
 from hpcddp.record import TYPE_CHECKING, Record
+from hpcddp.runs.attempt import is_recorded
 from hpcddp.runs.folder import AttemptFolder, job_of
 from hpcddp.runs.jsonfile import read_object, write_object
 from hpcddp.schedulers.run import run_program
@@ -106,7 +107,7 @@ def _read_value(key: str, value: object, where: str) -> object:
     if not isinstance(value, str) or not value or not value.isprintable():
         raise RequestError(f"{where}: {key} is no text of one line", _EXAMPLE)
     named = re.fullmatch(r"(?:env:(?P<name>\w+)|file:.+)", value)
-    if key == "webhook" and (named is None or (named["name"] or "").startswith("HPCDDP_")):
+    if key == "webhook" and (named is None or is_recorded(named["name"] or "")):
         raise RequestError(  # what stands there may be secret
             f"{where}: webhook is the address itself, or a variable that run folders record: others can read those",
             "webhook: file:~/.config/hpcddp/webhook, which has it and mode 600; or webhook: env:NAME",
@@ -136,8 +137,9 @@ def _read_address(word: str, env: Mapping[str, str]) -> str:
                 text = file.read(10_000)
         except (OSError, UnicodeDecodeError) as error:
             raise RequestError(f"{path}, the webhook of notify, cannot be read", f"ls -l {path}") from error
-    if not re.match(r"https?://[^/\s]+", text.strip()):
-        raise RequestError(f"{word}, the webhook of notify, holds no http:// or https:// address", "look into it")
+    if not re.match(r"https?://[^/\s@]+([/?\s]|$)", text.strip()):
+        what = f"{word}, the webhook of notify, holds no http:// or https:// address, or a user's name in it"
+        raise RequestError(what, "look into it")
     return text.split()[0]
 
 

@@ -45,70 +45,39 @@ def test_a_torchrun_in_every_task_is_found(outer: dict[str, str], found: list[st
     assert [check.name for check in checks] == found
 
 
-@pytest.mark.parametrize(
-    ("more", "found"),
-    [
-        ({"SLURM_CPUS_PER_TASK": "32"}, ["CPUs of srun's tasks"]),
-        ({"SLURM_CPUS_PER_TASK": "16"}, []),
-        ({"SLURM_CPUS_PER_TASK": "32", "SRUN_CPUS_PER_TASK": "32"}, []),
-    ],
-)
-def test_an_srun_that_forgets_sbatchs_cpus_is_found(more: dict[str, str], found: list[str]) -> None:
-    assert named("srun", **more) == found
+PROXY = {"http_proxy": "http://proxy:3128"}
+A_GPU_EACH = {"CUDA_VISIBLE_DEVICES": "0", "SLURM_GPUS_PER_TASK": "1", "SLURM_GPUS_ON_NODE": "4"}
+
+#: Launcher, what is in the environment too, what is another in the machine -> the check that finds it, "": none.
+CASES: list[tuple[str, dict[str, str], dict[str, object], str]] = [
+    ("srun", {"SLURM_CPUS_PER_TASK": "32"}, {}, "CPUs of srun's tasks"),
+    ("srun", {"SLURM_CPUS_PER_TASK": "16"}, {}, ""),
+    ("srun", {"SLURM_CPUS_PER_TASK": "32", "SRUN_CPUS_PER_TASK": "32"}, {}, ""),
+    ("mpich", {"OMP_NUM_THREADS": "32"}, {}, ""),
+    ("mpich", {"OMP_NUM_THREADS": "33"}, {}, "threads"),
+    ("mpich", {"OMP_NUM_THREADS": "64,2"}, {}, "threads"),
+    ("mpich", {"OMP_NUM_THREADS": "1"}, {"cores": 1}, ""),
+    ("mpich", {"OMP_NUM_THREADS": "2"}, {"cores": 1}, "threads"),
+    ("srun", A_GPU_EACH, {}, "GPUs of a node"),
+    ("srun", {**A_GPU_EACH, "CUDA_VISIBLE_DEVICES": "0,1"}, {}, ""),
+    ("srun", {**A_GPU_EACH, "SLURMD_TRES_BIND": "gpu:per_task:1"}, {}, "GPUs of a node"),
+    ("srun", {**A_GPU_EACH, "SLURM_GPUS_ON_NODE": "1"}, {}, ""),
+    ("mpich", {}, {"memlock": 8 << 20}, "locked memory"),
+    ("mpich", {}, {"memlock": 8 << 20, "infiniband": False}, ""),
+    *[("srun", {"NCCL_SOCKET_IFNAME": value}, {}, "") for value in ("eth", "=eth0", "hsn,eth", "^lo")],
+    *[("srun", {"NCCL_SOCKET_IFNAME": value}, {}, "NCCL's interface") for value in ("=eth", "hsn", "^eth,lo,ib")],
+    ("srun", {"HTTPS_PROXY": "http://proxy:3128"}, {}, "proxy"),
+    ("srun", {**PROXY, "no_proxy": "localhost,node2"}, {}, "proxy"),
+    ("srun", {**PROXY, "no_proxy": "localhost, node1"}, {}, ""),
+    ("srun", {**PROXY, "MASTER_ADDR": "node1.hpc.test", "NO_PROXY": ".hpc.test"}, {}, ""),
+    ("srun", {**PROXY, "no_proxy": "*"}, {}, ""),
+    ("srun", {"http_proxy": ""}, {}, ""),
+]
 
 
-@pytest.mark.parametrize(("threads", "found"), [("32", []), ("33", ["threads"]), ("64,2", ["threads"]), ("", [])])
-def test_too_many_threads_are_found(threads: str, found: list[str]) -> None:
-    assert named("mpich", OMP_NUM_THREADS=threads) == found
-
-
-def test_one_thread_for_each_rank_is_never_too_many() -> None:
-    assert named("mpich", NODE._replace(cores=1), OMP_NUM_THREADS="1") == []
-    assert named("mpich", NODE._replace(cores=1), OMP_NUM_THREADS="2") == ["threads"]
-
-
-@pytest.mark.parametrize(
-    ("more", "found"),
-    [
-        ({"CUDA_VISIBLE_DEVICES": "0"}, ["GPUs of a node"]),
-        ({"CUDA_VISIBLE_DEVICES": "0,1"}, []),
-        ({"CUDA_VISIBLE_DEVICES": "0", "SLURMD_TRES_BIND": "gpu:per_task:1"}, ["GPUs of a node"]),
-        ({"CUDA_VISIBLE_DEVICES": "0", "SLURM_GPUS_ON_NODE": "1"}, []),
-    ],
-)
-def test_a_cgroup_per_gpu_is_found(more: dict[str, str], found: list[str]) -> None:
-    assert named("srun", **{"SLURM_GPUS_PER_TASK": "1", "SLURM_GPUS_ON_NODE": "4", **more}) == found
-
-
-def test_a_limit_of_locked_memory_is_found_where_there_is_infiniband() -> None:
-    assert named("mpich", NODE._replace(memlock=8 << 20)) == ["locked memory"]
-    assert named("mpich", NODE._replace(memlock=8 << 20, infiniband=False)) == []
-
-
-@pytest.mark.parametrize(
-    ("value", "found"),
-    [
-        *[("eth", False), ("=eth0", False), ("hsn,eth", False), ("^lo", False)],
-        *[("=eth", True), ("hsn", True), ("^eth,lo,ib", True)],
-    ],
-)
-def test_an_nccl_interface_that_fits_none_is_found(value: str, found: bool) -> None:
-    assert named("srun", NCCL_SOCKET_IFNAME=value) == (["NCCL's interface"] if found else [])
-
-
-@pytest.mark.parametrize(
-    ("more", "found"),
-    [
-        ({"HTTPS_PROXY": "http://proxy:3128"}, True),
-        ({"http_proxy": "http://proxy:3128", "no_proxy": "localhost,node2"}, True),
-        ({"http_proxy": "http://proxy:3128", "no_proxy": "localhost, node1"}, False),
-        ({"http_proxy": "http://proxy:3128", "MASTER_ADDR": "node1.hpc.test", "NO_PROXY": ".hpc.test"}, False),
-        ({"http_proxy": "http://proxy:3128", "no_proxy": "*"}, False),
-        ({"http_proxy": ""}, False),
-    ],
-)
-def test_a_proxy_between_the_nodes_is_found(more: dict[str, str], found: bool) -> None:
-    assert named("srun", **more) == (["proxy"] if found else [])
+@pytest.mark.parametrize(("launcher", "env", "machine", "found"), CASES)
+def test_what_is_wrong_is_found_by_name(launcher: str, env: dict, machine: dict, found: str) -> None:
+    assert named(launcher, NODE._replace(**machine), **env) == ([found] if found else [])
 
 
 @pytest.mark.parametrize(("workers", "cpus", "found"), [(0, 1, False), (1, 1, True), (4, 4, True), (4, 5, False)])

@@ -86,6 +86,8 @@ def states(attempt: AttemptFolder) -> list[str]:
         ("https://hooks.slack.com/services/T0/B0/secret", "is no mapping"),
         ({"webhook": "https://hooks.slack.com/services/T0/B0/secret"}, "is the address itself"),
         ({"webhook": "env:HPCDDP_HOOK"}, "a variable that run folders record"),
+        ({"webhook": "env:NCCL_HOOK"}, "a variable that run folders record"),
+        ({"webhook": "env:SLURM_HOOK"}, "a variable that run folders record"),
         ({"command": "notify-send; rm -rf ~"}, "no list of words"),
         ({"command": ["x", ""]}, "no list of words"),
         ({"mail": "me@example.org\nBcc: all@example.org"}, "no text of one line"),
@@ -141,6 +143,12 @@ def test_what_did_not_work_is_said_without_the_address_and_no_redirect_is_follow
     assert len(server.bodies) == 1
     said = send(Notify(webhook="env:HOOK"), "webhook", MESSAGE, {"HOOK": "http://127.0.0.1:1/secret"})
     assert "refused" in said
+    assert "secret" not in said
+
+
+def test_an_address_with_a_password_is_refused_and_not_repeated() -> None:
+    said = send(Notify(webhook="env:HOOK"), "webhook", MESSAGE, {"HOOK": "https://me:secret@ntfy.example/topic"})
+    assert "a user's name in it" in said
     assert "secret" not in said
 
 

@@ -16,7 +16,6 @@ from hpcddp.ranks.launch_commands import COMMANDS
 from hpcddp.record import Record
 from hpcddp.schedulers.registry import find_scheduler
 from hpcddp.script.plan import JobPlan, find_script
-from hpcddp.units import format_count
 
 _ANYWAY = "correct the path, or --no-check if it will be there when the job runs"
 # Every node has its own: what is missing here may be there.
@@ -42,7 +41,7 @@ class Here(Record):
 
 def check_plan(plan: JobPlan, here: Here) -> list[str]:
     """Remarks on what may be wrong. Raises RequestError for what clearly is."""
-    remarks = [*_check_shell_line(plan.command), *_check_cpus(plan)]
+    remarks = [*_check_shell_line(plan.command)]
     if plan.spec.container:
         return remarks  # its paths are not this machine's
     folder = os.path.join(here.folder, plan.spec.workdir) if plan.spec.workdir else here.folder
@@ -58,7 +57,6 @@ def check_plan(plan: JobPlan, here: Here) -> list[str]:
     remarks += _check_path("venv", plan.spec.venv, folder, here)
     if plan.spec.venv is None or here.exists(plan.spec.venv):
         remarks += _check_path("python", plan.python, folder, here)
-    remarks += _check_packages(plan, here)
     for key, path in (("run_dir", plan.run_dir), ("stage_dir", plan.spec.stage_dir or "")):
         if (path.startswith("~") or "$" in path) and not here.exists(os.path.join(folder, path)):
             what = f"{key} {path!r} has a word that only a shell would replace, and none reads it: it would be a name"
@@ -74,35 +72,6 @@ def _check_run_folder(run_dir: str, folder: str, here: Here) -> Iterator[str]:
         above = os.path.dirname(above)
     if here.exists(above) and above not in {"/", path} and not here.can_write(above):
         yield f"the run's folder {run_dir} cannot be made here: {above} cannot be written (run_dir)"
-
-
-def _check_packages(plan: JobPlan, here: Here) -> Iterator[str]:
-    """An interpreter whose own packages lack torch or hpcddp, seen on disk: to start it would cost a login node
-    seconds."""
-    program, *words = plan.command
-    is_python = _PYTHON.fullmatch(program) is not None and "/" not in program and "-c" not in words
-    needed = [*(["torch"] if is_python else []), *([] if plan.planned_by.source_root else ["hpcddp"])]
-    if plan.spec.pythonpath or not needed:
-        return
-    prefix = os.path.dirname(os.path.dirname(plan.python))
-    versions = [name for name in here.names(f"{prefix}/lib") if re.fullmatch(r"python3\.\d+t?", name)]
-    folders = [f"{prefix}/lib/{version}/site-packages" for version in versions]
-    missing = [name for name in needed if not any(_has_package(folder, name, here) for folder in folders)]
-    if not folders or not missing:
-        return
-    if b"include-system-site-packages = true" in here.start_of(f"{prefix}/pyvenv.cfg"):
-        return
-    if here.exists(f"{prefix}/pyvenv.cfg") or here.exists(f"{prefix}/conda-meta"):
-        source = "; a module may bring it" if plan.modules else ""
-        extra = "[train]" if "torch" in missing else ""
-        hint = f"\nhint: {plan.python} -m pip install 'hpcddp{extra}'" if "hpcddp" in missing else ""
-        yield f"{plan.python} has no {' and no '.join(missing)} in {folders[0]}{source}{hint}"
-
-
-def _has_package(folder: str, name: str, here: Here) -> bool:
-    """Whether it is installed there; of an editable one there is the record alone."""
-    record = re.compile(rf"{name}-.*\.dist-info")
-    return here.exists(f"{folder}/{name}") or any(map(record.fullmatch, here.names(folder)))
 
 
 def check_output(scheduler: str, script: str, here: Here) -> list[str]:
@@ -157,17 +126,6 @@ def _check_shell_line(command: tuple[str, ...]) -> Iterator[str]:
         inner = _INNER.search(line)
         if inner and option in {"-c", "-lc"}:
             yield f"the command's shell line starts {inner[1]}: each of the job's ranks will do so"
-
-
-def _check_cpus(plan: JobPlan) -> Iterator[str]:
-    wanted = plan.cpus_per_rank * plan.ranks_per_node
-    if find_scheduler(plan.site.scheduler).this_machine and wanted > plan.planned_by.cpus:
-        ranks, cpus = format_count(plan.ranks_per_node, "rank"), format_count(plan.planned_by.cpus, "CPU")
-        yield f"{ranks} share this machine's {cpus}"
-    threads = dict(plan.env).get("OMP_NUM_THREADS", "")
-    if threads.isdecimal() and int(threads) > plan.threads_per_rank:
-        cores = format_count(plan.threads_per_rank, "core")
-        yield f"OMP_NUM_THREADS={threads} in env is more than the {cores} of each rank"
 
 
 # Whether the program that each rank becomes can be started at all, as far as this machine can tell.
