@@ -41,7 +41,7 @@ from hpcddp.schedulers.registry import all_schedulers, find_current_job, find_sc
 from hpcddp.schedulers.row import Scheduler
 from hpcddp.schedulers.run import cancel_job, queue_job
 from hpcddp.script.jobplan import plan_record
-from hpcddp.script.plan import JobPlan, name_output
+from hpcddp.script.plan import JobPlan
 from hpcddp.script.preflight import check_output, check_plan
 from hpcddp.script.render import render_script
 from hpcddp.script.site import Site
@@ -168,7 +168,7 @@ def submit_part(part: Part, env: Mapping[str, str], number: int = 1, before: Seq
                 submission = start_job(submission, folder, clean, part.array_index, before)
             else:
                 job = _hand_in(row, plan, script_of(folder), clean, submission.folder)
-                output = name_output(plan, job, submission.folder, clean.get("HOME", ""))
+                output = plan.name_output(job, submission.folder, clean.get("HOME", ""))
                 submission = submission._replace(job=job, output=output)
             try:
                 note_submission(folder, submission)
