@@ -59,19 +59,13 @@ def test_levels_without_end_are_refused_and_end_no_process(depth, begin, end):
         parse_yaml(f"a: {begin * depth}{end * depth}", "job.yaml")
 
 
-def test_an_empty_file_asks_for_nothing():
-    assert parse_yaml("# nothing\n", "x") == {}
-
-
 @pytest.mark.parametrize(
     ("key", "value", "words"),
     [
-        ("nodez", "1", r"unknown key 'nodez'.*did you mean 'nodes'"),
         ("gpu", "3", r"unknown key 'gpu'.*did you mean 'gpus_per_node'"),
         ("nodes", "0", "'0' is below 1\nhint: nodes: 4$"),
         ("nodes", "-3", "is below 1"),
         ("gpus_per_node", "-3", "is below 0"),
-        ("min_nodes", "0", "'0' is below 1\nhint: min_nodes: 1$"),
         ("nodes", "99999999999999999999", "is too large"),
         ("mem_gb", "x", "not a whole number of 1 or more\nhint: mem_gb: 512$"),
         ("nodes", "1.5", "not a whole number"),
@@ -83,15 +77,9 @@ def test_an_empty_file_asks_for_nothing():
         ("signal", "0:0:0", "no time at all\nhint: signal: 0:02:00$"),
         ("modules", "cuda,openmpi", r"comma in 'cuda,openmpi': blanks.*\nhint: modules: \[cuda, openmpi\]$"),
         ("modules", "load gcc", "'load', which is no module's name\nhint: leave out load$"),
-        ("modules", "--force purge", "'--force', which is no module's name"),
         ("modules", "gcc swap a", "'swap' without what it needs: 'gcc swap a'\nhint: swap NAME NAME$"),
-        ("modules", "spider gcc", "'spider', which is no module's name"),
-        ("modules", "unuse", "'unuse' without what it needs: 'unuse'\nhint: unuse NAME$"),
         ("exclusive", "yes", "'yes' is not known\nhint: exclusive: true$"),
-        ("requeue", "off", "hint: requeue: false$"),
-        ("launcher", "mpirun", "'mpirun' is not known\nhint: launcher: openmpi$"),
-        ("launcher", "mpiexec", "hint: launcher: mpich, or launcher: pals$"),
-        ("launcher", "slurm", "hint: launcher: srun$"),
+        ("launcher", "mpirun", "'mpirun' is not known\nhint: one of openmpi, "),
         ("launcher", "opnmpi", "did you mean 'openmpi'"),
         ("env", "A=1", "not a mapping"),
         ("env", {"1A": "x"}, "not a variable's name"),
@@ -124,72 +112,37 @@ def test_each_unknown_key_is_named_with_the_nearest_one():
     assert error.value.hint == "known keys: docs/job-file.md"
 
 
-@pytest.mark.parametrize("word", ["|", "&&", ";", ">", "<", "2>&1", ">out", "data;", "&"])
+@pytest.mark.parametrize("word", ["|", "&&", ">", "2>&1", "data;"])
 def test_an_operator_of_the_shells_in_a_commands_text_stands_in_quotes(word):
     with pytest.raises(RequestError, match=rf"has '{re.escape(word)}', and no shell .*\nhint: command: bash -c"):
         read_spec({"command": (f"python train.py 'a b' {word} more", "command in job.yaml")})
-    for text in (
-        f"python train.py '{word}' more",
-        f'python train.py "a {word} b"',
-        r"python \> x",
-        "python a|b c&d=1 x>5",
-    ):
-        read_spec({"command": (text, "command in job.yaml")})
     assert read_spec({"command": (["python", word], "the command after --")}).command == ("python", word)
 
 
 @pytest.mark.parametrize("text", ["export A=1\npython train.py\n", "python a.py\n\npython b.py", "python 'a\nb'\n--x"])
-@pytest.mark.parametrize("where", ["command in job.yaml", "--set command"])
-def test_a_commands_text_of_several_lines_is_refused(text, where):
+def test_a_commands_text_of_several_lines_is_refused(text):
     with pytest.raises(RequestError, match=r"command.* has \d lines, and no shell .*\nhint: .*command.*bash -c '…'"):
-        read_spec({"command": (text, where)})
-
-
-def test_a_backslash_at_the_end_of_a_commands_line_joins_the_next_one_on():
-    text = "python train.py \\\n    --lr 0.1 \\\n --note 'it is\n\\\nso' \"a\\\nb\" \\\\\n"
-    words = ("python", "train.py", "--lr", "0.1", "--note", "it is\n\\\nso", "ab", "\\")
-    assert read_spec({"command": (text, "command in job.yaml")}).command == words
+        read_spec({"command": (text, "command in job.yaml")})
 
 
 @pytest.mark.parametrize(
-    "text",
+    ("text", "words"),
     [
-        "# it's the long run\npython train.py --lr 0.1\n",
-        "python train.py --lr 0.1 # was 0.2, it's too much\n# --epochs 9\n",
-        "python train.py \\\n  # --wd '3 \\\n  --lr 0.1 \\\n  #--epochs 9",
-        "python train.py --lr 0.1 #",
-    ],
-    ids=["in front", "behind", "an option that is left out", "empty"],
-)
-def test_a_comment_is_no_part_of_a_commands_text(text):
-    found = read_spec({"command": (text, "command in job.yaml")}).command
-    assert found == ("python", "train.py", "--lr", "0.1")
-
-
-def test_a_number_sign_in_a_word_or_in_quotes_is_no_comment():
-    text = "bash -c 'a # b\n# c\nd' a#b \\# \"# e\""
-    assert read_spec({"command": (text, "x")}).command == ("bash", "-c", "a # b\n# c\nd", "a#b", "#", "# e")
-
-
-@pytest.mark.parametrize(
-    ("text", "says"),
-    [
-        ("# the long run python train.py", "command has nothing but a comment: # the long run python train.py"),
-        ("python train.py --color #ff0000", "command has '#ff0000', which is a comment or an argument"),
+        ("python train.py --note 'a b'", ["python", "train.py", "--note", "a b"]),
+        ("python a|b c&d=1 x>5 '|' \"a > b\" \\>", ["python", "a|b", "c&d=1", "x>5", "|", "a > b", ">"]),
+        (
+            "python train.py \\\n    --lr 0.1 \\\n --note 'it is\n\\\nso' \"a\\\nb\" \\\\\n",
+            ["python", "train.py", "--lr", "0.1", "--note", "it is\n\\\nso", "ab", "\\"],
+        ),
+        ("# it's the long run\npython train.py --lr 0.1\n", ["python", "train.py", "--lr", "0.1"]),
+        ("python t.py 0.1 # was 0.2, it's too much\n# --epochs 9\n", ["python", "t.py", "0.1"]),
+        ("python t.py \\\n  # --wd '3 \\\n  --lr 0.1 \\\n  #--epochs 9", ["python", "t.py", "--lr", "0.1"]),
+        ("bash -c 'a # b\n# c\nd' a#b \\# \"# e\"", ["bash", "-c", "a # b\n# c\nd", "a#b", "#", "# e"]),
+        ("# the long run python train.py", []),
     ],
 )
-def test_a_comment_that_may_be_the_command_or_an_argument_is_refused(text, says):
-    with pytest.raises(RequestError, match=says):
-        read_spec({"command": (text, "command")})
-
-
-def test_a_commands_text_is_split_like_a_shell_line():
-    assert read_spec({"command": ("python train.py --note 'a b'", "x")}).command == (
-        "python",
-        "train.py",
-        "--note",
-        "a b",
-    )
+def test_a_commands_text_is_split_like_a_shell_line_without_its_comments(text, words):
+    assert read_spec({"command": (text, "command in job.yaml")}).command == tuple(words)
 
 
 def test_no_words_at_all_can_be_asked_for():
@@ -252,18 +205,13 @@ PBS = GOOD.replace("slurm", "pbs").replace("srun", "openmpi")
         (GOOD.replace("verified: 2026-01-01\n", ""), "lacks the key 'verified'"),
         (GOOD + "hostname: '['\n", r"hostname in .*'\[' is no regular expression"),
         (GOOD + "account: {pattern: '('}\n", "pattern in account in .* is no regular expression"),
-        (GOOD + "vars: {fs: {pattern: '('}}\n", "pattern in fs in vars in .* is no regular expression"),
         (GOOD + "account: {pattern: a+, example: b}\n", r"'b' of account does not match its pattern a\+"),
         (GOOD + "vars: {fs: {pattern: a+, default: b}}\n", r"'b' of fs does not match its pattern a\+"),
         (GOOD + "queues: {q: {account: {pattern: a, example: b}}}\n", "'b' of account of q does not match"),
         (GOOD + "sources: {g: x}\ncited: {nokey: g}\n", "cited has 'nokey', which is no key"),
         (GOOD + "gpu_order: [0, 0]\n", "gpu_order in .* is 0 0, not each of a node's GPUs once"),
-        (GOOD + "gpu_order: [a]\n", "not each of a node's GPUs once"),
         (GOOD + "rendezvous: {suffix: 'a b'}\n", "'a b' is not one plain word"),
-        (PBS + "chunk: ['a b']\n", "'a b' is not one plain word"),
         (PBS + "chunk: [ncpus=4, ncpus]\n", "has ncpus twice: ncpus=4 ncpus"),
-        (PBS + "placement: scatter excl\n", "'scatter excl' is not one plain word"),
-        (GOOD + "queus: {}\n", "unknown key 'queus'.*did you mean 'queue"),
         (GOOD + "queues: {a: {gpu: 1, gpuz: 4}}\n", "unknown key 'gpuz' in a in queues"),
         (GOOD + "queues: {a: {limits: [{nodes: 9-1}]}}\n", "ends before it begins"),
         (GOOD + "queues: {a: {limits: [{}]}}\n", "not a list of rules"),
@@ -360,13 +308,6 @@ def test_an_own_folder_that_cannot_be_read_is_refused_and_not_ignored(loop, tmp_
     with pytest.raises(SiteError, match=r"cannot be read: .*\nhint: check the folders above it: namei -l /"):
         look(env)
     assert chosen_site("abci3", None, "", env)
-
-
-def test_a_home_that_cannot_be_looked_into_says_nothing(tmp_path):
-    (tmp_path / "home").symlink_to(tmp_path / "home")
-    env = {"HOME": str(tmp_path / "home")}
-    assert chosen_site(None, None, "", env) is None
-    assert open_site(SiteChoice("abci3", "--site"), env).name == "abci3"
 
 
 def test_a_site_is_found_by_the_whole_of_the_hosts_name():
