@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import shlex
+from collections import Counter
 
 from hpcddp.diagnose.reading import Log, Mark, read_logs
 from hpcddp.diagnose.rows import (
@@ -52,6 +53,7 @@ _OF_NOBODY = {"launcher", "walltime", "rendezvous", "interrupted"}
 _TIMEOUT_STATUS = 124  # of timeout(1)
 _SAYS_WHY = re.compile(
     r"(?i)error|cannot|can't|could not|fail|invalid|missing|not found|refus|abort|no such|unable|must"
+    r"|fatal|critical|exceed"
 )
 _OF_LAUNCHER = re.compile(r"ChildFailedError|CalledProcessError|SignalException")
 _BY_LAUNCHER = re.compile(
@@ -59,7 +61,7 @@ _BY_LAUNCHER = re.compile(
 )
 #: What only tells where to read more.
 _TELLS_WHERE = re.compile(r"(?i)(set the environment|try|for|see|please|usage:|run) ")
-_LABELLED = re.compile(r"\b[Rr]ank[ =:]?(\d+)\b|^\[\d+\] ")
+_LABELLED = re.compile(r"\b[Rr]ank[ =:]?(\d+)\b|^\[(\d+)\] ")
 #: An error of hpcddp's that tells of another rank's.
 _OF_ANOTHER = re.compile(r"^hpcddp: (?:\S+: )?rank (?P<rank>\d+) on \S+ failed: ")
 #: One that follows from another rank's end, of which it knows nothing.
@@ -117,6 +119,20 @@ def judge_record(reason: str, status: int | None, state: str = "") -> Cause:
         also=("killed",) if number == _SIGKILL else (),
         remedy=OF_SIGNALS.get(class_, (NOBODY, ""))[1],
     )
+
+
+def add_record(cause: Cause, why: str, status: int | None) -> Cause:
+    """The better of the cause that the logs show and that of `judge_record`: who has ended the ranks knows more than
+    their logs, which show how they ended, and less than an error in them."""
+    said = judge_record(why, status)
+    classes = {cause.class_, *cause.also}
+    is_better = (
+        bool(classes & {"unknown", "none"})
+        or ("killed" in classes and not why.startswith("SIG"))  # which says no more
+        or ("exit-status" in classes and said.class_ in {"hang", "early-exit"})
+        or (said.class_ == cause.class_ and said.rank is not None and cause.rank is None)
+    )
+    return said if is_better and said.class_ != "unknown" else cause
 
 
 def cause_record(cause: Cause) -> dict[str, object]:
@@ -205,7 +221,9 @@ class _Judge:
         ):
             if (cause := find()) is not None:
                 return cause
+        is_empty = all(not line.strip() for log in self._logs for line in log.lines)
         is_bad = bool(self._has_failed) or bool(self._exit_status) or bool(self._ends) or bool(self._lost)
+        is_bad |= is_empty and self._has_failed is None  # which shows nothing
         return Cause("unknown") if is_bad else Cause("none")
 
     # Causes
@@ -225,6 +243,8 @@ class _Judge:
         said = [mark for mark in self._of(CAUSE) if not (mark.is_raised and mark.is_logged and self._seems_well)]
         said = [mark for mark in said if not self._is_too_late(mark)]
         raised = [mark for mark in self._of(RAISED) if mark.is_raised and not (mark.is_logged and self._seems_well)]
+        signed = [mark for mark in raised if mark.is_signed]
+        raised = signed or raised
         found = self._choose_of_chains([*said, *raised])
         if not found:
             return None
@@ -463,20 +483,21 @@ class _Judge:
         return self._cause(mark, rank)._replace(class_=class_, also=also, remedy=remedy, whose=whose)
 
     def _find_own_end(self, ends: Sequence[Mark]) -> Cause | None:
-        """A rank that ended with a status and raised nothing: its own words above are the line."""
+        """A rank that ended with a status and raised nothing: its own words above are the line. If nobody says whose
+        the complaints about other ranks are, only an end above them counts."""
         waited = {mark.rank for mark in self._lost if mark.rank is not None}
-        own = [mark for mark in ends if not mark.signal and mark.rank is not None and mark.rank not in waited]
-        unnamed = [mark for mark in ends if not mark.signal and mark.rank is None and mark.status]
-        if (not own and not unnamed) or any(mark.rank is None for mark in self._lost):  # they have lost others
+        nobodys = [(mark.log, mark.number) for mark in self._lost if mark.rank is None]
+        left = [end for end in ends if not nobodys or (end.log, end.number) < min(nobodys)]
+        own = [end for end in left if not end.signal and end.rank is not None and end.rank not in waited]
+        unnamed = [end for end in left if not end.signal and end.rank is None and end.status]
+        if not own and (not unnamed or (waited and self._find_missing() is None)):
             return None
         end = (own or unnamed)[0]
-        if not own and waited and self._find_missing() is None:
-            return None
         rank: int | str | None = end.rank if end.rank is not None else self._find_missing()
-        ended = [one for end in own for one in end.ranks or (end.rank,)]
-        if len(ended) > 1 and {*ended} == self._world and len({end.status for end in own}) == 1:
+        ended = {one for end in own for one in end.ranks or (end.rank,)}
+        if len(ended) > 1 and ended >= self._world - self._swept and len({end.status for end in own}) == 1:
             rank = ALL
-        found = self._find_message(end, rank, len({*ended}) if rank == ALL else 1)
+        found = self._find_message(end, rank)
         if found is None:
             if self._of(WEAK):
                 return None
@@ -497,8 +518,8 @@ class _Judge:
         remedy = "the message is the program's own: look there"
         return Cause("exit-status", rank, host, log.source.path, number, text, PROGRAM, remedy)
 
-    def _find_message(self, end: Mark, rank: int | str | None, times: int = 1) -> tuple[Log, int, str] | None:
-        """The last line that a rank printed before its end and that is unlike those above it. `times`: by so many."""
+    def _find_message(self, end: Mark, rank: int | str | None) -> tuple[Log, int, str] | None:
+        """The last line that a rank printed before its end, or all ranks did, and that is unlike those above it."""
         if "The end of its output" in end.body:
             told, at = self._logs[end.log], end.number - self._logs[end.log].skipped
             while at < len(told.lines) and told.lines[at].startswith(b"    "):
@@ -506,29 +527,18 @@ class _Judge:
             line = told.lines[at - 1].decode(errors="replace").strip()
             return None if at + told.skipped == end.number else (told, at + told.skipped, line)
         log = next((log for log in self._logs if log.source.rank == rank and rank is not None), self._logs[end.log])
-        stop = end.number - 1 - log.skipped if log.number == end.log else len(log.lines)
-        first = min(
-            [mark.number for mark in self._marks if mark.log == log.number and mark.level in {LOST, LATE, END}]
-            or [stop + 1]
-        )
-        begun = next((at for at, line in enumerate(log.lines[:stop]) if b"Traceback (most recent" in line), stop)
-        stop = max(min(stop, first - 1 - log.skipped, begun), 0)
-        lines = [line.split(b"\r")[-1].decode(errors="replace").strip() for line in log.lines[:stop]]
-        counts: dict[str, int] = {}
-        for line in lines:
-            counts[_shape(line)] = counts.get(_shape(line), 0) + 1
+        known = [mark for mark in self._marks if mark.log == log.number]
+        ends = [mark.number for mark in known if mark.level in {LOST, LATE, END}]
+        if log.number == end.log:
+            ends.append(end.number)
+        marked = {mark.number for mark in known if mark.is_raised or mark.level == WEAK}
+        lines = log.list_own_lines(min(ends, default=len(log.lines) + log.skipped + 1))
+        counts = Counter(_shape(line) for _, line in lines)
+        times = len(self._world) if rank == ALL else 1
         best, went_on = None, False
-        for at in range(len(lines) - 1, max(len(lines) - 12 * times, -1), -1):
-            line = lines[at]
-            label = re.search(r"\b[Rr]ank[ =:]?(\d+)\b|^\[(\d+)\] ", line)
-            if (
-                not _WORDS.search(line)
-                or "hostname of the client" in line
-                or "NCCL" in line
-                or "ommand not found" in line
-                or line.startswith(("hpcddp: ", "hint: "))
-                or _TELLS_WHERE.match(line)
-            ):
+        for number, line in reversed(lines[-12 * times :]):
+            label = _LABELLED.search(line)
+            if number in marked or not _WORDS.search(line) or _TELLS_WHERE.match(line):
                 continue
             if label is not None and isinstance(rank, int) and int(label[1] or label[2]) != rank:
                 continue
@@ -536,9 +546,9 @@ class _Judge:
                 went_on = True
                 continue
             if _SAYS_WHY.search(line):
-                return log, at + 1 + log.skipped, line
+                return log, number, line
             if not went_on or label is not None:  # else nobody's last word
-                best = best or (log, at + 1 + log.skipped, line)
+                best = best or (log, number, line)
         return best
 
     # Waits
@@ -677,13 +687,7 @@ class _Judge:
 
 def _judge_life(log: Log) -> list[Mark]:
     """The marks; a rank that goes on behind an exception has caught it, or was started again."""
-    # a traceback that nobody has signed, in a log of ranks that all go on, was caught
-    unsigned = [mark for mark in log.marks if mark.is_raised and mark.rank is None]
-    is_over = log.source.rank is not None or not log.ranks or any(mark.level == END for mark in log.marks)
-    if unsigned and not is_over:
-        world = log.find_alive({*range(log.world_size)} | log.ranks, max(mark.number for mark in unsigned))
-        if all(len(numbers) > 1 for numbers in world.values()):
-            return [mark for mark in log.marks if not (mark.is_raised and mark.rank is None)]
+    _forget_caught(log)
     doubted = [mark for mark in log.marks if mark.level in {RAISED, LOST, LATE} and mark.rank is not None]
     if not doubted:
         return log.marks
@@ -697,6 +701,29 @@ def _judge_life(log: Log) -> list[Mark]:
             mark._replace(went_on=len(later) >= least) if later and mark.level in {RAISED, LOST, LATE} else mark
         )
     return found
+
+
+def _forget_caught(log: Log) -> None:
+    """Exceptions that torch has not signed, and other words of programs, were no end if a line like another comes more
+    often behind the last of them than there are ranks: these print no second one once another has ended. More than
+    once, where all ends that the launcher tells of have other reasons."""
+    of_others = (CLUSTER, REQUEST, SENDER)
+    last: dict[str, int] = {}
+    for mark in log.marks:
+        is_open = mark.level == RAISED or (
+            mark.level == CAUSE and mark.row is not None and mark.row.whose not in of_others
+        )
+        if (is_open or (mark.is_raised and mark.level == LOST)) and not mark.is_signed:
+            last[_alike(mark) + mark.frame] = mark.number
+    if not last:
+        return
+    ends = [mark for mark in log.marks if mark.level == END and (mark.signal or mark.status is not None)]
+    lost = {mark.rank for mark in log.marks if mark.level == LOST and mark.is_signed}
+    is_explained = bool(ends) and all(end.signal or end.status != 1 or end.rank in lost for end in ends)
+    size = max(log.world_size, *(rank + 1 for end in ends for rank in end.ranks), 1)
+    progress = log.find_progress(min(last.values()), 1 if is_explained else size)
+    over = {alike for alike, number in last.items() if number < progress}
+    log.marks = [mark for mark in log.marks if mark.is_signed or _alike(mark) + mark.frame not in over]
 
 
 def _is_message(marks: Sequence[Mark]) -> bool:

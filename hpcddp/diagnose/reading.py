@@ -46,10 +46,19 @@ _PREFIX = re.compile(
     r"|\[\d+,(\d+)\]<std\w+>: ?|\[\S+@\d+,(\d+)\]<std\w+>: ?)"
 )
 _LABEL = re.compile(
-    rb"\[[Rr]ank[ :=]?(\d+)\]|^\[(\d+)\]:? (?=\S)|^(\d{1,5}): (?=\S)|^\[\d+,(\d+)\]<std|^\[\S+@\d+,(\d+)\]<std"
-    rb"|\b[Rr]ank[ =:]{0,2}(\d+)\b"
+    rb"\[[Rr]ank[ :=]?(\d+)\]|^\[[^\]]*\]\[(\d{1,5})\]\[|^\[(\d+)\]:? (?=\S)|^(\d{1,5}): (?=\S)"
+    rb"|^\[\d+,(\d+)\]<std|^\[\S+@\d+,(\d+)\]<std|\b[Rr]ank[ =:]{0,2}(\d+)\b"
 )
 _TORCH = re.compile(rb"\[rank\d+\]:")  # torch's, in front of what ends a rank
+_SIGNED = re.compile(r"\[rank\d+\]:")
+_SPAWNED = re.compile(r"^-- Process (\d+) terminated with the following error:")
+#: What does not begin a line of a program's own.
+_NOT_OWN = re.compile(
+    rb"\s|\[rank\d|Traceback|During handling|The above|srun: |slurmstepd|hpcddp: |hint: |[-=*]{5}|frame #|=   "
+    rb"|\[?[EWI]\d{4} |<omitting|Exception raised|Thread 0x|\S+: line \d+: .*not found"
+)
+_NUMBERS = re.compile(rb"\d+(\.\d+)?(e[+-]?\d+)?")
+_BEHIND = 3000  # lines, of those behind an exception and of those at the end, that are looked at
 _NAMED = re.compile(rb"ank[ :=]?(\d+)\b")
 _MOST_RANKS = 1_000_000
 _ERROR_LEVEL = re.compile(rb"\b(ERROR|CRITICAL|FATAL|Error|error:)")
@@ -94,6 +103,11 @@ class Mark(Record):
         """Its class."""
         return self.row.cause if self.row is not None else "exception"
 
+    @property
+    def is_signed(self) -> bool:
+        """Whether torch says whose it is, as it does of an exception that ends a rank of a process group."""
+        return self.is_raised and _SIGNED.search(self.text) is not None
+
 
 class Log:
     """One file. `ranks`: those that have printed something with their number."""
@@ -117,6 +131,30 @@ class Log:
                 return time
         return 0.0
 
+    def find_progress(self, behind: int, times: int) -> int:
+        """The last line that comes, numbers apart, more than so many `times` from there on, and all these times behind
+        this one; 0: none."""
+        first, marked = behind - self.skipped, {mark.number for mark in self.marks}
+        found: dict[bytes, list[int]] = {}
+        for at in sorted(
+            {*range(first, min(first + _BEHIND, len(self.lines))), *range(len(self.lines))[first:][-_BEHIND:]}
+        ):
+            if at + 1 + self.skipped not in marked and _is_own(self.lines[at]):
+                for piece in self.lines[at].split(b"\r"):
+                    found.setdefault(_NUMBERS.sub(b"#", piece), []).append(at + 1 + self.skipped)
+        words = re.compile(rb"[A-Za-z]{2}")
+        return max(
+            (some[-times - 1] for shape, some in found.items() if len(some) > times and words.search(shape)), default=0
+        )
+
+    def list_own_lines(self, before: int) -> list[tuple[int, str]]:
+        """The last of the lines that programs have printed before this one, with their numbers."""
+        stop = before - 1 - self.skipped
+        some = [
+            (at, line) for at, line in enumerate(self.lines[:stop][-_BEHIND:], max(stop - _BEHIND, 0)) if _is_own(line)
+        ]
+        return [(at + 1 + self.skipped, line.split(b"\r")[-1].decode(errors="replace").strip()) for at, line in some]
+
     def find_alive(self, ranks: Iterable[int], behind: int) -> dict[int, list[int]]:
         """The last two lines of each of these ranks that are no error's, behind this one."""
         found: dict[int, list[int]] = {rank: [] for rank in ranks}
@@ -139,6 +177,11 @@ class Log:
         return found
 
 
+def _is_own(line: bytes) -> bool:
+    """Whether a program has printed it, and neither a launcher nor a traceback."""
+    return not _NOT_OWN.match(line) and not NOISE.search(line.decode(errors="replace"))
+
+
 def _read_number(groups: Iterable[bytes | str | None]) -> list[int]:
     """The number of a match's groups, of which one has matched."""
     return [int(text) for text in groups if text and len(text) < 7]
@@ -150,9 +193,8 @@ def find_logs(paths: Iterable[str]) -> list[LogFile]:
     for path in paths:
         names = [path]
         if os.path.isdir(path):
-            names = sorted(
-                os.path.join(folder, name) for folder, _, files in os.walk(path) for name in files if _LOGS.search(name)
-            )
+            found_in = (os.path.join(folder, name) for folder, _, files in os.walk(path) for name in files)
+            names = sorted(name for name in found_in if _LOGS.search(name) and os.path.isfile(name))
             if not names:
                 raise RequestError(f"there is no log in {path}", "name the files: hpcddp diagnose FILE …")
         for name in names:
@@ -169,6 +211,8 @@ def read_logs(sources: Sequence[LogFile]) -> list[Log]:
 
 
 def _read(number: int, source: LogFile) -> Log:
+    if os.path.exists(source.path) and not os.path.isfile(source.path):
+        raise RequestError(f"{source.path} is no file", "name the job's output: hpcddp diagnose FILE …")
     try:
         with open(source.path, "rb") as file:
             size = os.fstat(file.fileno()).st_size
@@ -181,6 +225,10 @@ def _read(number: int, source: LogFile) -> Log:
             text = file.read()
     except OSError as error:
         raise RequestError(f"{source.path} cannot be read: {error.strerror}", f"ls -l {source.path}") from error
+    sample = text[:4096].decode(errors="replace")
+    if sum(c == "\ufffd" or c < "\b" for c in sample) > len(sample) / 4:
+        unpack = f"zcat {source.path} > job.out; hpcddp diagnose job.out"
+        raise RequestError(f"{source.path} is no text in UTF-8", f"if it is compressed: {unpack}")
     log = Log(number, source, text, skipped)
     _Reader(log).read(text)
     log.world_size = max(log.world_size, *(rank + 1 for rank in log.ranks), 0) if log.ranks else log.world_size
@@ -385,6 +433,8 @@ class _Reader:
                 prefix = f"{head}| "
             before = self._log.lines[at - 1].decode(errors="replace") if at else ""
             is_logged = ranked is None and self._is_logged(before) and not is_original
+            if ranked is None and (spawned := _SPAWNED.match(before)) is not None:
+                rank = int(spawned[1])
             if is_logged and rank is None and (label := _LABEL.search(before.encode())):
                 rank = next(iter(_read_number(label.groups())), rank)
             follows = self._chained == prefix.strip() + "|" or is_original or "The above" in before
@@ -490,7 +540,7 @@ class _Reader:
         match = row.match(body) if row is not None else None
         rank = one.rank if one.rank is not None else rank
         named = _read_groups(match)
-        whose = named.get("rank", rank) if level in {RAISED, CAUSE} else rank
+        whose = named.get("rank", rank) if level in {RAISED, CAUSE, END} else rank
         mark = Mark(
             row, level, self._log.number, at + 1 + self._log.skipped, line.strip(), body, whose, host,
             named.get("signal", 0), frame=one.find_frame(self._frames), chain=one.chain, is_raised=True,
@@ -573,7 +623,7 @@ class _Reader:
 
 def _may_raise(row: Row) -> bool:
     """Whether the words may be an exception's."""
-    return row.level not in {END, RECORD, RESTART} or (row.cause == "killed" and row.level == END)
+    return row.level not in {RECORD, RESTART}
 
 
 def _read_groups(match: re.Match[str] | None) -> dict[str, int]:

@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping
 from contextlib import suppress
 
-from hpcddp.diagnose.judge import Cause, diagnose, format_cause, judge_record, say_cause, show_line
+from hpcddp.diagnose.judge import Cause, add_record, diagnose, format_cause, judge_record, say_cause, show_line
 from hpcddp.errors import HpcddpError, RequestError
 from hpcddp.login.judge import LIVE, RunStatus, find_status
 from hpcddp.record import Record
@@ -53,14 +53,7 @@ def diagnose_status(run: RunFolder, status: RunStatus) -> Cause:
         cause = diagnose(output, has_failed=True)
     else:
         cause = diagnose(list_sources(attempts[-1], None), beside=output, has_failed=status.state != "ended")
-    said = judge_record(status.why, status.exit_status)
-    names_rank = said.class_ == cause.class_ and said.rank is not None and cause.rank is None
-    is_better = said.class_ != "unknown" and (
-        cause.class_ in {"unknown", "none"}
-        or ("killed" in {cause.class_, *cause.also} and not status.why.startswith("SIG"))  # which says no more
-        or names_rank
-    )
-    return said if is_better else cause
+    return add_record(cause, status.why, status.exit_status)
 
 
 def add_cause(run: RunFolder, status: RunStatus) -> RunStatus:

@@ -301,11 +301,11 @@ class Notices:
 
 
 def _find_cause(attempt: AttemptFolder, why: str) -> str:
-    """The first cause that the ranks' logs show."""
-    from hpcddp.diagnose.judge import diagnose, format_cause  # no job that ends well needs it
+    """The first cause that the ranks' logs and the supervisor's word show."""
+    from hpcddp.diagnose.judge import add_record, diagnose, format_cause  # no job that ends well needs it
     from hpcddp.runs.logs import list_sources
 
-    cause = diagnose(list_sources(attempt, None), has_failed=True)
+    cause = add_record(diagnose(list_sources(attempt, None), has_failed=True), why, None)
     return why if cause.class_ in {"unknown", "none"} else format_cause(cause, "cause").strip()
 
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from pathlib import Path
 
 import pytest
 
-from hpcddp.diagnose.judge import ALL, Cause, cause_record, diagnose, format_cause, judge_record
+from hpcddp.diagnose.judge import ALL, Cause, add_record, cause_record, diagnose, format_cause, judge_record
 from hpcddp.diagnose.reading import find_logs
 from hpcddp.errors import RequestError
 
@@ -71,6 +72,29 @@ def test_an_exception_that_was_caught_is_no_cause(told):
     step = "".join(f"[rank 1] INFO step {n}\n" for n in range(3))
     assert told(raised(1, "KeyError: 'label'") + step).class_ == "none"
     assert told(step + raised(1, "KeyError: 'label'")).class_ == "exception"
+
+
+CAUGHT = raised(None, "ModuleNotFoundError: No module named 'wandb'")
+EPOCHS = "epoch 0 loss 1.0\nepoch 1 loss 0.5\n"
+OF_3 = "".join(f"rank {n} of 3 on node{n}\n" for n in range(3))
+STATUS_3 = "srun: error: node2: task 1: Exited with exit code 3\n"
+
+
+@pytest.mark.parametrize(
+    ("log", "cause"),
+    [
+        (CAUGHT + EPOCHS, "none"),
+        (CAUGHT + "training failed\n", "import"),  # no line comes twice
+        (CAUGHT + OF_3 + EPOCHS, "import"),  # no more often than there are ranks
+        (CAUGHT + OF_3 + 2 * EPOCHS, "none"),
+        (CAUGHT + EPOCHS + raised(None, "KeyError: 'label'"), "exception"),
+        (CAUGHT + EPOCHS + "JOB 7 ON node1 CANCELLED AT 2026-11-26T06:45:29 DUE TO TIME LIMIT ***\n", "walltime"),
+        (CAUGHT + raised(1, "KeyError: 'label'"), "exception"),  # torch signs what ends a rank
+        (CAUGHT + OF_3 + EPOCHS + "nan, stopping\n" + raised(0, RESET) + raised(2, RESET) + STATUS_3, "exit-status"),
+    ],
+)
+def test_an_exception_behind_which_lines_come_more_often_than_there_are_ranks_was_caught(told, log, cause):
+    assert told(log).class_ == cause
 
 
 @pytest.mark.parametrize(
@@ -152,6 +176,7 @@ def test_nothing_that_says_why_is_unknown_and_a_log_without_a_failure_none(told)
     assert told(raised(0, RESET) + raised(1, RESET)).class_ == "unknown"
     assert told("step 1\nstep 2\n", has_failed=True).class_ == "unknown"
     assert told("step 1\nstep 2\n").class_ == "none"
+    assert told("\n").class_ == "unknown"
 
 
 def test_a_progress_bar_in_the_line_is_no_matter_and_the_piece_is_the_text(told):
@@ -168,9 +193,31 @@ def test_a_word_of_a_log_does_not_become_a_command_or_move_a_terminal(told):
     assert cause_record(cause)["class"] == "command"
 
 
+@pytest.mark.parametrize(
+    ("of_logs", "why", "cause"),
+    [
+        ("host-memory", "no rank gets on; rank 1 on n2 stands at train.py:7", "hang"),  # the supervisor's SIGKILL
+        ("exit-status", "rank 1 on n2 ended with status 0 while others still trained", "early-exit"),
+        ("exception", "no rank gets on; rank 1 on n2 stands at train.py:7", "exception"),
+        ("unknown", "TIMEOUT: TimeLimit", "walltime"),
+        ("killed", "SIGTERM", "killed"),
+    ],
+)
+def test_who_has_ended_the_ranks_knows_more_than_how_they_ended_and_less_than_their_errors(of_logs, why, cause):
+    also = ("killed",) if of_logs == "host-memory" else ()
+    assert add_record(Cause(of_logs, 1, also=also), why, None).class_ == cause
+
+
 def test_a_folder_without_logs_and_a_file_that_is_not_there_are_refused(tmp_path):
     with pytest.raises(RequestError, match="there is no log in"):
         find_logs([str(tmp_path)])
+    (tmp_path / "gone.log").symlink_to("nowhere")
+    with pytest.raises(RequestError, match="there is no log in"):
+        find_logs([str(tmp_path)])
+    (tmp_path / "a.out.gz").write_bytes(gzip.compress(b"KeyError: 1\n" * 9))
+    for path, says in {tmp_path / "a.out.gz": "is no text", Path("/dev/null"): "is no file"}.items():
+        with pytest.raises(RequestError, match=says):
+            diagnose(find_logs([str(path)]))
     with pytest.raises(RequestError, match="cannot be read"):
         diagnose(find_logs([str(tmp_path / "x.out")]))
 

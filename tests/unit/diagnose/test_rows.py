@@ -47,6 +47,8 @@ LINES = {
         "hpcddp: no rank was started: the launch is unfit: rank 2 of 4 did not come",
     ],
     "launcher": [
+        "At least one pair of MPI processes are unable to reach each other for",
+        "srun: error: Unable to allocate resources: Invalid account or account/partition combination specified",
         "[mpiexec@login] ui_cmd_cb (mpiexec/pmiserv_pmci.c:51): Launch proxy failed.",
         "There are not enough slots available in the system to satisfy the 4",
         "prterun has detected an attempt to run as root.",
