@@ -12,6 +12,7 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, TensorDataset
 
 import hpcddp
+from hpcddp.errors import RequestError
 from hpcddp.training import saves
 
 
@@ -30,16 +31,28 @@ def _call(rt: Any, what: str) -> None:
         getattr(rt, what)("because")
 
 
-def call_on_ranks(argument: list[Any]) -> None:
-    """`what` in this step, after this epoch ("epoch"), or after the loop ("after") on these ranks."""
-    folder, what, where, ranks, sharing = argument
+def call_on_ranks(argument: dict[str, Any]) -> None:
+    """Each case of [what, where, ranks, sharing]: `what` in this step, after this epoch ("epoch"), or after the loop
+    ("after") on these ranks. Each rank writes what came of each: steps, why it stopped, why it finished; or the
+    error."""
+    found: list[Any] = []
+    with hpcddp.init() as group:
+        for nth, case in enumerate(argument["cases"]):
+            try:
+                found.append(_train(group, f"{argument['folder']}/{nth}", *case))
+            except RequestError as error:
+                found.append(str(error))
+    Path(argument["folder"], f"{group.rank}.json").write_text(json.dumps(found))
+
+
+def _train(group: Any, folder: str, what: str, where: Any, ranks: list[int], sharing: bool) -> list[Any]:
     saves._TOGETHER_S = 600.0 if len(ranks) == 2 else 0.1  # nobody else will ask
     torch.manual_seed(0)
     model = torch.nn.Linear(4, 2).double()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     data = TensorDataset(torch.randn(24, 4, dtype=torch.float64), torch.randint(2, (24,)))
-    with hpcddp.runtime(run_dir=f"{folder}/run", save_every=5, keep_checkpoints=100) as rt:
-        mine = rt.group.rank in ranks
+    with hpcddp.runtime(group=group, run_dir=folder, save_every=5, keep_checkpoints=100) as rt:
+        mine = group.rank in ranks
         model, optimizer, loader = rt.prepare(model, optimizer, DataLoader(data, batch_size=2))
         if sharing:
             rt._record.sums.steps_shared = 4
@@ -59,5 +72,4 @@ def call_on_ranks(argument: list[Any]) -> None:
             _call(rt, what)
         if where == "epoch" and what == "break" and 0 in ranks:
             rt.sum(1)
-    found = [rt.steps, rt.stop_reason, None if rt.stopping else rt._saves.finish_reason]
-    Path(folder, f"{rt.group.rank}.json").write_text(json.dumps(found))
+    return [rt.steps, rt.stop_reason, None if rt.stopping else rt._saves.finish_reason]

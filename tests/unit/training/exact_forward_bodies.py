@@ -12,31 +12,43 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, TensorDataset
 
 import hpcddp
+from hpcddp.errors import RequestError
 
 
-def train(argument: dict[str, Any]) -> None:
-    """`extra`: "evaluate" with gradients after each epoch, a "metric" after each backward pass, or "twice" backward."""
+def train_all(out: str) -> None:
+    """`evaluate` with gradients after each epoch, a `metric` after each backward pass, or `twice` backward: the weights
+    of each, or the error."""
+    found: dict[str, Any] = {}
+    with hpcddp.init() as group:
+        for extra in ("evaluate", "metric", "twice"):
+            try:
+                found[extra] = train(group, extra)
+            except RequestError as error:
+                found[extra] = str(error)
+    if group.is_first:
+        Path(out).write_text(json.dumps(found))
+
+
+def train(group: Any, extra: str) -> list[Any]:
     generator = torch.Generator().manual_seed(7)
     data = TensorDataset(torch.randn(24, 4, generator=generator), torch.arange(24) % 3)
     torch.manual_seed(0)
     model: nn.Module = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3))
-    with hpcddp.runtime(exact=True, slices=4) as rt:
+    with hpcddp.runtime(group=group, exact=True, slices=4) as rt:
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
         loaders = DataLoader(data, batch_size=8), DataLoader(data, batch_size=8)
-        model, optimizer, loader, test = rt.prepare(model, optimizer, *loaders)
+        net, optimizer, loader, test = rt.prepare(model, optimizer, *loaders)
         for _ in rt.epochs(2):
             for batch in loader:
                 optimizer.zero_grad()
                 for x, y in rt.micro_batches(batch):
-                    rt.backward(cross_entropy(model(x), y))
-                    if argument["extra"] == "metric":
-                        model(x)
-                    if argument["extra"] == "twice":
-                        rt.backward(cross_entropy(model(-x), y))
+                    rt.backward(cross_entropy(net(x), y))
+                    if extra == "metric":
+                        net(x)
+                    if extra == "twice":
+                        rt.backward(cross_entropy(net(-x), y))
                 optimizer.step()
-            if argument["extra"] == "evaluate":
+            if extra == "evaluate":
                 for x, _y in test:
-                    model(x)
-        if rt.is_main:
-            weights = [parameter.tolist() for parameter in rt.unwrap(model).parameters()]
-            Path(argument["out"]).write_text(json.dumps(weights))
+                    net(x)
+    return [parameter.tolist() for parameter in model.parameters()]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -89,12 +88,6 @@ def classifier(rt: Run, model: nn.Module, optimizer: Any, batch: Any) -> None:
     optimizer.step()
 
 
-def train_step(rt: Run, model: nn.Module, optimizer: Any, batch: Any) -> None:
-    optimizer.zero_grad()
-    rt.train_step(batch, lambda micro: mse_loss(model(micro[0]), micro[1]))
-    optimizer.step()
-
-
 def clipped(rt: Run, model: nn.Module, optimizer: Any, batch: Any) -> None:
     optimizer.zero_grad()
     for x, y in rt.micro_batches(batch):
@@ -125,26 +118,10 @@ def skipped_where_not_finite(rt: Run, model: nn.Module, optimizer: Any, batch: A
         optimizer.step()
 
 
-def skipped_every_third(rt: Run, model: nn.Module, optimizer: Any, batch: Any) -> None:
-    optimizer.zero_grad()
-    for x, y in rt.micro_batches(batch):
-        rt.backward(mse_loss(model(x), y))
-    optimizer.seen = getattr(optimizer, "seen", 0) + 1
-    if optimizer.seen % 3:
-        optimizer.step()
-
-
 def never_cleared(rt: Run, model: nn.Module, optimizer: Any, batch: Any) -> None:
     for x, y in rt.micro_batches(batch):
         rt.backward(mse_loss(model(x), y))
     optimizer.step()
-
-
-def cleared_to_zero_after_the_step(rt: Run, model: nn.Module, optimizer: Any, batch: Any) -> None:
-    for x, y in rt.micro_batches(batch):
-        rt.backward(mse_loss(model(x), y))
-    optimizer.step()
-    optimizer.zero_grad(set_to_none=False)
 
 
 def two_backwards(rt: Run, model: nn.Module, optimizer: Any, batch: Any) -> None:
@@ -192,16 +169,6 @@ def looks_without_gradients(rt: Run, model: nn.Module, optimizer: Any, batch: An
     optimizer.step()
 
 
-def rate_by_the_mean(rt: Run, model: nn.Module, optimizer: Any, batch: Any) -> None:
-    """The rate falls where the loss over the whole batch has risen."""
-    optimizer.zero_grad()
-    loss = rt.mean(rt.train_step(batch, lambda micro: mse_loss(model(micro[0]), micro[1])))
-    if loss > getattr(optimizer, "loss", torch.inf):
-        optimizer.param_groups[0]["lr"] *= 0.7
-    optimizer.loss = loss
-    optimizer.step()
-
-
 def counted_samples(rt: Run, model: nn.Module, optimizer: Any, batch: Any) -> None:
     """The samples that count sum up to those of the batch, on any number of ranks."""
     optimizer.zero_grad()
@@ -217,18 +184,14 @@ def counted_samples(rt: Run, model: nn.Module, optimizer: Any, batch: Any) -> No
 
 BODIES = (
     classifier,
-    train_step,
     clipped,
     skipped_where_not_finite,
-    skipped_every_third,
     never_cleared,
-    cleared_to_zero_after_the_step,
     two_backwards,
     two_passes_one_step,
     summed,
     penalty,
     looks_without_gradients,
-    rate_by_the_mean,
     counted_samples,
 )
 
@@ -276,8 +239,8 @@ def unused(rt: Run, model: nn.Module, optimizer: Any, batch: Any) -> None:
     optimizer.step()
 
 
-def parts_of_a_model(rt: Run, *, always: bool) -> Tensor:
-    """One optimizer for each layer; the second layer is used in every second batch."""
+def parts_of_a_model(rt: Run) -> Tensor:
+    """One optimizer for each layer; the second layer is used in every second batch, and both step in each."""
     model = Unused()
     optimizers = [torch.optim.SGD(part.parameters(), 0.05) for part in (model.a, model.b)]
     net = rt.wrap(model, find_unused_parameters=True)
@@ -290,9 +253,8 @@ def parts_of_a_model(rt: Run, *, always: bool) -> Tensor:
                 optimizer.zero_grad()
             for x, y in rt.micro_batches(batch):
                 rt.backward(mse_loss(net(x, both=bool(nth % 2)), y))
-            optimizers[0].step()
-            if nth % 2 or always:
-                optimizers[1].step()
+            for optimizer in optimizers:
+                optimizer.step()
     return weights_of(rt, net)
 
 
@@ -322,10 +284,10 @@ class Gan:
         return weights_of(self.rt, self.g, self.d)
 
 
-def gan(parts: Gan, batch: Any, *, detaches: bool = False) -> None:
+def gan(parts: Gan, batch: Any) -> None:
     parts.of_d.zero_grad()
     for x, _ in parts.rt.micro_batches(batch):
-        fake = parts.fake(x).detach() if detaches else parts.fake(x)
+        fake = parts.fake(x)
         parts.rt.backward(softplus(-parts.d(x)).mean() + softplus(parts.d(fake)).mean())
     parts.of_d.step()
     parts.train_g(batch)
@@ -343,11 +305,11 @@ def gan_with_one_fake(parts: Gan, batch: Any) -> None:
     parts.of_g.step()
 
 
-def gan_with_critics(parts: Gan, batch: Any, *, detaches: bool = False) -> None:
+def gan_with_critics(parts: Gan, batch: Any) -> None:
     """The generator in every second batch only; its gradients are cleared there."""
     parts.of_d.zero_grad()
     for x, _ in parts.rt.micro_batches(batch):
-        fake = parts.fake(x).detach() if detaches else parts.fake(x)
+        fake = parts.fake(x).detach()
         parts.rt.backward(softplus(-parts.d(x)).mean() + softplus(parts.d(fake)).mean())
     parts.of_d.step()
     parts.seen = getattr(parts, "seen", 0) + 1
@@ -393,14 +355,8 @@ class Sam(torch.optim.Optimizer):
         self.base_optimizer.step()
         self.zero_grad()
 
-    @torch.no_grad()
-    def step(self, closure: Any) -> None:
-        self.first_step()
-        torch.enable_grad()(closure)()
-        self.second_step()
 
-
-def sam(rt: Run, *, closure: bool = False) -> Tensor:
+def sam(rt: Run) -> Tensor:
     model = make_net()
     optimizer = Sam(model.parameters(), lr=0.1, momentum=0.9)
     net, optimizer, _, loader = rt.prepare(
@@ -408,17 +364,9 @@ def sam(rt: Run, *, closure: bool = False) -> Tensor:
     )
     for _ in rt.epochs(EPOCHS):
         for batch in loader:
-
-            def passes(batch: Any = batch) -> Tensor:
-                total: Tensor = rt.train_step(batch, lambda micro: mse_loss(net(micro[0]), micro[1])).sum()
-                return total
-
-            passes()
-            if closure:
-                optimizer.step(passes)
-                continue
+            rt.train_step(batch, lambda micro: mse_loss(net(micro[0]), micro[1]))
             optimizer.first_step()
-            passes()
+            rt.train_step(batch, lambda micro: mse_loss(net(micro[0]), micro[1]))
             optimizer.second_step()
     return weights_of(rt, net)
 
@@ -525,16 +473,12 @@ KINDS: dict[str, Callable[[Run], Tensor]] = {
     **{body.__name__: lambda rt, body=body: train_one(rt, body, make_net()) for body in BODIES},
     "checkpointed": lambda rt: train_one(rt, classifier, Checkpointed()),
     "unused": lambda rt: train_one(rt, unused, Unused(), find_unused_parameters=True),
-    "parts_of_a_model": lambda rt: parts_of_a_model(rt, always=False),
-    "parts_that_always_step": lambda rt: parts_of_a_model(rt, always=True),
+    "parts_of_a_model": parts_of_a_model,
     "gan": lambda rt: Gan(rt).train(gan),
-    "gan_detached": lambda rt: Gan(rt).train(partial(gan, detaches=True)),
     "gan_with_one_fake": lambda rt: Gan(rt).train(gan_with_one_fake),
     "gan_with_critics": lambda rt: Gan(rt).train(gan_with_critics),
-    "gan_with_critics_detached": lambda rt: Gan(rt).train(partial(gan_with_critics, detaches=True)),
     "wgan_gp": lambda rt: Gan(rt).train(wgan_gp),
     "sam": sam,
-    "sam_with_a_closure": lambda rt: sam(rt, closure=True),
     "lbfgs": lbfgs,
     "average_and_one_cycle": average_and_one_cycle,
     "plateau": plateau,
@@ -555,7 +499,7 @@ def train_kinds(argument: dict[str, Any]) -> None:
     found: dict[tuple[str, str], Any] = {}
     with hpcddp.init() as group:
         for mode in argument["modes"]:
-            for kind in argument.get("kinds") or KINDS:
+            for kind in KINDS:
                 if kind in ONLY_WHOLE and mode != "whole":
                     continue
                 try:

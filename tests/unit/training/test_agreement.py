@@ -10,84 +10,55 @@ from typing import Any
 import pytest
 
 RunRanks = Callable[..., Any]
+Case = tuple[str, "int | str", list[int], bool]
+
+#: what, in which step or behind what, on which ranks, whether steps share an exchange; what came of it, and the steps
+#: of the checkpoints
+TOGETHER: list[tuple[Case, list[Any], set[int]]] = [
+    (("stop", 1, [0], False), [3, "because", None], {3}),  # heard of one step later
+    (("stop", 1, [0, 1], False), [2, "because", None], {2}),
+    (("stop", 5, [0, 1], True), [6, "because", None], {5, 6}),
+    (("save", "epoch", [1], False), [24, None, None], {5, 10, 11, 12, 15, 20, 24}),
+    (("no time for a tail", 1, [1], True), [11, "deadline", None], {5, 10, 11}),  # before the epoch's last step
+]
+MORE: list[tuple[Case, list[Any], set[int]]] = [
+    (("stop", 5, [1], True), [11, "because", None], {5, 10, 11}),
+    (("finish_early", 1, [1], False), [3, None, "because"], {3}),
+    (("save", 1, [1], False), [24, None, None], {3, 5, 10, 11, 15, 20, 24}),
+    (("save", 1, [0, 1], False), [24, None, None], {2, 5, 10, 11, 15, 20, 24}),
+    (("stop", "epoch", [1], False), [12, "because", None], {5, 10, 11, 12}),
+    (("signal", "epoch", [1], False), [12, "SIGTERM", None], {5, 10, 11, 12}),
+    (("stop", "after", [1], False), [24, "because", None], {5, 10, 11, 15, 20, 24}),
+]
+APART: list[tuple[Case, str]] = [
+    (("break", "epoch", [0], False), "rank 0 left the loop over rt.epochs() by break or return, rank 1 ended epoch 1"),
+    (("break", "epoch", [1], False), "rank 0 ended epoch 1 of 2, rank 1 left the loop over rt.epochs() by break or"),
+    (("save_best", "epoch", [0], False), "rank 0 called rt.save_best(value), rank 1 ended epoch 1 of 2"),
+    (("save_model", "epoch", [0], False), "rank 0 called rt.save_model(path), rank 1 ended epoch 1 of 2"),
+    (("save", "after", [1], False), "rank 0 ended the `with` body, rank 1 called rt.save()"),
+]
 
 
-def run(run_ranks: RunRanks, folder: Path, *argument: Any) -> tuple[Any, set[int]]:
-    """What both ranks have found, and the steps of the checkpoints."""
-    run_ranks("agreement_bodies:call_on_ranks", 2, [str(folder), *argument]).check()
+def run(run_ranks: RunRanks, folder: Path, cases: list[Case]) -> list[Any]:
+    """What both ranks have found."""
+    run_ranks("agreement_bodies:call_on_ranks", 2, {"folder": str(folder), "cases": cases}).check()
     first, other = (json.loads((folder / f"{rank}.json").read_text()) for rank in range(2))
     assert first == other
-    return first, {int(path.name[-8:]) for path in (folder / "run" / "checkpoints").glob("step-*")}
+    return list(first)
 
 
-@pytest.mark.parametrize(
-    ("what", "where", "ranks", "sharing", "found", "saved"),
-    [
-        ("stop", 1, [0], False, [3, "because", None], {3}),  # heard of one step later
-        ("stop", 1, [0, 1], False, [2, "because", None], {2}),
-        pytest.param("stop", 5, [1], True, [11, "because", None], {5, 10, 11}, marks=pytest.mark.slow),
-        ("stop", 5, [0, 1], True, [6, "because", None], {5, 6}),
-        pytest.param("finish_early", 1, [1], False, [3, None, "because"], {3}, marks=pytest.mark.slow),
-        pytest.param("save", 1, [1], False, [24, None, None], {3, 5, 10, 11, 15, 20, 24}, marks=pytest.mark.slow),
-        pytest.param("save", 1, [0, 1], False, [24, None, None], {2, 5, 10, 11, 15, 20, 24}, marks=pytest.mark.slow),
-        ("save", "epoch", [1], False, [24, None, None], {5, 10, 11, 12, 15, 20, 24}),
-        pytest.param("stop", "epoch", [1], False, [12, "because", None], {5, 10, 11, 12}, marks=pytest.mark.slow),
-        ("no time for a tail", 1, [1], True, [11, "deadline", None], {5, 10, 11}),  # before the epoch's last step
-        pytest.param("signal", "epoch", [1], False, [12, "SIGTERM", None], {5, 10, 11, 12}, marks=pytest.mark.slow),
-        pytest.param(
-            "stop", "after", [1], False, [24, "because", None], {5, 10, 11, 15, 20, 24}, marks=pytest.mark.slow
-        ),
-    ],
-)
+@pytest.mark.parametrize("rows", [TOGETHER, pytest.param(MORE, marks=pytest.mark.slow)], ids=["quick", "slow"])
 def test_what_one_rank_asks_for_all_ranks_do_at_one_step(
-    run_ranks: RunRanks,
-    tmp_path: Path,
-    what: str,
-    where: int | str,
-    ranks: list[int],
-    sharing: bool,
-    found: list[Any],
-    saved: set[int],
+    run_ranks: RunRanks, tmp_path: Path, rows: list[tuple[Case, list[Any], set[int]]]
 ) -> None:
-    assert run(run_ranks, tmp_path, what, where, ranks, sharing) == (found, saved)
+    found = run(run_ranks, tmp_path, [case for case, *_ in rows])
+    for nth, (case, expected, saved) in enumerate(rows):
+        assert found[nth] == expected, case
+        steps = {int(path.name[-8:]) for path in (tmp_path / str(nth) / "checkpoints").glob("step-*")}
+        assert steps == saved, case
 
 
-@pytest.mark.parametrize(
-    ("what", "where", "ranks", "text"),
-    [
-        (
-            "break",
-            "epoch",
-            [0],
-            "rank 0 left the loop over rt.epochs() by break or return, rank 1 ended epoch 1 of 2",
-        ),
-        pytest.param(
-            "break",
-            "epoch",
-            [1],
-            "rank 0 ended epoch 1 of 2, rank 1 left the loop over rt.epochs() by break or return",
-            marks=pytest.mark.slow,
-        ),
-        pytest.param(
-            "save_best",
-            "epoch",
-            [0],
-            "rank 0 called rt.save_best(value), rank 1 ended epoch 1 of 2",
-            marks=pytest.mark.slow,
-        ),
-        pytest.param(
-            "save_model",
-            "epoch",
-            [0],
-            "rank 0 called rt.save_model(path), rank 1 ended epoch 1 of 2",
-            marks=pytest.mark.slow,
-        ),
-        ("save", "after", [1], "rank 0 ended the `with` body, rank 1 called rt.save()"),
-    ],
-)
-def test_ranks_that_go_different_ways_are_named(
-    run_ranks: RunRanks, tmp_path: Path, what: str, where: str, ranks: list[int], text: str
-) -> None:
-    outcome = run_ranks("agreement_bodies:call_on_ranks", 2, [str(tmp_path), what, where, ranks, False])
-    assert outcome.statuses == [1, 1]
-    assert f"the ranks went different ways: {text}" in "".join(outcome.outputs)
+def test_ranks_that_go_different_ways_are_named(run_ranks: RunRanks, tmp_path: Path) -> None:
+    found = run(run_ranks, tmp_path, [case for case, _ in APART])
+    for told, (case, words) in zip(found, APART, strict=True):
+        assert f"the ranks went different ways: {words}" in told, case

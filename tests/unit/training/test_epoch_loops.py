@@ -1,84 +1,63 @@
-"""Loops over the loader and over `rt.epochs`: those that a resumed run would not find again are refused."""
+"""Loops over the loader and over `rt.epochs`: what a resumed run would not find again is refused. The plain cases are
+in test_mistakes.py."""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
+from typing import Any
 
 import pytest
-from torch.nn.functional import cross_entropy
-from torch.utils.data import DataLoader
 
 import hpcddp
 from hpcddp.errors import RequestError
+from hpcddp.training import mistakes
 
-from .toy_loop import make_data, prepare_toy
+from .toy_loop import prepare_toy
 
 STEPS = 4  # of an epoch
+MODES: list[dict[str, Any]] = [{}, {"max_micro_batch": 2}, {"exact": True, "slices": 2}]
+Step = Callable[[Any], None]
 
 
-def _range(rt, loader, step):
-    for _ in range(2):
-        for batch in loader:
-            step(batch)
-
-
-def _chunks(rt, loader, step):
+def _chunks(rt: Any, loader: Any, step: Step) -> None:
     for _ in range(2):
         for batch in itertools.islice(loader, 2):
             step(batch)
 
 
-def _peek(rt, loader, step):
+def _peek(rt: Any, loader: Any, step: Step) -> None:
     next(iter(loader))
     for _ in rt.epochs(1):
+        next(iter(loader))
         for batch in loader:
             step(batch)
 
 
-def _break(rt, loader, step):
+def _one_by_one(rt: Any, loader: Any, step: Step, count: int = STEPS) -> None:
+    for _ in rt.epochs(1):
+        for _ in range(count):
+            step(next(iter(loader)))
+
+
+def _left_before_a_backward_pass(rt: Any, loader: Any, step: Step) -> None:
     for _ in rt.epochs(2):
         for n, batch in enumerate(loader):
             if n == 2:
+                for _ in rt.micro_batches(batch):
+                    break
                 break
             step(batch)
 
 
-def _run(loop: Callable) -> list[int]:
-    """The number of steps before each step, and at the end."""
-    seen = []
-    with hpcddp.runtime() as rt:
-        toy = prepare_toy(rt)
-
-        def step(batch: list) -> None:
-            seen.append(rt.steps)
-            toy.step(rt, *batch)
-
-        loop(rt, toy.loader, step)
-    return [*seen, rt.steps]
-
-
-@pytest.mark.parametrize(
-    ("loop", "steps"),
-    [(_chunks, [0, 1, 2, 3, 4]), (_peek, [0, 1, 2, 3, 4]), (_break, [0, 1, 2, 3, 4])],
-)
-def test_a_batch_that_was_only_looked_at_makes_no_step(loop: Callable, steps: list[int]) -> None:
-    assert _run(loop) == steps
-
-
-def test_a_second_epoch_outside_of_rt_epochs_is_refused() -> None:
-    with pytest.raises(RequestError, match=r"a second epoch began outside of rt\.epochs\(\).*\nhint: for epoch in"):
-        _run(_range)
-
-
-def _phases(rt, loader, step):
+def _parts_of_an_epoch(rt: Any, loader: Any, step: Step) -> None:
     for _ in rt.epochs(2):
         for _ in range(2):
-            for batch in loader:
+            for batch in itertools.islice(loader, 2):
                 step(batch)
 
 
-def _phases_that_break(rt, loader, step):
+def _phases_that_break(rt: Any, loader: Any, step: Step) -> None:
     for _ in rt.epochs(2):
         for _ in range(2):
             for n, batch in enumerate(loader):
@@ -87,53 +66,14 @@ def _phases_that_break(rt, loader, step):
                     break
 
 
-def _one_at_a_time(rt, loader, step):
-    for _ in rt.epochs(1):
-        for _ in range(2 * STEPS):
-            step(next(iter(loader)))
-
-
-@pytest.mark.parametrize("loop", [_phases, _phases_that_break, _one_at_a_time])
-def test_a_second_loop_after_the_last_batch_of_an_epoch_is_refused(loop: Callable) -> None:
-    with pytest.raises(RequestError) as error:
-        _run(loop)
-    error.match(r"a second loop over the loader began in epoch 1 of rt.epochs\(\), after[\s\S]*\nhint: .* epoch % 2")
-
-
-def _phases_as_epochs(rt, loader, step):
-    for _ in rt.epochs(2 * 2):
-        for batch in loader:
-            step(batch)
-
-
-def _parts_of_an_epoch(rt, loader, step):
-    for _ in rt.epochs(2):
-        for _ in range(2):
-            for batch in itertools.islice(loader, 2):
-                step(batch)
-
-
-@pytest.mark.parametrize(("loop", "steps"), [(_phases_as_epochs, 4 * STEPS), (_parts_of_an_epoch, 2 * STEPS)])
-def test_phases_that_are_epochs_or_parts_of_one_are_right(loop: Callable, steps: int) -> None:
-    assert _run(loop) == [*range(steps), steps]
-
-
-def _epochs_twice(rt, loader, step, second=2):
-    for count in (2, second):
+def _more_epochs(rt: Any, loader: Any, step: Step) -> None:
+    for count in (2, 3):
         for _ in rt.epochs(count):
             for batch in loader:
                 step(batch)
 
 
-def test_a_second_rt_epochs_that_has_none_left_is_refused() -> None:
-    with pytest.raises(RequestError) as error:
-        _run(_epochs_twice)
-    error.match(
-        r"rt.epochs\(2\) came after rt.epochs\(2\), and 2 epochs are over[\s\S]*\nhint: rt.epochs\(4\) for 2 more"
-    )
-
-
-def _again_after_a_break(rt, loader, step):
+def _again_after_a_break(rt: Any, loader: Any, step: Step) -> None:
     for most in (1, STEPS):
         for _ in rt.epochs(2):
             for _, batch in zip(range(most), loader, strict=False):
@@ -142,7 +82,7 @@ def _again_after_a_break(rt, loader, step):
                 break
 
 
-def _again_after_a_break_at_the_last_batch(rt, loader, step):
+def _again_after_a_break_at_the_last_batch(rt: Any, loader: Any, step: Step) -> None:
     for most in (1, 2):
         for n, _ in enumerate(rt.epochs(3)):
             for m, batch in enumerate(loader):
@@ -153,7 +93,7 @@ def _again_after_a_break_at_the_last_batch(rt, loader, step):
                 break
 
 
-def _again_after_the_end(rt, loader, step):
+def _again_after_an_early_end(rt: Any, loader: Any, step: Step) -> None:
     for _ in range(2):
         for _ in rt.epochs(2):
             for batch in loader:
@@ -161,59 +101,58 @@ def _again_after_the_end(rt, loader, step):
             rt.finish_early("enough")
 
 
+def _an_epoch_that_only_evaluates(rt: Any, loader: Any, step: Step) -> None:
+    for epoch in rt.epochs(2):
+        if epoch:
+            for batch in loader:
+                step(batch)
+
+
+def run(loop: Callable[..., None], **options: Any) -> list[int]:
+    """The number of steps before each step, and at the end."""
+    seen = []
+    with hpcddp.runtime(**options) as rt:
+        toy = prepare_toy(rt)
+
+        def step(batch: Any) -> None:
+            seen.append(rt.steps)
+            assert len(toy.loader) == STEPS
+            toy.step_in_parts(rt, batch)
+
+        loop(rt, toy.loader, step)
+    return [*seen, rt.steps]
+
+
+@pytest.mark.parametrize("options", MODES, ids=str)
 @pytest.mark.parametrize(
     ("loop", "steps"),
     [
-        (lambda *args: _epochs_twice(*args, second=3), 3 * STEPS),
+        (_chunks, STEPS),
+        (_peek, STEPS),
+        (_one_by_one, STEPS),
+        (_left_before_a_backward_pass, 4),
+        (_parts_of_an_epoch, 2 * STEPS),
+        (_more_epochs, 3 * STEPS),
         (_again_after_a_break, 2 * STEPS),
         (_again_after_a_break_at_the_last_batch, 3 * STEPS),
-        (_again_after_the_end, STEPS),
+        (_again_after_an_early_end, STEPS),
+        (_an_epoch_that_only_evaluates, STEPS),
     ],
 )
-def test_a_second_rt_epochs_that_has_some_left_or_follows_an_early_end_is_right(loop: Callable, steps: int) -> None:
-    assert _run(loop) == [*range(steps), steps]
+def test_a_batch_that_is_used_is_a_step_and_one_that_is_only_looked_at_is_none(
+    loop: Callable[..., None], steps: int, options: dict[str, Any]
+) -> None:
+    assert run(loop, **options) == [*range(steps), steps]
 
 
-def _over_the_raw_data(rt, toy, raw):
-    for _ in rt.epochs(3):
-        for x, y in raw:
-            toy.optimizer.zero_grad()
-            cross_entropy(toy.model(x), y).backward()
-            toy.optimizer.step()
+@pytest.mark.parametrize("loop", [_phases_that_break, lambda *given: _one_by_one(*given, count=2 * STEPS)])
+def test_a_second_loop_after_the_last_batch_of_an_epoch_is_refused(loop: Callable[..., None]) -> None:
+    with pytest.raises(RequestError) as error:
+        run(loop)
+    assert str(error.value) == str(mistakes.LOOP_TWICE.error(epoch=1))
 
 
-def _over_nothing(rt, _toy, _raw):
-    for _ in rt.epochs(3):
-        pass
-
-
-@pytest.mark.parametrize("loop", [_over_the_raw_data, _over_nothing])
-def test_epochs_without_a_loop_over_the_loader_are_refused(loop: Callable) -> None:
-    def run() -> None:
-        with hpcddp.runtime() as rt:
-            loop(rt, prepare_toy(rt), DataLoader(make_data(), batch_size=6))
-
-    with pytest.raises(RequestError, match="no loop over the training loader has begun"):
-        run()
-
-
-def test_an_epoch_that_only_evaluates_may_come_before_those_that_train() -> None:
-    with hpcddp.runtime() as rt:
-        toy = prepare_toy(rt)
-        for epoch in rt.epochs(2):
-            if epoch == 0:
-                continue
-            for x, y in toy.loader:
-                toy.step(rt, x, y)
-    assert rt.steps == STEPS
-
-
-def test_the_length_of_the_loader_is_the_steps_of_an_epoch_wherever_the_loop_is() -> None:
-    with hpcddp.runtime(max_micro_batch=2) as rt:
-        toy = prepare_toy(rt)
-        lengths = {len(toy.loader)}
-        for _ in rt.epochs(2):
-            for batch in toy.loader:
-                toy.step_in_parts(rt, batch)
-                lengths.add(len(toy.loader))
-    assert lengths == {STEPS}
+def test_epochs_without_a_loop_over_the_loader_are_refused() -> None:
+    with pytest.raises(RequestError) as error:
+        run(lambda rt, *_: list(rt.epochs(3)))
+    assert str(error.value) == str(mistakes.LOADER_UNUSED.error())

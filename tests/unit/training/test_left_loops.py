@@ -1,9 +1,9 @@
-"""A loop that is left inside a batch or its micro batches, and an exception in a step."""
+"""A loop that is left, finished or stopped before its end, or that an exception leaves."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from torch.optim.swa_utils import AveragedModel
 from torch.utils.data import DataLoader
 
 import hpcddp
-from hpcddp.errors import RequestError
+from hpcddp.errors import HpcddpError, RequestError
 
 from .toy_loop import Toy, deviation, make_data, make_model, prepare_toy, weights_of
 
@@ -38,93 +38,6 @@ def test_after_a_break_behind_a_step_schedulers_and_averages_act(options: Any) -
             scheduler.step()
             average.update_parameters(net)
     assert (rt.steps, int(average.n_averaged), optimizer.param_groups[0]["lr"]) == (6, 3, 0.0125)
-
-
-def looked_at(rt: Any, toy: Toy) -> None:
-    next(iter(toy.loader))
-    for _ in rt.epochs(1):
-        next(iter(toy.loader))
-        for batch in toy.loader:
-            toy.step_in_parts(rt, batch)
-        assert rt.steps == 4
-
-
-def one_by_one(rt: Any, toy: Toy) -> None:
-    for _ in rt.epochs(1):
-        for _ in range(4):
-            toy.step_in_parts(rt, next(iter(toy.loader)))
-
-
-def left_before_any_backward_pass(rt: Any, toy: Toy) -> None:
-    for _ in rt.epochs(2):
-        for nth, batch in enumerate(toy.loader):
-            if nth == 2:
-                break
-            toy.step_in_parts(rt, batch)
-
-
-def left_in_the_first_micro_batch_before_its_backward_pass(rt: Any, toy: Toy) -> None:
-    for _ in rt.epochs(1):
-        for nth, batch in enumerate(toy.loader):
-            if nth == 3:
-                for _ in rt.micro_batches(batch):
-                    break
-                break
-            toy.step_in_parts(rt, batch)
-
-
-@pytest.mark.parametrize("options", MODES, ids=str)
-@pytest.mark.parametrize(
-    ("body", "steps"),
-    [
-        (looked_at, 4),
-        (one_by_one, 4),
-        (left_before_any_backward_pass, 4),
-        (left_in_the_first_micro_batch_before_its_backward_pass, 3),
-    ],
-)
-def test_a_batch_that_was_only_looked_at_makes_no_step(
-    body: Callable[[Any, Toy], None], steps: int, options: Any
-) -> None:
-    with hpcddp.runtime(**options) as rt:
-        body(rt, prepare_toy(rt))
-    assert rt.steps == steps
-
-
-def left_behind_a_backward_pass(rt: Any, toy: Toy) -> None:
-    for _ in rt.epochs(2):
-        for batch in toy.loader:
-            for x, y in rt.micro_batches(batch):
-                rt.backward(cross_entropy(toy.model(x), y))
-                break
-            break
-
-
-def the_micro_batches_are_left_and_the_step_is_made(rt: Any, toy: Toy) -> None:
-    for batch in toy.loader:
-        for x, y in rt.micro_batches(batch):
-            rt.backward(cross_entropy(toy.model(x), y))
-            break
-        toy.optimizer.step()
-
-
-@pytest.mark.parametrize("options", MODES[1:], ids=str)
-@pytest.mark.parametrize(
-    ("body", "message"),
-    [
-        (left_behind_a_backward_pass, r"of this batch had rt.backward\(loss\)"),
-        (the_micro_batches_are_left_and_the_step_is_made, r"SGD.step\(\) came inside rt.micro_batches"),
-    ],
-)
-def test_micro_batches_that_are_left_behind_a_backward_pass_are_refused(
-    body: Callable[[Any, Toy], None], message: str, options: Any
-) -> None:
-    def run() -> None:
-        with hpcddp.runtime(**options) as rt:
-            body(rt, prepare_toy(rt))
-
-    with pytest.raises(RequestError, match=message):
-        run()
 
 
 class Breaks(torch.optim.SGD):
@@ -167,3 +80,228 @@ def test_what_an_exception_left_in_the_middle_of_a_step_is_in_no_checkpoint(opti
     train(1, catches=True)
     assert json.loads((folder / "state.json").read_text())["status"] == "unfinished"
     assert deviation(train(-2), undisturbed) == 0
+
+
+# ---- a loop that is finished or stopped before its end
+
+
+@pytest.mark.parametrize(("how", "status"), [("finish_early", "finished"), ("stop", "unfinished")])
+def test_what_follows_the_loop_runs_if_the_run_is_finished(tmp_path: Path, how: str, status: str) -> None:
+    after = []
+    with hpcddp.runtime(run_dir=str(tmp_path / "run")) as rt:
+        toy = prepare_toy(rt)
+        for epoch in rt.epochs(3):
+            for x, y in toy.loader:
+                toy.step(rt, x, y)
+                rt.log(doubled=2 * rt.steps)
+                if rt.steps == 1:
+                    getattr(rt, how)("good enough")
+            after.append(epoch)
+        rt.save_model(tmp_path / "weights" / "model.pt")
+    [state] = (tmp_path / "run").glob("state.json")
+    found = json.loads(state.read_text())
+    assert (found["status"], found["reason"], found["step"]) == (status, "good enough", 2)
+    [metrics] = (tmp_path / "run").glob("attempts/*/metrics.jsonl")
+    lines = [json.loads(line) for line in metrics.read_text().splitlines()]
+    assert [line["doubled"] for line in lines if line["kind"] == "log"] == [0.0, 2.0]
+    if how == "stop":
+        assert after == []
+        assert rt.stopping
+        assert not (tmp_path / "weights").exists()
+        return
+    assert after == [0]
+    plain = make_model()
+    plain.load_state_dict(torch.load(tmp_path / "weights" / "model.pt", weights_only=True))
+    assert deviation(weights_of(plain), weights_of(toy.model)) == 0
+
+
+def lose_the_weights_in_step_4(run_dir: str, stop: str | None) -> None:
+    model = make_model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with hpcddp.runtime(10, run_dir=run_dir, save_every=3, keep_checkpoints=1) as rt:
+        _, optimizer, loader = rt.prepare(model, optimizer, DataLoader(make_data()))
+        for _ in rt.epochs(2):
+            for x, y in loader:
+                optimizer.zero_grad()
+                rt.backward(cross_entropy(model(x), y) * (torch.nan if rt.steps == 3 else 1.0))
+                if rt.steps == 3 and stop:
+                    rt.stop(stop)
+                optimizer.step()
+
+
+@pytest.mark.parametrize("stop", [None, "the time is over"])
+def test_weights_that_are_no_numbers_do_not_take_the_place_of_a_good_checkpoint(
+    tmp_path: Path, stop: str | None
+) -> None:
+    with pytest.raises(
+        RequestError, match=r"after step 4 the weights are no numbers any more: 0\.weight of Sequential"
+    ):
+        lose_the_weights_in_step_4(str(tmp_path), stop)
+    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step-00000003"]
+    assert json.loads((tmp_path / "state.json").read_text())["status"] == "failed"
+
+
+def test_a_run_that_is_stopped_between_two_epochs_leaves_the_body_before_the_next_one() -> None:
+    with hpcddp.runtime() as rt:
+        toy = prepare_toy(rt)
+        for _ in rt.epochs(3):
+            for x, y in toy.loader:
+                toy.step(rt, x, y)
+            rt.stop("enough for now")
+        pytest.fail("this is not reached")
+    assert rt.steps == 4
+
+
+def test_before_a_checkpoint_the_lines_of_all_its_steps_are_there(tmp_path: Path) -> None:
+    with hpcddp.runtime(run_dir=str(tmp_path)) as rt:
+        toy = prepare_toy(rt)
+        for epoch in rt.epochs(2):
+            [metrics] = tmp_path.glob("attempts/*/metrics.jsonl")
+            lines = [json.loads(line) for line in metrics.read_text().splitlines()]
+            assert [line["step"] for line in lines if line["kind"] == "step"] == [*range(1, 1 + 4 * epoch)]
+            for x, y in toy.loader:
+                toy.step(rt, x, y)
+
+
+# ---- exceptions that the script catches
+
+
+class EnoughError(Exception):
+    """Ends a loop."""
+
+
+def bar(items: Any) -> Iterator[Any]:
+    """As a progress bar's."""
+    yield from items
+
+
+def run(folder: Path, loop: Callable) -> dict[str, Any]:
+    with hpcddp.runtime(run_dir=str(folder / "run"), save_every=3) as rt:
+        loop(rt, prepare_toy(rt))
+    return json.loads((folder / "run" / "state.json").read_text())
+
+
+def _caught_outside(rt, toy, wrap=lambda epochs: epochs, at=5):
+    try:
+        for _ in wrap(rt.epochs(3)):
+            for x, y in toy.loader:
+                toy.step(rt, x, y)
+                if rt.steps == at:
+                    raise EnoughError
+    except EnoughError:
+        rt.print("enough")
+
+
+def _caught_behind_a_bar(rt, toy):
+    _caught_outside(rt, toy, bar)
+
+
+def _caught_in_a_tail(rt, toy):
+    try:
+        for _ in rt.epochs(3):
+            for x, y in toy.loader:
+                toy.step(rt, x, y)
+            raise EnoughError
+    except EnoughError:
+        pass
+
+
+def _broken_behind_a_bar(rt, toy):
+    for _ in bar(rt.epochs(3)):
+        for x, y in toy.loader:
+            toy.step(rt, x, y)
+        try:
+            raise EnoughError
+        except EnoughError:
+            break
+
+
+def _tried_again(rt, toy):
+    _caught_outside(rt, toy)
+    for _ in rt.epochs(3):
+        for x, y in toy.loader:
+            toy.step(rt, x, y)
+
+
+@pytest.mark.parametrize(
+    ("loop", "status", "reason", "saved"),
+    [
+        (_caught_outside, "unfinished", "the loop left epoch 2 of 3 by an exception", 3),
+        (_caught_behind_a_bar, "unfinished", "the loop left epoch 2 of 3 by an exception", 3),
+        (_caught_in_a_tail, "unfinished", "the loop left epoch 1 of 3 by an exception", 3),  # in its tail
+        (_broken_behind_a_bar, "finished", "the loop left epoch 1 of 3", 4),
+        (_tried_again, "finished", "the training loop came to its end", 12),
+    ],
+)
+def test_a_loop_that_an_exception_leaves_is_to_be_resumed(
+    loop: Callable, status: str, reason: str, saved: int, tmp_path: Path
+) -> None:
+    state = run(tmp_path, loop)
+    assert (state["status"], state["reason"]) == (status, reason)
+    assert max(tmp_path.glob("run/checkpoints/step-*")).name == f"step-{saved:08d}"
+
+
+def test_a_run_that_an_exception_has_left_ends_as_an_undisturbed_one(tmp_path: Path) -> None:
+    def train(rt: Any, toy: Any) -> None:
+        _caught_outside(rt, toy, at=-1)
+
+    states = [run(tmp_path / name, loop) for name, loop in (("a", train), ("b", _caught_outside), ("b", train))]
+    assert [state["status"] for state in states] == ["finished", "unfinished", "finished"]
+    assert states[2]["weights_sha256"] == states[0]["weights_sha256"] != states[1]["weights_sha256"]
+
+
+def _train_wrongly(rt, toy, x, y):
+    toy.optimizer.zero_grad()
+    cross_entropy(toy.model(x), y).backward()
+    toy.optimizer.step()
+
+
+def _forget_the_backward_pass(rt, toy, x, y):
+    toy.model(x)
+
+
+def _swallow_outside(rt, toy, step):
+    try:
+        for _ in rt.epochs(3):
+            for x, y in toy.loader:
+                step(rt, toy, x, y)
+    except Exception:
+        rt.print("logged")
+
+
+def _swallow_in_the_epoch(rt, toy, step):
+    for epoch in rt.epochs(3):
+        try:
+            for x, y in toy.loader:
+                (step if epoch == 1 else type(toy).step)(*((rt, toy, x, y) if epoch == 1 else (toy, rt, x, y)))
+        except Exception:
+            rt.print("logged")
+
+
+@pytest.mark.parametrize("swallow", [_swallow_outside, _swallow_in_the_epoch])
+@pytest.mark.parametrize(
+    ("step", "message"),
+    [
+        (_train_wrongly, "without a new rt.backward"),
+        (_forget_the_backward_pass, "a batch of the training loader had no rt.backward"),
+    ],
+)
+def test_an_error_of_the_run_that_the_script_catches_ends_it_all_the_same(
+    swallow: Callable, step: Callable, message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(RequestError, match=f"the script caught an error of this run and went on: .*{message}"):
+        run(tmp_path, lambda rt, toy: swallow(rt, toy, step))
+    assert json.loads((tmp_path / "run" / "state.json").read_text())["status"] == "failed"
+
+
+def test_what_a_script_may_catch_in_the_loop_stays_caught(tmp_path: Path) -> None:
+    def loop(rt: Any, toy: Any) -> None:
+        with pytest.raises(RequestError):
+            rt.evaluation_loader([], 0)
+        for _ in rt.epochs(1):
+            for x, y in toy.loader:
+                with pytest.raises(HpcddpError):
+                    hpcddp.load(tmp_path / "none")
+                toy.step(rt, x, y)
+
+    assert run(tmp_path, loop)["status"] == "finished"

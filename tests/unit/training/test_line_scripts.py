@@ -78,8 +78,8 @@ def plain(train) -> Callable[[str], Weights]:
 
 
 def cases() -> list[object]:
-    """Every kind on 1, 2 and 3 ranks; two of them in short tests."""
-    short = {("classifier", 1), ("language_model", 2)}
+    """Every kind on 1, 2 and 3 ranks; one of them in short tests."""
+    short = {("language_model", 2)}
     every = [(kind, ranks) for kind in KINDS for ranks in (1, 2, 3)]
     return [pytest.param(*case, marks=[] if case in short else [pytest.mark.slow]) for case in every]
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -11,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
-from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+from torch.optim.swa_utils import AveragedModel
 from torch.utils.data import DataLoader, default_collate
 
 import hpcddp
@@ -137,37 +136,6 @@ def test_a_rank_has_its_share_in_micro_batches_of_at_most_the_largest(options: A
     assert counted == [sum(one) for one in sizes]
 
 
-def test_a_scaler_leaves_a_step_with_infinite_gradients_out_and_the_batch_counts() -> None:
-    def final(overflow_at: int = -1) -> tuple[list[Tensor], float]:
-        model = make_model()
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
-        scaler = torch.amp.GradScaler("cpu", init_scale=4.0, growth_interval=2)
-        with hpcddp.runtime(max_micro_batch=2) as rt:
-            net, optimizer, scaler, loader = rt.prepare(model, optimizer, scaler, DataLoader(make_data(), batch_size=6))
-            for batch in loader:
-                optimizer.zero_grad()
-                for x, y in rt.micro_batches(batch):
-                    loss = cross_entropy(net(x), y) * (float("inf") if rt.steps == overflow_at else 1.0)
-                    rt.backward(loss, scaler=scaler)
-                scaler.unscale_(optimizer)
-                scaler.step(optimizer)
-                scaler.update()
-        assert rt.steps == 4
-        return weights_of(model), scaler.get_scale()
-
-    weights, scale = final()
-    assert scale == 16.0  # four steps: it has grown twice
-    model = make_model()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
-    for x, y in DataLoader(make_data(), batch_size=6):
-        optimizer.zero_grad()
-        cross_entropy(model(x), y).backward()
-        optimizer.step()
-    assert deviation(weights, weights_of(model)) < 1e-12
-    assert final(overflow_at=3)[1] == 4.0 * 2 / 2
-    assert all(w.isfinite().all() for w in final(overflow_at=0)[0])
-
-
 def test_a_layer_may_be_unfrozen_on_one_rank_and_not_in_an_exact_run() -> None:
     def final(rt: Any, model: Any) -> list[Tensor]:
         optimizer, loader = torch.optim.SGD(model.parameters(), lr=0.05), DataLoader(make_data(), batch_size=6)
@@ -191,30 +159,6 @@ def test_a_layer_may_be_unfrozen_on_one_rank_and_not_in_an_exact_run() -> None:
     assert deviation(in_a_run(max_micro_batch=2), final(None, make_model())) < 1e-12
     with pytest.raises(RequestError, match=r"0\.weight of Sequential requires a gradient, and did not at rt\.prepare"):
         in_a_run(exact=True, slices=3)
-
-
-def test_averaged_weights_follow_each_step_and_can_be_copied() -> None:
-    def make() -> tuple[Any, Any, Any]:
-        model = make_model()
-        ema = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.9))
-        return model, torch.optim.SGD(model.parameters(), lr=0.05), ema
-
-    model, optimizer, ema = make()
-    with hpcddp.runtime(max_micro_batch=2) as rt:
-        net, _, averaged, loader = rt.prepare(model, optimizer, ema, DataLoader(make_data(), batch_size=6))
-        for batch in loader:
-            zeroed_first(rt, net, optimizer, batch)
-            ema.update_parameters(rt.unwrap(net))
-    assert averaged is ema
-    assert int(ema.n_averaged) == 4
-    plain, optimizer, expected = make()
-    for x, y in DataLoader(make_data(), batch_size=6):
-        optimizer.zero_grad()
-        cross_entropy(plain(x), y).backward()
-        optimizer.step()
-        expected.update_parameters(plain)
-    assert deviation(weights_of(ema), weights_of(expected)) < 1e-12
-    assert deviation(weights_of(copy.deepcopy(ema)), weights_of(expected)) < 1e-12
 
 
 @pytest.mark.parametrize("options", MODES, ids=str)

