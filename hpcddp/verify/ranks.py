@@ -9,6 +9,7 @@ import ctypes
 import faulthandler
 import gc
 import hashlib
+import inspect
 import json
 import math
 import os
@@ -20,7 +21,7 @@ import socket
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any, NamedTuple, NoReturn
@@ -52,9 +53,7 @@ class Task(NamedTuple):
     steps: int  # global batches after which it ends
     folder: str  # of its records
     workdir: str  # where the script runs
-    by_sample: bool = (
-        False  # random numbers follow the sample, BatchNorm its running statistics; no dropout, no autocast
-    )
+    by_sample: bool = False  # as `SampleDraws` and `replace_functions` say
     micro: int | None = None  # max_micro_batch; None: the script's
     reference: str = ""  # a folder with gradients to compare with; empty: none
     writes: bool = False  # those gradients
@@ -111,12 +110,12 @@ class SampleDraws(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch 
             rows = []
             for nth, row in enumerate(self._rows):
                 torch.default_generator.manual_seed((seed + 0x9E3779B97F4A7C15 * (row + 1)) % _LARGEST)
-                cut = _cutter(nth, count)
-                one = [
-                    [1, *value[1:]] if name == "size" else tree_map(cut, value)
-                    for name, value in zip(names, args, strict=False)
-                ]
-                rows.append(func(*one, **tree_map(cut, kwargs)))
+
+                def cut(value: Any, nth: int = nth) -> Any:
+                    return value[nth : nth + 1] if _is_of_batch("", value, count) else value
+
+                sizes = ([1, *value[1:]] if name == "size" else value for name, value in zip(names, args, strict=False))
+                rows.append(func(*tree_map(cut, list(sizes)), **tree_map(cut, kwargs)))
             if func._schema.name.endswith("_"):
                 return args[0]
             return torch.cat(rows) if isinstance(rows[0], Tensor) else tuple(map(torch.cat, zip(*rows, strict=True)))
@@ -129,41 +128,29 @@ def _is_of_batch(name: str, value: Any, count: int) -> bool:
     return len(shape) > 0 and shape[0] == count
 
 
-def _cutter(nth: int, count: int) -> Callable[[Any], Any]:
-    return lambda value: value[nth : nth + 1] if isinstance(value, Tensor) and _is_of_batch("", value, count) else value
-
-
-_DROPOUTS = ("dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "feature_alpha_dropout")
-
-
 def replace_functions() -> None:
     """Torch's functions without dropout, autocast and statistics of a batch, before the script is loaded."""
 
     def same(input: Tensor, *_args: Any, **_kwargs: Any) -> Tensor:  # torch's name
         return input
 
-    for name in _DROPOUTS:
+    for name in ("dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "feature_alpha_dropout"):
         setattr(functional, name, same)
     torch.dropout = torch.feature_dropout = same
     attention: Any = functional.scaled_dot_product_attention
-    norm, begin = functional.batch_norm, torch.autocast.__init__
+    norm: Any = functional.batch_norm
+    arguments, begin = inspect.signature(norm), torch.autocast.__init__
 
     def attend(*args: Any, **named: Any) -> Any:
         if len(args) > 4:
             return attention(*args[:4], 0.0, *args[5:], **named)
         return attention(*args, **named | {"dropout_p": 0.0})
 
-    def normalise(  # as torch's
-        input: Tensor,
-        running_mean: Tensor | None,
-        running_var: Tensor | None,
-        weight: Tensor | None = None,
-        bias: Tensor | None = None,
-        training: bool = False,
-        momentum: float = 0.1,
-        eps: float = 1e-5,
-    ) -> Tensor:
-        return norm(input, running_mean, running_var, weight, bias, training and running_mean is None, momentum, eps)
+    def normalise(*args: Any, **named: Any) -> Any:
+        given = arguments.bind(*args, **named)
+        if given.arguments["running_mean"] is not None:
+            given.arguments["training"] = False
+        return norm(*given.args, **given.kwargs)
 
     def disabled(self: Any, *args: Any, **kwargs: Any) -> None:
         begin(self, *args, **kwargs)
@@ -209,7 +196,7 @@ class Recorder:
         self._openings = -1
         self._taken = 0  # global batches that are over, in this process; optimizer steps, without a runtime
         self._optimizers: dict[int, Optimizer] = {}
-        self._active: list[int] = []
+        self._nested = 0  # steps of optimizers that are being made
         self._calls = 0  # of optimizers, in this step
         self._modes: dict[str, Any] = {}
         self._stopped = False
@@ -238,10 +225,8 @@ class Recorder:
 
     def opened(self, rt: Any) -> None:
         self._rt, options = rt, rt._options
-        cut = options.parallel is not None and str(options.parallel) not in {"ddp", "None"}
-        self.write(
-            "opened", micro=options.max_micro_batch, exact=options.exact, parallel=str(options.parallel), cut=cut
-        )
+        cut = str(options.parallel) not in {"ddp", "None"}
+        self.write("opened", micro=options.max_micro_batch, exact=options.exact, cut=cut)
         if self._draws is not None:
             self._draws.__enter__()  # type: ignore[no-untyped-call]
 
@@ -302,8 +287,8 @@ class Recorder:
         register_optimizer_step_post_hook(self._after_step)
 
     def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        self._active.append(id(optimizer))
-        if len(self._active) > 1:  # a subclass that calls super().step(), or one that makes another step
+        self._nested += 1
+        if self._nested > 1:  # a subclass that calls super().step(), or one that makes another step
             return
         self._optimizers[id(optimizer)] = optimizer
         names = _name_parameters(_find_roots())
@@ -326,9 +311,8 @@ class Recorder:
         self._calls += 1
 
     def _after_step(self, _optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
-        if self._active:
-            self._active.pop()
-        if self._active:
+        self._nested = max(self._nested - 1, 0)
+        if self._nested:
             return
         parameters = [p for group in _optimizer.param_groups for p in group["params"]]
         in_parts = any(hasattr(p, "device_mesh") for p in parameters)
@@ -363,14 +347,9 @@ class Recorder:
     def _compare_untrained(self) -> None:
         """The modules that no optimizer trains: averages of weights, teachers."""
         trained = {id(p) for o in self._optimizers.values() for group in o.param_groups for p in group["params"]}
-        values: dict[str, Tensor | None] = {}
-        for number, root in enumerate(_find_roots()):
-            parameters = list(root.named_parameters())
-            if not any(id(p) in trained for _, p in parameters):
-                values |= {f"{number}: {_class_of(root)}.{name}": _local(p).clone() for name, p in parameters}
-        numbered = {name.partition(": ")[0] for name in values}
-        places = {number: str(nth) for nth, number in enumerate(sorted(numbered, key=int))}
-        values = {f"{places[n.partition(': ')[0]]}: {n.partition(': ')[2]}": value for n, value in values.items()}
+        roots = [list(root.named_parameters(_class_of(root))) for root in _find_roots()]
+        others = (root for root in roots if root and not any(id(p) in trained for _, p in root))
+        values = {f"{nth}: {name}": _local(p).clone() for nth, root in enumerate(others) for name, p in root}
         if self._rank == 0:
             self.write("untrained", digest=_digest(values.values()), **self._compare("untrained", values))
 
@@ -408,9 +387,8 @@ def _norm(tensors: Iterable[Tensor | None]) -> float:
 def _make_whole(tensor: Tensor | None, parameter: Tensor) -> Tensor | None:
     """A gradient as one process has it. A collective where the parameter is in parts."""
     if hasattr(parameter, "device_mesh"):
-        tensor = torch.zeros_like(parameter) if tensor is None else tensor
-        whole: Tensor = tensor.full_tensor()  # type: ignore[attr-defined]  # a DTensor
-        return whole.detach().clone()
+        part: Any = torch.zeros_like(parameter) if tensor is None else tensor
+        return part.full_tensor().detach().clone()  # type: ignore[no-any-return]  # of a DTensor
     return None if tensor is None else tensor.detach().to_dense()
 
 
@@ -443,19 +421,14 @@ def _find_roots() -> list[nn.Module]:
 
 
 def _class_of(root: nn.Module) -> str:
-    inner = getattr(root, "module", root)
-    return type(inner).__name__
+    return type(getattr(root, "module", root)).__name__
 
 
 def _name_parameters(roots: list[nn.Module]) -> dict[int, str]:
     """Parameter -> its name in its model, with the model's class where there are several."""
-    names: dict[int, str] = {}
     several = sum(any(True for _ in root.parameters()) for root in roots) > 1
-    for root in roots:
-        for name, parameter in root.named_parameters():
-            name = name.removeprefix("module.")
-            names.setdefault(id(parameter), f"{_class_of(root)}.{name}" if several else name)
-    return names
+    named = [(root, name.removeprefix("module."), p) for root in roots for name, p in root.named_parameters()]
+    return {id(p): f"{_class_of(root)}.{name}" if several else name for root, name, p in reversed(named)}
 
 
 def _list_modules(roots: list[nn.Module]) -> Iterator[tuple[str, nn.Module]]:
@@ -485,16 +458,13 @@ def _list_attributes(roots: list[nn.Module]) -> Iterator[tuple[str, str]]:
 # A script writes into its own working folder, where the files of the real one are links.
 
 
-_WRITES = os.O_WRONLY | os.O_RDWR
-
-
 def guard_files(workdir: str) -> None:
     """From now on, a file of the real working folder that is opened to be written becomes one of the trial's own. One
     elsewhere that would be emptied is refused."""
     root = os.path.realpath(workdir) + os.sep
 
     def look(event: str, args: tuple[Any, ...]) -> None:
-        if event == "open" and isinstance(args[0], str | bytes | os.PathLike) and args[2] & _WRITES:
+        if event == "open" and isinstance(args[0], str | bytes | os.PathLike) and args[2] & (os.O_WRONLY | os.O_RDWR):
             protect(os.fsdecode(args[0]), empties=bool(args[2] & os.O_TRUNC))
 
     def protect(path: str, *, empties: bool) -> None:
@@ -523,8 +493,7 @@ def guard_files(workdir: str) -> None:
 # Start ranks, wait for them, end them.
 
 
-_DUMP = signal.SIGXCPU  # prints where a rank is
-_DUMP_S = 1.0
+_DUMP = signal.SIGXCPU  # prints where a rank is, within a second
 
 
 def _end_with_parent() -> None:
@@ -538,8 +507,8 @@ def _become_rank(task: Task, rank: int, port: int, tell: int, command: list[str]
     os.chdir(task.workdir)
     for number, name in ((1, "out"), (2, "err")):
         os.dup2(os.open(f"{task.folder}/rank-{rank}.{name}", os.O_WRONLY | os.O_CREAT | os.O_APPEND), number)
-    place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": task.ranks, "LOCAL_WORLD_SIZE": task.ranks}
-    os.environ |= {name: str(value) for name, value in place.items()}
+    os.environ |= dict.fromkeys(("RANK", "LOCAL_RANK"), str(rank))
+    os.environ |= dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE"), str(task.ranks))
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     torch.set_num_threads(1)
     faulthandler.register(_DUMP, open(f"{task.folder}/rank-{rank}.stack", "w"), all_threads=False)  # noqa: SIM115
@@ -556,7 +525,7 @@ def _become_rank(task: Task, rank: int, port: int, tell: int, command: list[str]
     except BaseException as left:
         traceback.print_exc()
         lines = [f for f in traceback.extract_tb(left.__traceback__) if f.filename.startswith(os.getcwd())]
-        where = f"{os.path.relpath(lines[-1].filename)}:{lines[-1].lineno}: " if lines else ""
+        where = "".join(f"{os.path.relpath(line.filename)}:{line.lineno}: " for line in lines[-1:])
         error = f"{where}{type(left).__name__}: {left}"
     recorder.end("failed" if error else "done", error)
 
@@ -593,9 +562,8 @@ def _run_trial(task: Task, command: list[str], patience_s: float, limit_s: float
     began = seen = time.monotonic()
     gap, why = 0.0, ""
     while left and not why:
-        now = time.monotonic()
-        wait = min(patience_s - (now - seen), limit_s - (now - began))
-        ready = select.select(list(left), [], [], max(wait, 0.0))[0]
+        until = min(seen + patience_s, began + limit_s)
+        ready = select.select(list(left), [], [], max(until - time.monotonic(), 0.0))[0]
         if not ready:
             why = "limit" if time.monotonic() - began >= limit_s else "stuck"
         for pipe in ready:
@@ -605,7 +573,7 @@ def _run_trial(task: Task, command: list[str], patience_s: float, limit_s: float
         gap, seen = max(gap, time.monotonic() - seen) if ready else gap, time.monotonic()
     for rank in left.values():
         os.kill(pids[rank], _DUMP)
-    time.sleep(_DUMP_S if left else 0.0)
+    time.sleep(1.0 if left else 0.0)
     for pid in pids:
         with suppress(ProcessLookupError):  # it is its group's only process, and has ended
             os.killpg(pid, signal.SIGKILL)
@@ -627,5 +595,5 @@ def serve() -> None:
         request = json.loads(line)
         task = Task(**request["task"])
         os.makedirs(task.folder, exist_ok=True)
-        answer = _run_trial(task, request["command"], request["patience_s"], request["limit_s"])
-        print(json.dumps(answer), file=answers, flush=True)
+        found = _run_trial(task, request["command"], request["patience_s"], request["limit_s"])
+        print(json.dumps(found), file=answers, flush=True)

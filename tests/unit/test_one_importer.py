@@ -26,6 +26,7 @@ ALLOWED = {
     "ranks.slurm_step": "what Slurm's step needs beyond its row",
     "supervisor.usage": "loaded by the agent of one rank on each node, once that has started",
     "training.epochs": _PART,
+    "training.data.stream": "data without an index; loader.py has what all data have in common",
     "training.prepare": _PART,
 }
 

@@ -83,27 +83,23 @@ def read_manifest(path: Path) -> dict[str, Any]:
             f"checkpoint {path} was written by {manifest['framework']}, not by hpcddp.runtime",
             "begin a new run: --fresh in a job, else another run_dir",
         )
-    fault = _find_fault(manifest)
-    if fault is not None:
+    if not _is_complete(manifest):
         file = os.path.join(path, MANIFEST)
-        raise DamagedFileError(f"its {MANIFEST} {fault}", f"look at it: head {file}")
+        raise DamagedFileError(f"its {MANIFEST} is not as hpcddp writes it", f"look at it: head {file}")
     return manifest
 
 
-def _find_fault(manifest: dict[str, Any]) -> str | None:
-    """What is wrong with it, or None. `exact` is absent in a run that is not."""
-    files, form = manifest.get("files"), manifest.get("form")
-    if not isinstance(files, dict) or not all(_has(about, bytes=int, sha256=str) for about in files.values()):
-        return "does not give the size and SHA-256 of its files"
-    if not isinstance(form, str):
-        return "does not say the form of the checkpoint"
-    for name in (STATE,) if form == "single" else (STATE, INDEX):
-        if name not in files:
-            return f"lists no {name}"
+def _is_complete(manifest: dict[str, Any]) -> bool:
+    """Whether it has what resuming reads. `exact` is absent in a run that is not."""
+    files: Any = manifest.get("files")
+    needed = (STATE,) if manifest.get("form") == "single" else (STATE, INDEX)
     kinds: dict[str, type] = {"method": str, "slices": int, "global_batch": int, "conditions": dict, "deviations": list}
-    if "exact" in manifest and not _has(manifest["exact"], **kinds):
-        return f"does not give what an exact run needs: {', '.join(Provenance._fields)}"
-    return None
+    return (
+        _has(manifest, files=dict, form=str)
+        and all(_has(about, bytes=int, sha256=str) for about in files.values())
+        and all(name in files for name in needed)
+        and ("exact" not in manifest or _has(manifest["exact"], **kinds))
+    )
 
 
 def _has(about: Any, **kinds: type) -> bool:

@@ -180,19 +180,19 @@ _EXACT = {"method": "tree", "slices": 2, "global_batch": 8, "conditions": {}, "d
 
 
 @pytest.mark.parametrize(
-    ("change", "words"),
+    "change",
     [
-        ({"exact": _EXACT | {"deviations": None}}, "exact"),
-        ({"form": None}, "form"),
-        ({"form": "sharded"}, r"lists no .metadata"),
-        ({"files": []}, "files"),
-        ({"files": {}}, r"lists no state.pt"),
-        ({"files": {"state.pt": {"bytes": 3}}}, "files"),
+        {"exact": _EXACT | {"deviations": None}},
+        {"form": None},
+        {"form": "sharded"},
+        {"files": []},
+        {"files": {}},
+        {"files": {"state.pt": {"bytes": 3}}},
     ],
     ids=lambda value: json.dumps(value),
 )
 def test_a_checkpoint_whose_manifest_is_damaged_is_named_and_the_one_before_is_taken(
-    tmp_path: Path, change: dict[str, object], words: str, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, change: dict[str, object], capsys: pytest.CaptureFixture[str]
 ) -> None:
     older, newer = (_write(tmp_path, step) for step in (1, 2))
     manifest = newer / "manifest.json"
@@ -200,9 +200,7 @@ def test_a_checkpoint_whose_manifest_is_damaged_is_named_and_the_one_before_is_t
     assert choose_newest(ALONE, tmp_path, "") == older
     assert list_checkpoint_folders(tmp_path) == [older], "the damaged one is set aside"
     [line] = capsys.readouterr().err.splitlines()
-    assert f"checkpoint {newer} is damaged" in line
-    assert "manifest" in line
-    assert words in line
+    assert f"checkpoint {newer} is damaged (its manifest.json is not as hpcddp writes it)" in line
 
 
 def test_a_manifest_with_what_a_later_hpcddp_added_to_it_is_whole(tmp_path: Path) -> None:

@@ -125,7 +125,7 @@ def test_a_plain_run_on_two_ranks_differs_and_the_ranks_are_named(train: Train, 
 def _change_loss(copy: Path, value: Callable[[float], float | None]) -> None:
     """Of step 2; and half a line at the end, as of a kill."""
     (metrics,) = copy.glob("attempts/*/metrics.jsonl")
-    lines = [json.loads(line) for line in metrics.read_text().splitlines()]
+    lines = [json.loads(line) for line in metrics.read_text().splitlines() if line.endswith("}")]
     second = next(line for line in lines if line.get("step") == 2)
     second["loss"] = value(second["loss"])
     metrics.write_text("".join(json.dumps(line) + "\n" for line in lines) + '{"kind": "step", "step": 4, "lo')
