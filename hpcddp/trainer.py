@@ -81,7 +81,6 @@ def train(args: argparse.Namespace, run_dir: str | None) -> None:
             DataLoader(images, args.global_batch or GLOBAL_BATCH, shuffle=True),
             DataLoader(held_out, 256),
         )
-        rt.summary["model"] = f"{args.model} on digits"
         last_step = rt.steps + args.limit_steps if args.limit_steps else None
         for epoch in rt.epochs(args.epochs):
             model.train()
@@ -99,4 +98,3 @@ def train(args: argparse.Namespace, run_dir: str | None) -> None:
             accuracy = float(rt.sum(torch.as_tensor(correct, device=rt.device))) / len(held_out)
             rt.print(f"epoch {epoch}: test accuracy {accuracy:.2%}")
             rt.log(test_acc=accuracy)
-            rt.summary["accuracy"] = f"{accuracy:.2%} on the test images"

@@ -174,17 +174,6 @@ def check_proxy(env: Mapping[str, str], info: RankInfo, rendezvous: Rendezvous) 
     return Check("proxy", message, f"export no_proxy={host}")
 
 
-def check_workers(workers: int, machine: Machine) -> Check | None:
-    """A rank and its loader processes want a CPU each; launchers bind ranks to fewer than people think."""
-    if workers == 0 or machine.cpus is None or machine.cpus > workers:
-        return None
-    loaders = format_count(workers, "loader process")
-    message = f"{loaders} and the rank itself share {format_count(machine.cpus, 'CPU')}"
-    unbound = "".join(f"; {row.name}: {row.unbound}" for row in LAUNCHERS.values() if row.unbound)
-    remedy = f"give each rank more (--cpus-per-rank{unbound}), or use fewer workers"
-    return Check("loader processes", message, remedy)
-
-
 def _counts(text: str) -> list[int]:
     from hpcddp.errors import LaunchError
 

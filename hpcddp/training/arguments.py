@@ -9,7 +9,7 @@ from collections.abc import Sequence, Set
 from numbers import Real
 from pathlib import Path
 from types import UnionType
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 from hpcddp.errors import RequestError
 from hpcddp.units import parse_walltime
@@ -55,13 +55,6 @@ def read_save_every(value: Any, call: str) -> SaveEvery:
         raise RequestError(
             f"{call.format(repr(value))}: {value!r} is neither a number of steps nor a time", call.format(repr("10m"))
         ) from None
-
-
-def read_epochs(count: Any) -> int:
-    """Of `rt.epochs`: a whole number; infinity passes, where the loop has an end of its own."""
-    if isinstance(count, float) and count == math.inf:
-        return cast(int, count)
-    return read_whole(count, "rt.epochs({})", least=0)
 
 
 def read_timeout(value: Any, call: str) -> float | None:

@@ -550,8 +550,7 @@ class EpochLoops:
         the one before leaves it none."""
         most = self._most.get(unit)
         if most is not None and count <= min(over, most):
-            row = mistakes.NO_EPOCH_LEFT if unit == "epochs" else mistakes.NO_STEP_LEFT
-            raise row.error(count=count, most=most, over=over, more=most + count)
+            raise mistakes.NONE_LEFT.error(unit=unit, count=count, most=most, over=over, more=most + count)
         self._most[unit] = max(count, most or 0)
 
     def check_read(self, *, stepped: bool) -> None:

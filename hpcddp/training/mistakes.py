@@ -226,16 +226,10 @@ LAYER_UNFROZEN = Mistake(
     " with lr=0.0 until then",
     cost="one look at each frozen parameter per step",
 )
-LAYER_FROZEN = Mistake(
-    name="layer-frozen",
-    condition="on several ranks, a layer that required a gradient at `rt.prepare` does not any more",
-    message="{name} of {kind} requires no gradient, and did at rt.prepare: the ranks' gradients were not averaged",
-    remedy=_SEARCH + "; or requires_grad_(False) before it, to freeze from the start",
-    cost="none: DDP says that a gradient is missing",
-)
 LAYER_UNUSED = Mistake(
     name="layer-unused",
-    condition="on several ranks, a backward pass does not reach all parameters of a model",
+    condition="on several ranks, a backward pass does not reach all parameters of a model, or one was frozen after"
+    " `rt.prepare`",
     message="rt.backward(loss) did not reach all parameters of the {kind}: {name}, so the ranks' gradients were not"
     " averaged",
     remedy=_SEARCH,
@@ -278,20 +272,13 @@ NO_SYNC = Mistake(
 
 # ---- epochs
 
-NO_EPOCH_LEFT = Mistake(
-    name="no-epoch-left",
-    condition="a second `rt.epochs(count)` has no epoch left, since it counts from the start of the run",
-    message="rt.epochs({count}) came after rt.epochs({most}), and {over} epochs are over: it counts from the start of"
-    " the run, so that none is left",
-    remedy="rt.epochs({more}) for {count} more",
-    cost="one comparison per loop",
-)
-NO_STEP_LEFT = Mistake(
-    name="no-step-left",
-    condition="a second `rt.batches(steps)` has no step left, since it counts from the start of the run",
-    message="rt.batches({count}) came after rt.batches({most}), and {over} steps are made: it counts from the start of"
-    " the run, so that none is left",
-    remedy="rt.batches({more}) for {count} more",
+NONE_LEFT = Mistake(
+    name="none-left",
+    condition="a second `rt.epochs(count)` or `rt.batches(steps)` has nothing left, since it counts from the start of"
+    " the run",
+    message="rt.{unit}({count}) came after rt.{unit}({most}), and {over} are over: it counts from the start of the run,"
+    " so that nothing is left",
+    remedy="rt.{unit}({more}) for {count} more",
     cost="one comparison per loop",
 )
 LOADER_UNUSED = Mistake(

@@ -282,7 +282,7 @@ def open_runtime(env: MutableMapping[str, str], options: RuntimeOptions) -> Iter
             if folder is not None and group.is_first:
                 write_object(folder.versions, _describe(setup, plan))
 
-        watch = StopWatch(signals, deadline, warn=partial(print_warning, is_first=group.is_first))
+        watch = StopWatch(signals, deadline)
         report = Report(setup, metrics, watch.pace, sinks=sinks, interval_s=interval_s, deadline=lambda: watch.deadline)
         rt = Runtime(setup, gradients, watch, metrics, report, note, stack)
         if over:

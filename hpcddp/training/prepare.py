@@ -45,7 +45,7 @@ from hpcddp.training.parallel.layout import Layout, ask_all, spread_weights
 from hpcddp.training.parallel.sharded import Wanted
 from hpcddp.training.parallel.strategy import place
 from hpcddp.training.parallel.zero import OwnSteps, WholeSteps
-from hpcddp.training.remarks import describe_share, describe_starving, print_warning, warn_of_workers
+from hpcddp.training.remarks import describe_share, describe_starving, print_warning
 from hpcddp.training.report import Report
 from hpcddp.training.saves import Saves
 from hpcddp.training.setup import RunSetup
@@ -136,12 +136,8 @@ def check_data(source: DataSource, setup: RunSetup) -> None:
         common["batch_sampler"] = describe_items(source.batch_sampler, setup.options.seed)
     check_same_data(source.dataset, layout, common)
     is_own_share = source.is_share and setup.global_batch is None and layout.data_size > 1
-    warnings = [
-        warn_of_workers(source.reading.num_workers),
-        describe_share(source.batch_size, layout.data_size) if is_own_share and source.batch_size is not None else None,
-    ]
-    for warning in warnings:
-        print_warning(warning, is_first=setup.group.is_first)
+    if is_own_share and source.batch_size is not None:
+        print_warning(describe_share(source.batch_size, layout.data_size), is_first=setup.group.is_first)
 
 
 def check_same_data(dataset: Dataset[Any], layout: Layout, options: Mapping[str, Any]) -> None:

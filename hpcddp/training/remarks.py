@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Sequence
 
 from torch import nn
 
 from hpcddp.batchplan import BatchPlan
-from hpcddp.checks.environment import Machine, check_workers
 from hpcddp.units import format_count
 
 NOT_CAUGHT = (
@@ -17,11 +15,6 @@ NOT_CAUGHT = (
     " walltime end the process without a checkpoint; the deadline is heard\nhint: open hpcddp.runtime in the main"
     " thread"
 )
-
-
-def warn_of_workers(num_workers: int) -> object | None:
-    """A warning of too many loader processes for the CPUs that this rank may use, or None."""
-    return check_workers(num_workers, Machine(len(os.sched_getaffinity(0))))
 
 
 def describe_starving(share: float, num_workers: int, cpus: int) -> str:

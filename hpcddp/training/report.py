@@ -17,14 +17,12 @@ from hpcddp.training.setup import RunSetup
 from hpcddp.training.sinks import SinkRequest, Sinks
 from hpcddp.training.stopping import Pace
 
-# The progress of a training: a bar on a terminal, a line per interval in a job's log. The numbers as text, and when.
+# The progress of a training: one line that is drawn anew on a terminal, a line per interval in a job's log.
 
 
 DEFAULT_INTERVAL_S = 30.0
-_REDRAW_S = 0.2  # of the bar
-_BAR_WIDTH = 20
-_MARKS = 50  # of the bar: its samples/s are those of the last 10 seconds; a line's are those of its interval
-_MOST_S = 100 * 86400
+_REDRAW_S = 0.2  # on a terminal
+_MARKS = 50  # on a terminal samples/s are those of the last 10 seconds, in a log those of the interval
 
 
 class Standing(NamedTuple):
@@ -45,7 +43,7 @@ def format_line(standing: Standing) -> str:
     parts = [f"step {s.step}" + (f"/{s.total_steps}" if s.total_steps is not None else "")]
     if s.loss is not None:
         parts.append(f"loss {s.loss:.4g}")
-    if s.samples_per_s is not None and math.isfinite(s.samples_per_s):
+    if s.samples_per_s is not None:
         parts.append(f"{_format_rate(s.samples_per_s)} samples/s")
     if s.left_s is not None:
         parts.append(f"{format_seconds(s.left_s)} left")
@@ -56,22 +54,8 @@ def format_line(standing: Standing) -> str:
     return "  ".join(parts)
 
 
-def format_bar(standing: Standing, columns: int) -> str:
-    """The same behind a bar, if the last step is known; at most `columns` characters, so that it stays on one line."""
-    total = standing.total_steps
-    text = format_line(standing)
-    if total:
-        filled = _BAR_WIDTH * min(max(standing.step, 0), total) // total
-        text = f"[{'#' * filled:<{_BAR_WIDTH}}] {text}"
-    return text[: max(columns, 0)]
-
-
 def format_seconds(seconds: float) -> str:
-    """`H:MM:SS`, with days in front from one day on: `2d 03:04:05`. Below zero, NaN and beyond 100 days are marked."""
-    if math.isnan(seconds):
-        return "?"
-    if seconds >= _MOST_S:
-        return "over 100 days"
+    """`H:MM:SS`, with days in front from one day on: `2d 03:04:05`. Nothing is below zero."""
     whole = max(0, int(seconds))
     days, rest = divmod(whole, 86400)
     clock = f"{rest // 60 % 60:02d}:{rest % 60:02d}"
@@ -85,7 +69,7 @@ def _format_rate(per_s: float) -> str:
 class Progress:
     """Prints how far a training is to `out`; nothing if `out` is None, as on every rank but the first.
 
-    `interval_s` is the time between two lines where `out` is no terminal; None prints nothing there and draws no bar.
+    `interval_s` is the time between two lines where `out` is no terminal; None prints nothing there.
     `deadline` says when the job ends, in seconds since 1970: that may move. `clock` is in seconds, from anywhere.
     """
 
@@ -124,7 +108,7 @@ class Progress:
             self._show(at, step, loss)
 
     def clear(self) -> None:
-        """Leave the bar's line empty for what is printed next. A line in a log stays."""
+        """Leave the line of a terminal empty for what is printed next. A line in a log stays."""
         if self._is_drawn and self._out is not None:
             self._write("\r\x1b[K")
             self._is_drawn = False
@@ -138,7 +122,7 @@ class Progress:
         standing = self._standing(at, step, loss)
         self._marks.append((at, step, self._samples))
         if self._is_terminal:
-            self._write("\r" + format_bar(standing, self._columns() - 1) + "\x1b[K")
+            self._write("\r" + format_line(standing)[: max(self._columns() - 1, 0)] + "\x1b[K")
             self._is_drawn = True
         else:
             self._write(f"hpcddp: {format_line(standing)}\n")
@@ -200,8 +184,8 @@ class Summary(NamedTuple):
     resume_with: str | None = None  # a command
 
 
-def format_summary(summary: Summary, more: tuple[tuple[str, str], ...] = ()) -> str:
-    """The closing text, one fact a line. `more` are lines (name, text) of the caller, before the last ones."""
+def format_summary(summary: Summary) -> str:
+    """The closing text, one fact a line."""
     s = summary
     # the launcher may have handed on another signal than the one that was sent, which state.json names at the job's end
     reason = "a signal" if (s.stop_reason or "").startswith("SIG") else s.stop_reason
@@ -214,7 +198,6 @@ def format_summary(summary: Summary, more: tuple[tuple[str, str], ...] = ()) -> 
         weights = f"sha256 {s.weights_sha256}" + (", the same on any number of ranks" if s.is_exact else "")
     rows = [
         ("loss", f"{s.loss:.6g} in the last step" if s.loss is not None else None),
-        *more,
         ("speed", _format_speed(s)),
         ("weights", weights),
         ("saved", s.checkpoint),
@@ -245,7 +228,6 @@ class Report:
         deadline: Callable[[], float | None] = lambda: None,
     ) -> None:
         """`interval_s` is that of `Progress`, `deadline` too; `sinks` are names of `choose_sinks`."""
-        self.more: dict[str, str] = {}  # lines of the caller's for the summary
         self._setup = setup
         self._metrics = metrics
         self._pace = pace
@@ -324,7 +306,7 @@ class Report:
             run=folder.run.path if folder is not None else None,
             resume_with="the same command again" if folder is not None else None,
         )
-        self.say(format_summary(summary, tuple(self.more.items())))
+        self.say(format_summary(summary))
 
     def fail(self) -> None:
         """The attempt is over with an error, which the caller prints."""

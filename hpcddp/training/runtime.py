@@ -17,7 +17,7 @@ from hpcddp.batchplan import BatchPlan
 from hpcddp.errors import RequestError
 from hpcddp.runs.metrics import MetricsFile
 from hpcddp.training import collectives
-from hpcddp.training.arguments import check_kind, read_epochs, read_path, read_value, read_whole
+from hpcddp.training.arguments import check_kind, read_path, read_value, read_whole
 from hpcddp.training.checkpoint.tracked import unwrap
 from hpcddp.training.checkpoint.whole_model import write_whole
 from hpcddp.training.data.evaluation import EvaluationLoader
@@ -134,11 +134,6 @@ class Runtime:
         """Whether the loop ends here; a later attempt resumes it."""
         return self.stop_reason is not None
 
-    @property
-    def summary(self) -> dict[str, str]:
-        """Lines, name to text, that the summary at the end has besides the runtime's own; those of rank 0 are shown."""
-        return self._report.more
-
     # ---- what comes before the loop
 
     def prepare(self, *objects: Any) -> Any:
@@ -238,7 +233,7 @@ class Runtime:
         never between an epoch's last step and the end of its body. A loop that `break` or `return` leaves has finished
         early; `stop` or an exception leaves it unfinished.
         """
-        return self._epochs.epochs(read_epochs(count))
+        return self._epochs.epochs(read_whole(count, "rt.epochs({})", least=0))
 
     def batches(self, steps: int) -> Iterator[Any]:
         """The batches of the training loader, pass after pass, until the run has made so many steps, which count from
@@ -357,17 +352,12 @@ class Runtime:
             self._report.clear()
             print(*words, **{"flush": True} | options)
 
-    def log(self, *unnamed: object, **numbers: float | Tensor) -> None:
+    def log(self, **numbers: float | Tensor) -> None:
         """Write numbers, or tensors of one element, to metrics.jsonl and where `log_to` says.
 
         Their step is the last that an optimizer has made. Those of rank 0 count: sum them over the ranks first. To read
         a tensor waits for its device.
         """
-        if unnamed:
-            raise RequestError(
-                f"rt.log was given a {type(unnamed[0]).__name__} without a name",
-                "rt.log(loss=0.5), or rt.log(**numbers)",
-            )
         self._report.log(self._loop.steps_made, numbers)
 
     # ---- what is saved

@@ -24,8 +24,6 @@ STOP_FLAGS = (
     *(number.name for number in STOP_SIGNALS),
 )  # reasons, in the order in which ranks exchange them
 
-_LOOKS_EVERY = 32  # steps: Python makes an enum of each handler that it is asked for
-
 STOP, FINISH, SAVE = "asks to stop", "asks to finish", "asks to save"
 REQUESTS = (STOP, FINISH, SAVE)  # what one rank may ask of all
 
@@ -47,19 +45,6 @@ class SignalFlag:
 
     def _note(self, number: int, _frame: FrameType | None) -> None:
         self.received = signal.Signals(number)  # no output, no file, no collective: the main thread may hold any lock
-
-    def describe_taken(self) -> str | None:
-        """Once: a warning that the script has put a handler of its own in the place of this one, or None."""
-        mine = [number.name for number in STOP_SIGNALS if signal.getsignal(number) == self._note]
-        taken = [number.name for number in STOP_SIGNALS if number.name not in mine]
-        if not self.are_caught or not taken:
-            return None
-        self.are_caught = False
-        return (
-            f"the script has set a handler of its own for {' and '.join(taken)} in the runtime's body, and what stops"
-            " the run in time does not hear it\nhint: call signal.signal before hpcddp.runtime(…), or rt.stop(reason)"
-            " in the loop after that signal"
-        )
 
     def obey(self) -> None:
         """The run stops in time: until this process ends, signals that come again are ignored.
@@ -245,11 +230,7 @@ class StopWatch:
         deadline: float | None,
         pace: Pace | None = None,
         now: Callable[[], float] = time.time,
-        warn: Callable[[str], None] | None = None,
     ) -> None:
-        """`warn`: who says it where the script takes the signals away; None where another rank does."""
-        self._warn = warn
-        self._asked = 0
         self.deadline = deadline  # seconds since 1970, as `now`
         self.pace = pace or Pace()
         self._signals = signals
@@ -262,11 +243,6 @@ class StopWatch:
 
     def flags(self, steps: int = STEPS_UNTIL_AGREED, *, tail: bool = False) -> tuple[str, ...]:
         """This rank's reasons, of STOP_FLAGS. `steps` and `tail`: what is to fit before the deadline."""
-        self._asked += 1
-        if self._warn is not None and self._asked % _LOOKS_EVERY == 1:
-            taken = self._signals.describe_taken()
-            if taken is not None:
-                self._warn(taken)
         came = (self._signals.received.name,) if self._signals.received is not None else ()
         ends = self.deadline
         is_late = ends is not None and self._now() + self.pace.needed_s(steps, tail=tail) > ends

@@ -14,7 +14,6 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from hpcddp.training.mistakes import (
-    LAYER_FROZEN,
     LAYER_REPLACED,
     LAYER_UNUSED,
     MODEL_TWICE,
@@ -104,11 +103,9 @@ class ForwardCalls:
             if averaged:
                 continue
             kind = type(model.module).__name__
-            frozen = next((name for name, p in trained if not p.requires_grad), None)
-            if frozen is not None:
-                raise LAYER_FROZEN.error(name=frozen, kind=kind)
-            unused = next((f"{name} has no gradient" for name, p in trained if p.grad is None), "one was left out")
-            raise LAYER_UNUSED.error(kind=kind, name=unused)
+            frozen = (f"{name} requires none any more" for name, p in trained if not p.requires_grad)
+            unused = (f"{name} has no gradient" for name, p in trained if p.grad is None)
+            raise LAYER_UNUSED.error(kind=kind, name=[*frozen, *unused, "one was left out"][0])
 
     @contextmanager
     def _checked_inside(self) -> Iterator[None]:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from hpcddp.checks.environment import Machine, check_workers, look_at_machine, run_checks
+from hpcddp.checks.environment import Machine, look_at_machine, run_checks
 from hpcddp.ranks.launch import Launch
 from hpcddp.ranks.predict import predict_environment
 
@@ -78,12 +78,6 @@ CASES: list[tuple[str, dict[str, str], dict[str, object], str]] = [
 @pytest.mark.parametrize(("launcher", "env", "machine", "found"), CASES)
 def test_what_is_wrong_is_found_by_name(launcher: str, env: dict, machine: dict, found: str) -> None:
     assert named(launcher, NODE._replace(**machine), **env) == ([found] if found else [])
-
-
-@pytest.mark.parametrize(("workers", "cpus", "found"), [(0, 1, False), (1, 1, True), (4, 4, True), (4, 5, False)])
-def test_too_few_cpus_for_the_loader_are_found(workers: int, cpus: int, found: bool) -> None:
-    assert (check_workers(workers, Machine(cpus)) is not None) == found
-    assert check_workers(workers, Machine()) is None
 
 
 def test_this_process_bound_to_one_cpu_sees_one() -> None:

@@ -238,8 +238,8 @@ ROWS: dict[str, tuple[Body, Mistake, dict[str, Any]]] = {
     **{
         f"a layer is frozen, {options}": (
             partial(fit, epochs=2, before=freeze(1), **options),
-            mistakes.LAYER_FROZEN,
-            {"name": "0.weight", "kind": SEQUENTIAL},
+            mistakes.LAYER_UNUSED,
+            {"name": "0.weight requires none any more", "kind": SEQUENTIAL},
         )
         for options in ({}, EXACT)
     },

@@ -15,7 +15,6 @@ from torch.utils.data import DataLoader, TensorDataset
 import hpcddp
 from hpcddp.errors import RequestError
 from hpcddp.training.arguments import (
-    read_epochs,
     read_optional,
     read_path,
     read_timeout,
@@ -64,12 +63,11 @@ def test_an_argument_of_the_runtime_is_read_before_anything_begins(given: dict[s
     ("read", "says"),
     [
         (
-            lambda: read_epochs("3"),
-            "rt.epochs('3'): '3', a str, is not a whole number of 0 or more\nhint: rt.epochs(1)",
+            lambda: read_whole("3", "rt.epochs({})", least=0),
+            "'3', a str, is not a whole number of 0 or more\nhint: rt.ep",
         ),
-        (lambda: read_epochs(None), "rt.epochs(None): None is not a whole number"),
-        (lambda: read_epochs(2.5), "rt.epochs(2.5): 2.5 is not a whole number of 0 or more\nhint: rt.epochs(1)"),
-        (lambda: read_epochs(-1), "rt.epochs(-1)"),
+        (lambda: read_whole(None, "rt.epochs({})"), "rt.epochs(None): None is not a whole number"),
+        (lambda: read_whole(2.5, "rt.epochs({})"), "2.5 is not a whole number of 1 or more\nhint: rt.epochs(1)"),
         (
             lambda: read_value("x", "rt.save_best({})"),
             "rt.save_best(value): 'x', a str, is not one number\nhint: rt.sa",
@@ -100,11 +98,7 @@ def test_an_unknown_way_to_rank_0_is_refused() -> None:
 
 def test_what_can_be_meant_is_taken() -> None:
     assert [read_whole(value, "{}") for value in (8, numpy.int64(8), torch.tensor(8))] == [8] * 3
-    assert (read_optional(None, "{}"), read_whole(0, "{}", least=0), read_epochs(float("inf"))) == (
-        None,
-        0,
-        float("inf"),
-    )
+    assert (read_optional(None, "{}"), read_whole(0, "{}", least=0)) == (None, 0)
     assert [read_value(value, "{}") for value in (1, numpy.float32(1), torch.ones(1), numpy.array(1.0))] == [1.0] * 4
     assert (read_path("a/b", "{}"), read_path(Path("a"), "{}")) == (Path("a/b"), Path("a"))
     assert (read_timeout(None, "{}"), read_timeout(60, "{}")) == (None, 60.0)

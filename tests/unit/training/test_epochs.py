@@ -332,29 +332,3 @@ def test_what_is_logged_after_a_step_stands_beside_it(tmp_path: Path) -> None:
     logged = {row["step"]: row["mine"] for row in hpcddp.load(tmp_path, kind="log") if "mine" in row}
     assert logged == pytest.approx({row["step"]: row["loss"] for row in hpcddp.load(tmp_path)})
     assert [row["step"] for row in hpcddp.load(tmp_path, kind="log") if "before" in row] == [0, 1, 2, 3]
-
-
-@pytest.mark.parametrize(
-    ("left_at", "reason"), [(1, "the loop left epoch 1 of 3"), (None, "the training loop came to its end")]
-)
-def test_a_run_whose_loop_was_left_is_finished_and_says_where(
-    left_at: int | None, reason: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def run() -> None:
-        model = nn.Linear(3, 2)
-        with hpcddp.runtime(run_dir=str(tmp_path / "run")) as rt:
-            model, optimizer, loader = rt.prepare(
-                model, torch.optim.SGD(model.parameters(), lr=0.1), DataLoader(make_data(), batch_size=5)
-            )
-            for _ in rt.epochs(3):
-                for x, y in loader:
-                    rt.backward(cross_entropy(model(x), y))
-                    optimizer.step()
-                    optimizer.zero_grad()
-                    if rt.steps == left_at:
-                        return
-
-    run()
-    state = json.loads((tmp_path / "run" / "state.json").read_text())
-    assert (state["status"], state["reason"]) == ("finished", reason)
-    assert (f": finished early ({reason}) after step 2" in capsys.readouterr().err) is (left_at is not None)

@@ -223,6 +223,7 @@ def read_other_data(p: Parts) -> None:
 MODES: tuple[dict[str, Any], ...] = ({}, SPLIT, EXACT)
 FITS = {"max_micro_batch": 6}  # the share fits; the loop is the same all the same
 SGD = {"kind": "SGD"}
+THRICE = {"count": 3, "most": 3, "over": 3, "more": 6}
 trains = over(zero, back, step)
 
 Row = tuple[Loop, dict[str, Any], Mistake, dict[str, Any]]
@@ -307,10 +308,15 @@ ON_ONE_RANK: list[Row] = [
     (
         in_turn(epochs_of(trains), epochs_of(trains)),
         {},
-        mistakes.NO_EPOCH_LEFT,
-        {"count": 2, "most": 2, "over": 2, "more": 4},
+        mistakes.NONE_LEFT,
+        {"unit": "epochs", "count": 2, "most": 2, "over": 2, "more": 4},
     ),
-    (in_turn(three_steps, three_steps), {}, mistakes.NO_STEP_LEFT, {"count": 3, "most": 3, "over": 3, "more": 6}),
+    (
+        in_turn(three_steps, three_steps),
+        {},
+        mistakes.NONE_LEFT,
+        {"unit": "batches", "count": 3, "most": 3, "over": 3, "more": 6},
+    ),
     (epochs_of(read_other_data), {}, mistakes.LOADER_UNUSED, {}),
     (in_turn(trains, trains), {}, mistakes.EPOCH_OUTSIDE, {}),
     (epochs_of(in_turn(trains, trains)), {}, mistakes.LOOP_TWICE, {"epoch": 1}),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import signal
 from pathlib import Path
 
 import pytest
@@ -64,17 +63,11 @@ def test_two_slow_steps_and_one_and_a_half_saves_have_to_fit() -> None:
     assert run.needed_s() == 2 * 3 + 15, "the slowest save counts"
 
 
-def test_the_first_step_of_an_attempt_does_not_count() -> None:
+def test_the_first_step_of_an_attempt_does_not_count_and_an_odd_one_is_forgotten_after_enough_others() -> None:
     run = Run()
     run.step(600)
     assert run.needed_s() == 0
-    run.step(1, 1)
-    assert run.needed_s() == 2
-
-
-def test_an_odd_step_is_forgotten_when_there_were_enough_others() -> None:
-    run = Run()
-    run.step(1, 300, *[1] * 50)
+    run.step(300, *[1] * 50)
     assert run.needed_s() == 600, "one of few may come again"
     run.step(*[1] * 50)
     assert run.needed_s() == 2
@@ -82,25 +75,16 @@ def test_an_odd_step_is_forgotten_when_there_were_enough_others() -> None:
     assert run.needed_s() == 10, "steps that become slow are no exception"
 
 
-def test_a_save_and_the_tail_of_an_epoch_are_no_part_of_a_step() -> None:
+def test_before_the_last_step_of_an_epoch_one_step_and_the_tail_have_to_fit_which_are_no_part_of_a_step() -> None:
     run = Run()
     run.step(1, 1, 1)
+    assert [run.needed_s(), run.needed_s(1, tail=True), run.needed_s(0)] == [2, 1, 0], "the first tail is not known"
     run.tail(40)
     run.save(10)
     run.clock.now += 7  # whatever is between two epochs
     run.pace.step_began()
     run.step(1)
-    assert run.needed_s() == 2 + 15
-
-
-def test_before_the_last_step_of_an_epoch_one_step_and_the_tail_have_to_fit() -> None:
-    run = Run()
-    run.step(1, 1, 1)
-    assert [run.needed_s(), run.needed_s(1, tail=True), run.needed_s(0)] == [2, 1, 0], "the first tail is not known"
-    run.tail(40)
-    run.pace.step_began()
-    run.step(1)
-    assert [run.needed_s(), run.needed_s(1, tail=True), run.needed_s(0)] == [2, 41, 0]
+    assert [run.needed_s(), run.needed_s(1, tail=True), run.needed_s(0)] == [2 + 15, 41 + 15, 15]
 
 
 def test_the_tail_of_the_attempt_before_holds_until_one_is_measured_and_then_the_longest_one() -> None:
@@ -196,17 +180,3 @@ def test_a_disk_that_is_full_at_the_first_guess_is_told_in_two_lines(
     with pytest.raises(LaunchError, match=rf"{tmp_path} cannot be written: no space left on device\nhint: make room"):
         guess_save_s(tmp_path, 100)
     assert list(tmp_path.iterdir()) == []
-
-
-def test_a_handler_of_the_scripts_own_is_said_once() -> None:
-    said: list[str] = []
-    signals = SignalFlag()
-    watch = StopWatch(signals, None, warn=said.append)
-    with signals.installed():
-        watch.flags()
-        assert not said
-        signal.signal(signal.SIGUSR1, lambda *_: None)
-        for _ in range(100):
-            watch.flags()
-    assert len(said) == 1
-    assert "handler of its own for SIGUSR1 in the runtime's body" in said[0]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -23,82 +23,66 @@ class Endless(IterableDataset):
         return iter(torch.randn(8, 2))
 
 
-def prepare_wrongly(what: str) -> None:
-    data, model = make_data(), make_model()
-    with hpcddp.runtime(global_batch=None if what in ("no batch", "one by one") else 4) as rt:
-        if what == "weighted":
-            rt.prepare(DataLoader(data, batch_size=4, sampler=WeightedRandomSampler([1.0] * SAMPLES, SAMPLES)))
-        elif what == "replacement":
-            rt.prepare(DataLoader(data, batch_size=4, sampler=RandomSampler(data, replacement=True)))
-        elif what == "own batches":
-            rt.prepare(DataLoader(data, batch_sampler=[[0, 1], [2, 3]]))
-        elif what == "no batches":
-            rt.prepare(DataLoader(data, batch_size=None))
-        elif what == "cut stream":
-            rt.prepare(DataLoader(Endless(), batch_size=4, drop_last=True))
-        elif what == "too little":
-            rt.prepare(DataLoader(TensorDataset(torch.zeros(3)), batch_size=4, drop_last=True))
-        elif what == "data set":
-            rt.prepare(data)
-        elif what == "number":
-            rt.prepare(7)
-        elif what == "nothing":
-            rt.prepare()
-        elif what == "parallel":
-            rt.prepare(nn.DataParallel(model))
-        elif what == "foreign":
-            rt.prepare(model, torch.optim.SGD(make_model().parameters(), lr=0.1))
-        elif what == "twice":
-            rt.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
-            rt.prepare(make_model())
-        elif what == "one by one":
-            rt.prepare(model)
-        elif what == "no loader":
-            rt.prepare(model)
-            next(iter(rt.epochs(1)))
-        elif what == "no batch":
-            rt.loader(data)
-        elif what == "workers twice":
-            rt.loader(DataLoader(data, batch_size=4), num_workers=2)
-        elif what == "two models":
-            rt.prepare(model, make_model())
-            rt.save_model("model.pt")
-        elif what == "evaluation of a number":
-            rt.evaluation_loader(3)  # type: ignore[arg-type]  # as given
-        elif what == "outside":
-            rt.backward(torch.zeros((), requires_grad=True))
+DATA, MODEL = make_data(), make_model()
 
 
-@pytest.mark.parametrize(
-    ("what", "message"),
-    [
-        ("weighted", "a sampler of its own, WeightedRandomSampler"),
-        ("replacement", "a sampler of its own, RandomSampler"),
-        ("own batches", "a batch_sampler of its own"),
-        ("no batches", "batch_size=None"),
-        ("cut stream", "drop_last does not go with a stream"),
-        ("too little", "drop_last leaves none"),
-        ("data set", "was given a data set"),
-        ("number", "was given a int"),
-        ("nothing", "was given nothing"),
-        ("parallel", "in DataParallel already"),
-        ("foreign", "4 of the parameters of a SGD belong to no model that rt.prepare was given"),
-        ("twice", r"(?s)tracks its objects already.*rt.prepare\(model, optimizer, loader\): all of them in one call"),
-        (
-            "one by one",
-            r"(?s)no global batch was given.*rt.prepare\(model, optimizer, loader\): all of them in one call",
-        ),
-        ("no loader", "no training loader yet"),
-        ("no batch", "no global batch was given"),
-        ("workers twice", "num_workers came with a DataLoader"),
-        ("two models", "which of 2 models"),
-        ("evaluation of a number", "a int is no data set\nhint: rt.loader.dataset., rt.evaluation_loader"),
-        ("outside", "outside the loop over the training loader"),
-    ],
-)
-def test_what_cannot_be_taken_over_is_refused_in_words(what: str, message: str) -> None:
-    with pytest.raises(RequestError, match=message):
-        prepare_wrongly(what)
+def sgd(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), lr=0.1)
+
+
+def prepare_twice(rt: Any) -> None:
+    rt.prepare(MODEL, sgd(MODEL))
+    rt.prepare(make_model())
+
+
+def train_without_a_loader(rt: Any) -> None:
+    rt.prepare(MODEL)
+    next(iter(rt.epochs(1)))
+
+
+def save_one_of_two(rt: Any) -> None:
+    rt.prepare(MODEL, make_model())
+    rt.save_model("model.pt")
+
+
+IN_ONE_CALL = r"rt.prepare\(model, optimizer, loader\): all of them in one call"
+TOO_LITTLE = DataLoader(TensorDataset(torch.zeros(3)), batch_size=4, drop_last=True)
+REFUSED: list[tuple[int | None, Callable[[Any], object], str]] = [
+    (
+        4,
+        lambda rt: rt.prepare(DataLoader(DATA, 4, sampler=WeightedRandomSampler([1.0] * SAMPLES, SAMPLES))),
+        "Weighted",
+    ),
+    (4, lambda rt: rt.prepare(DataLoader(DATA, 4, sampler=RandomSampler(DATA, replacement=True))), "a sampler of its"),
+    (4, lambda rt: rt.prepare(DataLoader(DATA, batch_sampler=[[0, 1], [2, 3]])), "a batch_sampler of its own"),
+    (4, lambda rt: rt.prepare(DataLoader(DATA, batch_size=None)), "batch_size=None"),
+    (4, lambda rt: rt.prepare(DataLoader(Endless(), 4, drop_last=True)), "drop_last does not go with a stream"),
+    (4, lambda rt: rt.prepare(TOO_LITTLE), "drop_last leaves none"),
+    (4, lambda rt: rt.prepare(DATA), "was given a data set"),
+    (4, lambda rt: rt.prepare(7), "was given a int"),
+    (4, lambda rt: rt.prepare(), "was given nothing"),
+    (4, lambda rt: rt.prepare(nn.DataParallel(MODEL)), "in DataParallel already"),
+    (
+        4,
+        lambda rt: rt.prepare(MODEL, sgd(make_model())),
+        "4 of the parameters of a SGD belong to no model that rt.prep",
+    ),
+    (4, prepare_twice, rf"(?s)tracks its objects already.*{IN_ONE_CALL}"),
+    (None, lambda rt: rt.prepare(MODEL), rf"(?s)no global batch was given.*{IN_ONE_CALL}"),
+    (4, train_without_a_loader, "no training loader yet"),
+    (None, lambda rt: rt.loader(DATA), "no global batch was given"),
+    (4, lambda rt: rt.loader(DataLoader(DATA, 4), num_workers=2), "num_workers came with a DataLoader"),
+    (4, save_one_of_two, "which of 2 models"),
+    (4, lambda rt: rt.evaluation_loader(3), "a int is no data set\nhint: rt.loader.dataset., rt.evaluation_loader"),
+]
+
+
+@pytest.mark.parametrize(("batch", "wrong", "message"), REFUSED, ids=[f"{nth}" for nth in range(len(REFUSED))])
+def test_what_cannot_be_taken_over_is_refused_in_words(
+    batch: int | None, wrong: Callable[[Any], object], message: str
+) -> None:
+    with pytest.raises(RequestError, match=message), hpcddp.runtime(batch) as rt:
+        wrong(rt)
 
 
 def test_the_dataloaders_batch_size_is_the_global_batch_if_nothing_else_says_it() -> None:

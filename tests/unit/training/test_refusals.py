@@ -147,11 +147,6 @@ def test_batch_norm_over_a_single_sample_is_explained(samples: int, options: dic
         run(make_model())
 
 
-def test_numbers_are_logged_by_name() -> None:
-    with hpcddp.runtime(4) as rt, pytest.raises(RequestError, match=r"a dict without a name\nhint: rt\.log\(loss"):
-        rt.log({"loss": 0.5})
-
-
 def test_averaged_weights_and_schedulers_can_be_pickled_and_copied() -> None:
     model = make_model()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

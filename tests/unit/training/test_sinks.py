@@ -20,35 +20,31 @@ from hpcddp.training import sinks
 from hpcddp.training.sinks import SinkRequest, Sinks, choose_sinks
 
 
-def test_nothing_is_opened_unless_asked_for() -> None:
-    assert choose_sinks(None, {}) == ()
-    assert choose_sinks([], {"HPCDDP_LOG_TO": "tensorboard"}) == ()
-
-
-def test_the_argument_goes_before_the_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_asked_for_is_chosen_and_the_argument_goes_before_the_variable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sinks, "find_spec", lambda name: SimpleNamespace(name=name))
+    assert choose_sinks(None, {}) == choose_sinks([], {"HPCDDP_LOG_TO": "tensorboard"}) == ()
     assert choose_sinks(None, {"HPCDDP_LOG_TO": "mlflow, wandb,mlflow"}) == ("mlflow", "wandb")
-    assert choose_sinks(["wandb"], {"HPCDDP_LOG_TO": "mlflow"}) == ("wandb",)
-    assert choose_sinks("wandb", {}) == ("wandb",)
+    assert choose_sinks(["wandb"], {"HPCDDP_LOG_TO": "mlflow"}) == choose_sinks("wandb", {}) == ("wandb",)
 
 
-def test_an_unknown_sink_is_refused_with_the_nearest_name() -> None:
-    with pytest.raises(RequestError) as caught:
-        choose_sinks(None, {"HPCDDP_LOG_TO": "tensorbord"})
-    assert str(caught.value).splitlines() == [
-        "HPCDDP_LOG_TO: 'tensorbord' is unknown (did you mean 'tensorboard'?)",
-        "hint: one of tensorboard, mlflow, wandb",
-    ]
-
-
-def test_a_sink_that_is_not_installed_is_refused_with_the_line_for_pip(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("name", "message", "hint"),
+    [
+        ("tensorbord", "'tensorbord' is unknown (did you mean 'tensorboard'?)", "one of tensorboard, mlflow, wandb"),
+        (
+            "mlflow",
+            f"mlflow was asked for, but mlflow is not installed for {sys.executable}",
+            f"{sys.executable} -m pip install mlflow",
+        ),
+    ],
+)
+def test_a_sink_that_is_unknown_or_not_installed_is_refused(
+    name: str, message: str, hint: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(sinks, "find_spec", lambda name: None)
     with pytest.raises(RequestError) as caught:
-        choose_sinks(["mlflow"], {})
-    assert str(caught.value).splitlines() == [
-        f"log_to: mlflow was asked for, but mlflow is not installed for {sys.executable}",
-        f"hint: {sys.executable} -m pip install mlflow",
-    ]
+        choose_sinks(None, {"HPCDDP_LOG_TO": name})
+    assert str(caught.value) == f"HPCDDP_LOG_TO: {message}\nhint: {hint}"
 
 
 TENSORBOARD = """

@@ -31,12 +31,10 @@ def test_a_finished_run_has_no_way_to_go_on() -> None:
             run="runs/train",
             resume_with="the same command again",
         ),
-        (("accuracy", "91%"),),
     )
     assert text.splitlines() == [
         "train: finished after step 70, epoch 10",
         "  loss      0.123457 in the last step",
-        "  accuracy  91%",
         "  speed     5,123 samples/s, 1:01:01 in all",
         "  weights   sha256 ab12",
         "  saved     runs/train/checkpoints/step-00000070",
