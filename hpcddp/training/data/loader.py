@@ -45,11 +45,9 @@ def map_parts(thing: Any, change: Callable[[Any], Any]) -> Any:
 
 def move(thing: Any, device: torch.device) -> Any:
     """The thing on the device: tensors are copied without waiting, other objects move themselves."""
-    return map_parts(thing, lambda part: part.to(device, **({"non_blocking": True} if _is_tensor(part) else {})))
-
-
-def _is_tensor(part: Any) -> bool:
-    return isinstance(part, Tensor)
+    return map_parts(
+        thing, lambda part: part.to(device, non_blocking=True) if isinstance(part, Tensor) else part.to(device)
+    )
 
 
 # Batches on their way to the device: beside the computation, on a CUDA stream of their own.
@@ -70,7 +68,7 @@ class Copies:
         copies: list[Tensor] = []
 
         def copy(part: Any) -> Any:
-            if _is_tensor(part):
+            if isinstance(part, Tensor):
                 copies.append(part.to(self._device, non_blocking=True))
                 return copies[-1]
             return part  # moves itself when it is used: the allocator hears of no copies that it makes
@@ -84,7 +82,7 @@ class Copies:
             using.wait_event(copied)
             for tensor in copies:
                 tensor.record_stream(using)  # its memory is free again when this stream is done with it
-            return map_parts(moved, lambda part: part if _is_tensor(part) else part.to(self._device))
+            return map_parts(moved, lambda part: part if isinstance(part, Tensor) else part.to(self._device))
 
         return hand_over
 

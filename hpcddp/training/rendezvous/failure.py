@@ -30,8 +30,8 @@ def claim_first(store: Store, mine: Failure, store_host: str) -> Failure:
     """Put this rank's failure into the store; returns the first failure of the run, which may be another rank's.
     `store_host`: rank 0's."""
     try:
-        store.compare_set("failure", "", json.dumps(mine))
-        return Failure(*json.loads(store.get("failure")))
+        # one request: rank 0, which has the store, may be gone before a second one
+        return Failure(*json.loads(store.compare_set("failure", "", json.dumps(mine))))
     except (DistNetworkError, DistStoreError):
         return Failure(0, store_host, STORE_IS_GONE) if mine.rank else mine
 

@@ -95,6 +95,7 @@ def _run(body: Callable[[], object], report: Callable[[], object], whole_end: bo
         except SystemExit:
             raise
         except BaseException:  # torch's CheckpointException is no Exception
+            status = 1  # also where a limit of the test's cuts the report off
             report()  # which may end the process with another status
             sys.exit(1)
         sys.exit(0)

@@ -66,7 +66,6 @@ def test_another_seed_differs_from_step_1_on_and_is_named(train: Train, compare:
     assert facts["differing_steps"] == 3
     assert facts["weights"]["differ_at"] == [3]
     assert facts["differed"] == {"seed": [[0], [7]]}
-    assert [cause.partition(":")[0] for cause in facts["causes"]] == ["seed"]
     assert text.startswith("different from step 1 on\n")
 
 
@@ -75,9 +74,7 @@ def test_another_learning_rate_differs_after_the_first_update_and_is_named(train
     assert (status, facts["first_difference"]["step"]) == (1, 2)
     assert facts["differed"]["optimizer.lr"] == [[0.05], [0.06]]
     assert "lr at step 1" in facts["differed"]
-    assert facts["causes"][-1] == "lr: the learning rates differ from step 1 on"
-    assert "optimizer.lr" in facts["causes"][0]
-    assert "\nwhat can explain it\n" in text
+    assert "\nwhat differed\n" in text
 
 
 def test_a_run_is_the_same_as_far_as_it_goes_and_when_it_has_gone_on(
@@ -118,7 +115,6 @@ def test_a_plain_run_on_two_ranks_differs_and_the_ranks_are_named(train: Train, 
     assert (status, facts["first_difference"]["step"]) == (1, 1)
     assert facts["differed"]["ranks"] == [[1], [2]]
     assert "nodes" not in facts["differed"]
-    assert facts["causes"][0].startswith("ranks: on other ranks or micro batches a plain run adds up in another order")
     assert "ranks  1" in text
 
 

@@ -236,13 +236,6 @@ def test_fresh_sets_each_folder_that_ranks_name_aside_once(tmp_path: Path, job: 
     assert sorted(path.name for path in tmp_path.iterdir()) == ["fold", "fold.old1", "t"]
 
 
-def test_the_job_s_run_is_the_job_s_however_its_folder_is_written(tmp_path: Path, job: Job) -> None:
-    job.start(1)
-    (tmp_path / "link").symlink_to(tmp_path)
-    assert _fold(tmp_path / "link/t") == ("t", 3, 3)
-    assert list_opened(job.run.attempt("7.1")) == []
-
-
 def test_one_script_opens_a_folder_once(tmp_path: Path, job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     job.start(1)
     monkeypatch.setattr("hpcddp.runs.start.is_interactive", lambda: False)

@@ -114,7 +114,7 @@ def test_another_global_batch_or_drop_last_of_the_same_data_goes_on_at_the_same_
         return GlobalBatchSampler(samples, plan_batch(batch, 1), 0, drop_last=drop_last)
 
     old = sampler(6)  # 18 of the 22 samples in each epoch
-    order = [sample for batch in sampler(6, drop_last=False) for sample in batch]
+    order = [sample for _, batch in sampler(6, drop_last=False).draws() for sample in batch]
     old.position = 12
     position = describe_position(2, old)
     for new, left in (
@@ -123,7 +123,7 @@ def test_another_global_batch_or_drop_last_of_the_same_data_goes_on_at_the_same_
         (sampler(11), order[12:]),
     ):
         move_to(position, new, again=False)
-        assert (new.epoch, [sample for batch in new for sample in batch]) == (0, left)
+        assert (new.epoch, [sample for _, batch in new.draws() for sample in batch]) == (0, left)
     with pytest.raises(
         RequestError, match=r"no batch is left of epoch 1.*12 samples\nhint: DataLoader\(…, drop_last=F"
     ):
