@@ -24,9 +24,8 @@ if TYPE_CHECKING:
 _NO_GROUPS = {"horovod.torch", "torch_xla", "mpi4py.MPI", "ray"}  # they join ranks without torch's process groups
 _ENDS_AT = 50  # steps of a rank that is alone: a probe before init_process_group() makes fewer
 _UNUSED_AT = 64  # steps after which something should have been sent: local SGD trains some steps alone
-_GUARDED = (
-    "HPCDDP_GUARDED"  # the ranks, the run of the agent that started them, and the rank's first process with torch
-)
+#: The ranks, the run of the agent that started them, and the rank's first process with torch.
+_GUARDED = "HPCDDP_GUARDED"
 _RANK_MARKS = "HPCDDP_RANK_MARKS"  # this and the next two as in __init__.py, which is not on this path
 _AGENT_RANKS = "HPCDDP_AGENT_RANKS"
 _AGENT_NAMES = "HPCDDP_AGENT_NAMES"

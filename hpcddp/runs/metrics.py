@@ -10,6 +10,7 @@ from array import array
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from itertools import pairwise
 from types import TracebackType
 from typing import Any, NamedTuple, TypeAlias
 
@@ -338,26 +339,13 @@ class LossCurve:
         self.losses.append(math.nan if line.loss is None else line.loss)
 
     def sample(self, count: int) -> list[float | None]:
-        """The curve as so many values at even distances of steps: the mean loss of the steps around each, or what lies
-        between two steps where there are fewer. None: no finite loss."""
+        """The curve as so many values at even distances of steps: the mean loss of the steps of each, or of the step
+        before where there is none. None: no finite loss."""
         if not self.steps or count < 1:
             return []
-        if len(self.steps) == 1:
-            return [_finite(self.losses[0])]
-        first, span = self.steps[0], self.steps[-1] - self.steps[0]
-        if len(self.steps) < 2 * count:
-            return [self._value_at(first + span * at / max(count - 1, 1)) for at in range(count)]
-        cuts = [bisect_left(self.steps, first + math.ceil(span * at / count)) for at in range(count)]
-        return [_mean(self.losses[a:b]) for a, b in zip(cuts, [*cuts[1:], len(self.losses)], strict=True)]
-
-    def _value_at(self, step: float) -> float | None:
-        right = min(bisect_left(self.steps, step), len(self.steps) - 1)
-        left = max(right - 1, 0) if self.steps[right] > step else right
-        a, b = _finite(self.losses[left]), _finite(self.losses[right])
-        if a is None or b is None:
-            return a if abs(step - self.steps[left]) < 0.5 else b if abs(step - self.steps[right]) < 0.5 else None
-        width = self.steps[right] - self.steps[left]
-        return a if not width else a + (b - a) * (step - self.steps[left]) / width
+        first, span = self.steps[0], self.steps[-1] - self.steps[0] + 1
+        cuts = [bisect_left(self.steps, first + span * at / count) for at in range(count + 1)]
+        return [_mean(self.losses[min(a, b - 1) : b]) for a, b in pairwise(cuts)]
 
 
 def _mean(losses: array[float]) -> float | None:
@@ -366,7 +354,3 @@ def _mean(losses: array[float]) -> float | None:
         return total / len(losses) if losses else None
     finite = [loss for loss in losses if math.isfinite(loss)]
     return sum(finite) / len(finite) if finite else None
-
-
-def _finite(loss: float) -> float | None:
-    return loss if math.isfinite(loss) else None

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from livecluster import Cluster, wait_until
+from livecluster import Cluster
 from mpis import RSH, Mpi
 from struck_job import (
     ASKED,
@@ -22,7 +22,6 @@ from struck_job import (
     STRUCK,
     Outcome,
     assert_nothing_is_left,
-    remove_memory_group,
 )
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow]
@@ -121,11 +120,6 @@ def test_a_launcher_whose_daemon_of_a_host_is_killed_does_not_decide(
     assert_nothing_is_left(cluster)
 
 
-def test_a_rank_that_takes_too_much_memory_is_ended_by_the_kernel(job: PretendedJob, undisturbed: str) -> None:
-    job.run("memory", "2").assert_went_on("rank 2 on node3 was killed by SIGKILL", (1, 2, 3, 4), undisturbed)
-    remove_memory_group(job.folder)
-
-
 def test_the_host_of_rank_0_may_be_the_lost_one(job: PretendedJob, undisturbed: str) -> None:
     job.run("cut", "0").assert_went_on("node1 is silent", (2, 3, 4), undisturbed)
     assert job.released.read_text() == "-j 7.server node1\n"
@@ -148,22 +142,6 @@ def test_two_hosts_are_lost_one_after_the_other(cluster: Cluster, job: Pretended
     assert_nothing_is_left(cluster)
 
 
-def test_a_host_that_comes_back_finds_that_the_job_went_on(
-    cluster: Cluster, job: PretendedJob, undisturbed: str
-) -> None:
-    outcome = job.run("return", "2")
-    outcome.assert_went_on("node3 is silent", (1, 2, 4), undisturbed)
-    wait_until(lambda: "UP" in cluster.ok(["ip", "-br", "link", "show", "eth0"], host="node3", cwd=Path("/")))
-    assert_nothing_is_left(cluster)
-    assert Outcome("", job.folder).state == outcome.state
-
-
-def test_a_network_that_comes_back_at_once_is_no_fault(job: PretendedJob, undisturbed: str) -> None:
-    outcome = job.run("glitch", "2")
-    assert outcome.causes == [], outcome.said
-    assert outcome.state["weights_sha256"] == undisturbed
-
-
 @pytest.mark.parametrize(
     ("kind", "cause"), [("save", "rank 0 on node1 was killed by SIGKILL"), ("full", "rank 0 on node1: .*No space left")]
 )
@@ -173,13 +151,6 @@ def test_a_loss_during_a_save_leaves_the_checkpoint_before_it(
     outcome = job.run(kind, "0")
     outcome.assert_went_on(cause, (1, 2, 3, 4), undisturbed)
     assert "from step 9" in outcome.said
-
-
-def test_nothing_is_started_again_shortly_before_the_job_s_end(job: PretendedJob) -> None:
-    outcome = job.run("kill", "2", walltime="1m")
-    assert "the ranks are not started again: the job ends soon" in outcome.said
-    assert outcome.starts == []
-    assert (outcome.state["status"], outcome.state["step"]) == ("unfinished", 9)
 
 
 def test_who_ends_a_job_during_its_recovery_has_ended_it(cluster: Cluster, job: PretendedJob) -> None:

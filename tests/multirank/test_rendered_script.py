@@ -10,7 +10,6 @@ import sys
 import pytest
 
 pytestmark = pytest.mark.multirank
-SLOW = pytest.mark.slow
 RENDER = ["hpcddp", "render", "--site", "local", "--nodes", "1", "--ranks-per-node", "2", "--name", "two"]
 
 
@@ -80,55 +79,16 @@ def test_torchrun_can_be_asked_for(run, programs, tmp_path):
         assert report["hpcddp"]["rank"] == report["exported"]["rank"] == rank
 
 
-@pytest.mark.parametrize("status", [pytest.param(0, marks=SLOW), 3])
-@pytest.mark.parametrize(
-    "reader",
-    [
-        "bash",
-        *(pytest.param(r, marks=SLOW) for r in ("set -o pipefail; bash | tee log", "cat > job.sh; bash job.sh 2>&1")),
-    ],
-)
-def test_the_scripts_status_is_the_commands(script, openmpi5, status, reader, run, tmp_path):
-    done = run(["bash", "-c", reader], stdin=script("sh", "-c", f"exit {status}"), cwd=tmp_path, env=openmpi5.env)
-    assert done.returncode == status, done.stdout + done.stderr
-
-
-def test_a_command_that_is_not_there_is_said_once_clearly(script, openmpi5, run, tmp_path):
-    done = run(["bash"], stdin=script("no-such-program"), cwd=tmp_path, env=openmpi5.env)
-    assert done.returncode != 0
-    assert "no-such-program" in done.stdout + done.stderr
-    assert "Traceback" not in done.stdout + done.stderr
-
-
-def test_arguments_reach_the_command_as_they_were_typed(script, openmpi5, run, tmp_path):
-    odd = ["two words", "$HOME", "a'b", 'c"d', "*", "", "é;&|"]
-    write = "import sys, json; json.dump(sys.argv[1:], open('arguments.json', 'w'))"
-    done = run(["bash"], stdin=script(sys.executable, "-c", write, *odd), cwd=tmp_path, env=openmpi5.env)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert json.loads((tmp_path / "arguments.json").read_text()) == odd
+def test_the_scripts_status_is_the_commands(script, openmpi5, run, tmp_path):
+    reader = "set -o pipefail; bash | tee log"
+    done = run(["bash", "-c", reader], stdin=script("sh", "-c", "exit 3"), cwd=tmp_path, env=openmpi5.env)
+    assert done.returncode == 3, done.stdout + done.stderr
 
 
 def test_a_failed_render_runs_nothing_however_it_is_read(run, tmp_path):
     done = run(["bash", "-c", "hpcddp render --site local --nodes 0 | bash"], cwd=tmp_path)
     assert done.returncode == 2
     assert not (tmp_path / "runs").exists()
-
-
-@pytest.mark.slow  # make demo trains under a rendered script, and unit/training/test_resume.py resumes
-def test_training_fills_the_run_folder_and_a_second_attempt_resumes(script, openmpi5, run, tmp_path):
-    train = [sys.executable, "-m", "hpcddp", "train", "--image-size", "16", "--global-batch", "32"]
-    text = script(*train, "--epochs", "1", "--limit-steps", "2")
-    run_dir = tmp_path / "runs/two"
-    for attempt in (1, 2):
-        done = run(["bash"], stdin=text, cwd=tmp_path, env=openmpi5.env)
-        assert done.returncode == 85, done.stdout + done.stderr
-        state = json.loads((run_dir / "state.json").read_text())
-        assert (state["status"], state["step"]) == ("unfinished", 2 * attempt)
-    attempts = sorted((run_dir / "attempts").iterdir())
-    assert len(attempts) == 2
-    for folder in attempts:
-        assert {path.name for path in folder.iterdir()} >= {"metrics.jsonl", "versions.json", "logs", "env"}
-    assert (run_dir / "checkpoints/step-00000004/manifest.json").exists()
 
 
 TRAIN = """

@@ -140,15 +140,6 @@ def test_torchrun_s_ranks_save_and_torchrun_does_not_hear_of_it(signal, run, pro
     assert_saved(tmp_path, f"SIG{signal}")
 
 
-@pytest.mark.slow  # with status 0 in the demo, too
-def test_a_finished_run_ends_with_0(run, programs, openmpi5, tmp_path):
-    render = ["hpcddp", "render", "--site", "local", "--name", "two", "--"]
-    text = run([*render, sys.executable, programs / "steps.py", "1", "0"], cwd=tmp_path).stdout
-    done = run(["bash"], stdin=text, cwd=tmp_path, env=openmpi5.env)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert json.loads((tmp_path / "runs/two/state.json").read_text())["status"] == "finished"
-
-
 # The table of docs/signals.md, by running it: the launcher alone, or the script that is printed for it. What a terminal
 # sends goes to all processes in its foreground.
 _TABLE = """\

@@ -46,10 +46,3 @@ def test_exec_starts_no_ranks_that_would_all_be_rank_0(mpich, run, tmp_path):
     assert done.returncode != 0
     assert "hpcddp: --rank=0 --world-size=2 in the command: each rank would take itself for this one" in done.stderr
     assert not (tmp_path / "ran").exists()
-
-
-def test_an_allocation_without_a_launcher_is_not_rank_zero(run, tmp_path):
-    nodefile = tmp_path / "nodefile"
-    nodefile.write_text("node1\nnode1\nnode2\nnode2\n")
-    done = run(ENV_VERB, env={"PBS_JOBID": "7.pbs", "PBS_NODEFILE": str(nodefile), "PBS_ENVIRONMENT": "PBS_BATCH"})
-    assert "not launched" in refusals(done)[0]

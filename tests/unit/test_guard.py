@@ -33,9 +33,6 @@ optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 torch.optim.Optimizer.register_step_pre_hook(optimizer, lambda *_: None)
 sys.modules["torch.optim.optimizer"].register_optimizer_step_pre_hook(lambda *_: None)  # not the only hook
 model(torch.ones(1, 1)).sum().backward()
-if how == "by hand":
-    for p in model.parameters():
-        dist.all_reduce(p.grad)
 if how == "leaves":
     optimizer.step()
     dist.destroy_process_group()
@@ -383,14 +380,12 @@ def test_a_compiled_step_is_left_alone(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("how", "steps", "is_warned"),
     [
-        ("group", 64, True),
         ("group", 63, False),
         ("ddp", 64, False),
-        ("by hand", 64, False),
         ("integrations", 64, True),
         ("leaves", 64, False),
     ],
-    ids=["never used", "local steps", "DDP", "summed by hand", "only asked whether to stop", "a probe at the end"],
+    ids=["local steps", "DDP", "only asked whether to stop", "a probe at the end"],
 )
 def test_rank_0_of_two_is_warned_if_nothing_passes_between_them(
     tmp_path: Path, how: str, steps: int, is_warned: bool
