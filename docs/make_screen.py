@@ -15,7 +15,7 @@ from hpcddp.cli.watch_screen import Screen
 from hpcddp.login.find_run import find_run
 from hpcddp.login.watched import Watcher
 
-WIDTH, HEIGHT = 84, 28  # characters
+WIDTH, HEIGHT = 84, 23  # characters
 ACROSS, DOWN, MARGIN = 10, 21, 12  # pixels of a character, and beside the text
 # On a light page, and on a dark one.
 COLOURS = {

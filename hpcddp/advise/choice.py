@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
 #: What has to be left: the estimates are within 15 % of what was measured, and a GPU holds more than tensors.
 MARGIN = 1.15
-FITS, TIGHT, NO = "yes", "tight", "no"
 _MOST_SAMPLES = 1 << 20
 
 
@@ -33,8 +32,8 @@ class Target(Record):
 
 
 class Estimate(Record):
-    """One split on so many nodes. `parallel`: the job file's key. `largest_micro_batch`: 0 where not even one sample
-    fits, None where activations are not known."""
+    """One split on so many nodes. `parallel`: the job file's key. `fits`: with the margin. `largest_micro_batch`: 0
+    where not even one sample fits, None where activations are not known."""
 
     nodes: int
     parallel: str | dict[str, int]
@@ -42,7 +41,7 @@ class Estimate(Record):
     micro_batch: int
     memory: Memory
     spike: Spike
-    fits: str
+    fits: bool
     largest_micro_batch: int | None
 
 
@@ -112,7 +111,7 @@ def estimate_splits(model: Model, nodes: int, target: Target, work: Work) -> tup
         most = max(memory.total, at_save.total)
         rows.append(
             Estimate(
-                nodes, parallel, split.data_size, micro_batch, memory, at_save, _judge(most, target.memory), largest
+                nodes, parallel, split.data_size, micro_batch, memory, at_save, most * MARGIN <= target.memory, largest
             )
         )
     return rows, left
@@ -136,7 +135,7 @@ def advise_on(model: Model, thrifty: Callable[[], Model] | None, nodes: int, tar
 
 def _first(rows: list[Estimate], *, tensor: bool) -> Estimate | None:
     """The first that fits with the margin."""
-    return next((row for row in rows if row.fits == FITS and isinstance(row.parallel, dict) == tensor), None)
+    return next((row for row in rows if row.fits and isinstance(row.parallel, dict) == tensor), None)
 
 
 def _micro_batch(target: Target, split: ParallelDims) -> tuple[int, bool]:
@@ -147,12 +146,6 @@ def _micro_batch(target: Target, split: ParallelDims) -> tuple[int, bool]:
     except RequestError:  # shares that differ: render says which batch to take
         return target.micro_batch, True
     return plan.largest_micro_batch, plan.accumulation_steps > 1
-
-
-def _judge(needs: float, has: float) -> str:
-    if needs * MARGIN <= has:
-        return FITS
-    return TIGHT if needs <= has else NO
 
 
 def _largest_micro_batch(model: Model, split: ParallelDims, work: Work, has: float) -> int:

@@ -71,7 +71,7 @@ class Model(Record):
     A model without blocks has all parameters in `before`. `whole`: activations where each rank computes with the
     weights as they are (ddp), None where they are not known; `gathered`: where FSDP gathers them in the precision of
     the computation. `block`: the class of the blocks. `heads`: of attention; 0: not known.
-    `is_double`: its weights have 64 bit of their own. `remark`: what its numbers leave open.
+    `is_double`: its weights have 64 bit of their own.
     """
 
     name: str
@@ -84,7 +84,6 @@ class Model(Record):
     block: str = ""
     heads: int = 0
     is_double: bool = False
-    remark: str = ""
 
     @property
     def parameters(self) -> tuple[Parameter, ...]:
@@ -178,11 +177,10 @@ class Memory(Record):
 
 
 class Spike(Record):
-    """What a checkpoint and `rt.save_model` hold outside of a step: bytes on the device of each rank, and in the memory
-    of the node of rank 0. `total`: on the device with what is there between two steps."""
+    """What a checkpoint and `rt.save_model` hold outside of a step: bytes on each rank's device. `total`: with what is
+    there between two steps."""
 
     device: float
-    host: float
     total: float
 
 
@@ -200,19 +198,17 @@ def spike(model: Model, split: ParallelDims, work: Work) -> Spike:
     """Of a checkpoint. A model that each rank has whole is written by rank 0, tensor by tensor, from where it is.
 
     Of a sharded one each rank writes its shards; `rt.save_model` gathers one tensor after the other on every rank
-    (torch's `full_tensor`: the gathered shards and the tensor), and rank 0 keeps them in the memory of its node.
+    (torch's `full_tensor`: the gathered shards and the tensor).
     Of ZeRO-1 rank 0 gets the states of one rank after the other (torch's `consolidate_state_dict`), with a copy.
     """
     weight, states = work.precision.weight, STATES[work.optimizer]
-    whole = float(weight * model.elements)
     rests = next(one for one in _moments(model, split, work) if one.moment == _STEP)
-    device, host = 0.0, whole
+    device = 0.0
     if split.shard > 1 or split.tensor > 1:
         device = 2.0 * weight * max((one.elements for one in model.parameters), default=0)
     elif split.zero and split.ranks > 1:
         device = 2.0 * weight * states * zero_share(model.parameters, split.ranks)
-        host = whole + float(weight * states * count_trained(model.parameters))
-    return Spike(device, host, rests.weights + rests.gradients + rests.optimizer + device)
+    return Spike(device, rests.weights + rests.gradients + rests.optimizer + device)
 
 
 def shard_elements(parameters: Iterable[Parameter], shards: int) -> int:

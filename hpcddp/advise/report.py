@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from hpcddp.advise.choice import FITS, MARGIN, NO, Estimate, OnNodes, Target, format_parallel
+from hpcddp.advise.choice import MARGIN, Estimate, OnNodes, Target, format_parallel
 from hpcddp.advise.memory import Model, Work
 from hpcddp.errors import RequestError
 from hpcddp.record import Record
@@ -104,7 +104,6 @@ def _describe_request(advice: Advice) -> list[str]:
         f"training {work.precision.name}, {work.optimizer}, {passes} activation checkpointing, micro batches of up to"
         f" {format_count(advice.target.micro_batch, 'sample')}",
         f"GPU      {advice.gpu}; {format_count(advice.target.ranks_per_node, 'rank')} per node",
-        *([f"         {model.remark}"] if model.remark else []),
         *(
             ()
             if model.whole
@@ -118,7 +117,16 @@ def _table(rows: list[Estimate]) -> list[str]:
     for row in rows:
         memory = [format_gib(value) for value in (*row.memory.parts.values(), row.memory.total, row.spike.device)]
         largest = "-" if row.largest_micro_batch is None else str(row.largest_micro_batch)
-        cells.append((str(row.nodes), format_parallel(row.parallel), *memory, row.fits, largest, row.memory.moment))
+        cells.append(
+            (
+                str(row.nodes),
+                format_parallel(row.parallel),
+                *memory,
+                "yes" if row.fits else "no",
+                largest,
+                row.memory.moment,
+            )
+        )
     widths = [max(len(row[column]) for row in cells) for column in range(len(cells[0]))]
     lines = [
         "  ".join(
@@ -139,7 +147,7 @@ def explain_choice(advice: Advice, found: OnNodes) -> str:
         needs = f"{says} needs {format_gib(chosen.memory.total)} GiB"
         names = [row.parallel for row in found.rows]
         before = found.rows if found.checkpointed else found.rows[: names.index(chosen.parallel)]
-        simpler = [row for row in before if row.fits != FITS]
+        simpler = [row for row in before if not row.fits]
         if not simpler:
             return f"{needs} of {has}, and is the simplest{' that is left' if found.left else ''}"
         refused = ", ".join(f"{format_parallel(row.parallel)} ({format_gib(row.memory.total)})" for row in simpler)
@@ -147,11 +155,11 @@ def explain_choice(advice: Advice, found: OnNodes) -> str:
     if not found.rows:
         return "nothing, since the global batch is too small for so many ranks"
     least = min(found.rows, key=lambda one: one.memory.total)
-    says = f"nothing fits. {format_parallel(least.parallel)} needs least, {format_gib(least.memory.total)} of {has}"
-    spare = "" if least.fits == NO else f" and leaves less than {MARGIN - 1:.0%}"
+    needs = f"{format_parallel(least.parallel)} needs least, {format_gib(least.memory.total)} of {has}"
+    says = f"nothing fits with {MARGIN - 1:.0%} to spare. {needs}"
     smaller = max((one.largest_micro_batch or 0 for one in found.rows), default=0)
     cure = f"--max-micro-batch {smaller} fits" if 0 < smaller < advice.target.micro_batch else "take more nodes"
-    return f"{says}{spare}, {say_limit(least)}; {cure}"
+    return f"{says}, {say_limit(least)}; {cure}"
 
 
 def say_limit(row: Estimate) -> str:
@@ -208,7 +216,6 @@ def advice_record(advice: Advice) -> dict[str, Any]:
             "blocks": len(advice.model.blocks),
             "block_class": advice.model.block or None,
             "activations_counted": advice.model.whole is not None,
-            "remark": advice.model.remark or None,
         },
         "precision": advice.work.precision.name,
         "optimizer": advice.work.optimizer,
@@ -237,9 +244,7 @@ def _row_record(row: Estimate) -> dict[str, Any]:
         "peak_bytes": round(row.memory.total),
         "peak_at": row.memory.moment,
         "checkpoint_bytes": round(row.spike.device),
-        "checkpoint_host_bytes": round(row.spike.host),
-        "fits": row.fits == FITS,
-        "fits_without_margin": row.fits != NO,
+        "fits": row.fits,
         "limit": max(row.memory.parts.items(), key=lambda part: part[1])[0],
         "largest_micro_batch": row.largest_micro_batch,
     }

@@ -25,7 +25,6 @@ _LOGIT_BYTES = 12
 VOCABULARY = 50000
 MOST_LAYERS = 1000
 _TOO_LARGE = 1.5  # usual blocks over --params: layers that share keys and values are smaller, but not by so much
-_FEW, _MANY = 0.6, 2.5  # weights of a block over a usual one's
 _DIVIDED = 0.75  # of a block's 16 numbers tensor parallelism divides all but those around the normalisations
 
 
@@ -66,7 +65,6 @@ def make_transformer(numbers: Numbers, precision: str, *, recompute: bool = Fals
         whole=whole,
         gathered=_activations(numbers, "bf16" if precision == "bf16-mixed" else precision, recompute),
         heads=numbers.heads,
-        remark=_remark(numbers),
     )
 
 
@@ -91,18 +89,6 @@ def check_transformer(numbers: Numbers) -> None:
 def _usual_block(numbers: Numbers) -> int:
     """Weights of a block: 4 x hidden² of attention, 8 x hidden² of its network."""
     return 12 * numbers.hidden**2
-
-
-def _remark(numbers: Numbers) -> str:
-    """Of blocks that are far from the usual ones: gated layers and experts have more, shared keys and values fewer."""
-    _, per_layer = _deal(numbers)
-    usual = _usual_block(numbers)
-    if _FEW * usual <= per_layer <= _MANY * usual:
-        return ""
-    return (
-        f"--params leave {per_layer:.2g} parameters for a block, and a usual one of width {numbers.hidden} has"
-        f" {usual:.2g}: right only for other layers, such as experts, whose activations differ too"
-    )
 
 
 def _deal(numbers: Numbers) -> tuple[int, int]:

@@ -28,8 +28,6 @@ _EXAMPLE = """\
 hpcddp init
 hpcddp init --site abci3 --account GROUP -- python train.py --epochs 90
 hpcddp render --nodes 4 | qsub"""
-_TRAINS = re.compile(rb"^\s*(?:import|from) (?:torch|hpcddp|accelerate|lightning|transformers)\b", re.MULTILINE)
-_MOST_BYTES = 2**20
 _ANSWER = "your answer"  # the source of a value
 
 
@@ -58,7 +56,7 @@ def run(args: argparse.Namespace, env: Mapping[str, str]) -> int:
     given["site"] = in_file, choice.reason
     scheduler = find_scheduler(site.scheduler)
     if "command" not in given:
-        found = _find_command()
+        found = "python train.py" if os.path.isfile("train.py") else ""
         words = shlex.split(_ask("the command that trains", found) if asks else found)
         if words:
             given["command"] = ["python", *words] if words[0].endswith(".py") else words, _ANSWER
@@ -108,21 +106,6 @@ def _ask_site(found: SiteChoice, env: Mapping[str, str]) -> SiteChoice:
             tell(str(error))
         else:
             return choice
-
-
-def _find_command() -> str:
-    """`python train.py`, or the only script here that imports a training library; "" if there is none, or several."""
-    scripts = [name for name in sorted(os.listdir(".")) if name.endswith(".py") and _trains(name)]
-    chosen = "train.py" if "train.py" in scripts else scripts[0] if len(scripts) == 1 else ""
-    return chosen and shlex.join(["python", chosen])
-
-
-def _trains(path: str) -> bool:
-    try:
-        with open(path, "rb") as file:
-            return bool(_TRAINS.search(file.read(_MOST_BYTES)))
-    except OSError:
-        return False
 
 
 def _choose_account(site: Site, *, asks: bool) -> str:

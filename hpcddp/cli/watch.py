@@ -16,8 +16,8 @@ from hpcddp.login.find_run import call_first, call_run, find_run
 from hpcddp.login.watched import Watcher
 
 _DESCRIPTION = """\
-Show one run on a live screen: its loss curve over all attempts, the speed of each host, the newest checkpoint, when the
-job ends, why attempts ended, the last lines of its log.
+Show one run on a live screen: its loss curve over all attempts, the speed, the newest checkpoint, when the job ends,
+why attempts ended, the last lines of its log.
 
 RUN is a name below runs/, a run's folder, or the id of one of its jobs. The run's folder is read every two seconds; the
 scheduler is asked every 30. q or Ctrl-C ends the screen, and not the job. Needs Rich: pip install 'hpcddp[watch]'."""

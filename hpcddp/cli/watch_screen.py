@@ -10,7 +10,7 @@ from rich.text import Text
 
 from hpcddp.login.watched import Watched
 from hpcddp.runs.metrics import LossCurve
-from hpcddp.units import format_count, format_walltime
+from hpcddp.units import format_walltime
 
 # A curve as lines of text: of braille characters, eight dots each, or of stars where the terminal has no braille.
 
@@ -81,10 +81,9 @@ class Screen:
         lines = [*self._head(), *self._dates()]
         foot = [Text(f"{time.strftime('%H:%M:%S', time.localtime(self._run.time))}  q ends this, not the job", "dim")]
         space = height - len(lines) - len(foot)
-        log, attempts, hosts, curve = _share(space, len(self._run.log), len(self._run.attempts), len(self._run.hosts))
+        log, attempts, curve = _share(space, len(self._run.log), len(self._run.attempts))
         lines += self._draw(width, curve)
-        lines += _cut(self._hosts(), hosts)
-        lines += _cut(self._attempts(), attempts, newest=True)
+        lines += self._attempts(attempts)
         lines += [Text("log", "bold"), *(Text(f"  {_shown(line)}") for line in self._run.log[1 - log :])] if log else []
         body = lines[: max(height - len(foot), 0)]
         blank = [Text("")] * (height - len(body) - len(foot))
@@ -146,43 +145,27 @@ class Screen:
         ]
         return [Text("loss", "bold"), *drawn, Text(f"{'':{_SCALE}} {below}", "dim")]
 
-    def _hosts(self) -> list[Text]:
-        """A host's speed is not measured apart: each step ends on all hosts at once."""
-        title = Text.assemble(("hosts", "bold"), ("  each by its ranks' part of the batch", "dim"))
-        rows = []
-        for one in self._run.hosts:
-            speed = "speed not recorded" if one.samples_per_s is None else f"{one.samples_per_s:,.0f} samples/s"
-            rows.append(Text(f"  {_shown(one.host)}  {format_count(one.ranks, 'rank')}  {speed}"))
-        return [title, *rows] if rows else []
-
-    def _attempts(self) -> list[Text]:
+    def _attempts(self, space: int) -> list[Text]:
+        """The title and the newest rows, as many as there is room for; the title says how many are left out."""
         rows = []
         for one in self._run.attempts:
             steps = f"steps {one.steps[0]} to {one.steps[1]}" if one.steps else "no step"
             rows.append(Text(f"  {_shown(one.name)}  {steps}  {_shown(one.end)}".rstrip()))
-        return [Text("attempts", "bold"), *rows] if rows else []
+        if not space or not rows:
+            return []
+        left_out = max(len(rows) - (space - 1), 0)
+        more = f"  {left_out} more" if left_out else ""
+        return [Text.assemble(("attempts", "bold"), (more, "dim")), *rows[left_out:]]
 
 
-def _share(space: int, log: int, attempts: int, hosts: int) -> tuple[int, int, int, int]:
-    """Lines of the log, the attempts, the hosts and the curve, each with its title. The curve gets what is left, and
-    on a small screen the others make way for it."""
-    wanted = [min(count, most) + 1 if count else 0 for count, most in ((log, 8), (attempts, 5), (hosts, 6))]
+def _share(space: int, log: int, attempts: int) -> tuple[int, int, int]:
+    """Lines of the log, the attempts and the curve, each with its title. The curve gets what is left, and on a small
+    screen the others make way for it."""
+    wanted = [min(count, most) + 1 if count else 0 for count, most in ((log, 8), (attempts, 5))]
     while sum(wanted) and space - sum(wanted) < max(space // 2, _LEAST_CURVE + 2):
-        at = max(range(3), key=wanted.__getitem__)
+        at = max(range(2), key=wanted.__getitem__)
         wanted[at] = wanted[at] - 1 if wanted[at] > 2 else 0  # a title alone says nothing
-    return wanted[0], wanted[1], wanted[2], max(space - sum(wanted), 0)
-
-
-def _cut(lines: Sequence[Text], space: int, *, newest: bool = False) -> list[Text]:
-    """The title and as many rows as there is room for; the title says how many are left out."""
-    if not space or not lines:
-        return []
-    title, *rows = lines
-    left_out = len(rows) - (space - 1)
-    if left_out <= 0:
-        return [title, *rows]
-    shown = rows[left_out:] if newest else rows[: space - 1]
-    return [Text.assemble(title, (f"  {left_out} more", "dim")), *shown]
+    return wanted[0], wanted[1], max(space - sum(wanted), 0)
 
 
 def _row(name: str, text: str) -> Text:

@@ -18,12 +18,12 @@ from hpcddp.lint.launches import (
     torchrun_words,
     trains,
 )
-from hpcddp.lint.pbs_values import is_time, refused_resources, refused_values, unknown_names
+from hpcddp.lint.pbs_values import is_time, refused_resources, refused_values
 from hpcddp.lint.script import PREFIXES, Said, Script
 from hpcddp.schedulers.directive_rules import DirectiveOption, find_clashes, full_name
 from hpcddp.schedulers.registry import find_scheduler, scripted_schedulers
 from hpcddp.schedulers.row import refused_together
-from hpcddp.script.site import Site, check_limits
+from hpcddp.script.site import check_limits
 from hpcddp.units import format_count, parse_walltime
 
 # Options that mean something when they stand several times.
@@ -84,21 +84,6 @@ def _refused_steps(script: Script) -> Iterator[Said]:
                 if options[second] in of_step and "exclude" in why and not instead_of:
                     both = f"{options[first].text} and {options[second].text}"
                     yield Said(launch.command.line, f"srun refuses to start: {both} {why}", "one of them")
-
-
-def unknown_resource(script: Script) -> Iterator[Said]:
-    """D3: a resource that only a site can have added."""
-    if script.scheduler == "pbs" and not script.directives.torque:
-        for line, why, instead in unknown_names(script.directives.options, _added_resources(script.site)):
-            yield Said(line, why, instead)
-
-
-def _added_resources(site: Site | None) -> set[str]:
-    """The names in the site's file."""
-    if site is None:
-        return set()
-    texts = [*site.chunk, *site.directives, *(t for v in site.vars.values() for t in (v.chunk, v.directive))]
-    return set(re.findall(r"[A-Za-z][\w-]*", " ".join(texts), re.ASCII))
 
 
 def not_read(script: Script) -> Iterator[Said]:

@@ -6,7 +6,7 @@ After OpenPBS 23.06: qsub.c (process_opts), ecl_verify_values.c, and the parsers
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 from hpcddp.lint.directives import ON_TORQUE, Option, Pairs, Refusal, split_select
@@ -141,12 +141,6 @@ _OF_JOB = {"cput", "walltime", "min_walltime", "max_walltime", "pcput", "pmem", 
            "pcap_node", "pcap_accelerator"}  # fmt: skip
 _NOT_FOR_USERS = {"soft_walltime", "nodect", "nchunk", "cpupercent", "energy", "nodemask", "exec_vnode", "start_time",
                   "pe_mask", "partition"}  # fmt: skip
-_KNOWN = _OF_CHUNK | _OF_JOB | _NOT_FOR_USERS
-# Names that sites are known to add; see templates/sites.
-_ADDED = {"bigmem", "cluster", "cpu_model", "cpu_type", "cputype", "debug", "feature", "features", "filesystems",
-          "gpu_mem", "gpu_model", "gpu_type", "gputype", "interconnect", "jobfs", "job_priority", "model", "ngpus",
-          "os", "scratch", "scratch_local", "scratch_shm", "scratch_ssd", "singularity_fakeroot", "storage", "system",
-          "wd"}  # fmt: skip
 _PLACES = ({"free", "pack", "scatter", "vscatter"}, {"excl", "exclhost", "shared"})
 
 
@@ -171,28 +165,6 @@ def refused_resources(options: Sequence[Option]) -> Iterator[Refusal]:
         else:
             yield from _refused_value(option, name, option.value)
     yield from _refused_with_select({name.lower(): option for name, option in first.items()})
-
-
-def unknown_names(options: Sequence[Option], added: Collection[str]) -> Iterator[Refusal]:
-    """Names that PBS does not have of its own: refused unless the site has added them. `added`: names that it has."""
-    for option, name in _names(options, added):
-        what = f"PBS has no resource {name} of its own: qsub refuses it unless this site has added it"
-        yield _refusal(option, what, "a name from the site's guide: hpcddp sites show NAME")
-
-
-def _names(options: Sequence[Option], added: Collection[str]) -> Iterator[tuple[Option, str]]:
-    """Every name of a resource that PBS does not have, and that no known site and not this one has added."""
-    for option in options:
-        if option.name.startswith("-l "):
-            names = [option.name[3:]]
-            if names == ["select"]:
-                names = [name for _, chunk in split_select(option.value) for name, _ in chunk]
-            elif names == ["nodes"]:  # each word is a resource that has to be true
-                names = [word for _, _, words in _node_parts(option.value) for word in words if "=" not in word]
-            for name in dict.fromkeys(names):
-                valid = re.fullmatch(r"[A-Za-z][\w-]*", name, re.ASCII)
-                if valid and name not in added and name.lower() not in _KNOWN | _ADDED:
-                    yield option, name
 
 
 def is_time(value: str) -> bool:

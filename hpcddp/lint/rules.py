@@ -18,7 +18,6 @@ from hpcddp.script.spec import quote_words
 RULES = (
     Rule("D1", True, header_rules.refused),
     Rule("D2", True, header_rules.refused_value),
-    Rule("D3", False, header_rules.unknown_resource),
     Rule("D4", True, header_rules.refused_options),
     Rule("M1", True, header_rules.no_mpiprocs),
     Rule("M2", True, run_rules.lines_are_no_nodes),

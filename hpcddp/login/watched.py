@@ -13,8 +13,7 @@ from hpcddp.login.find_cause import send_notices
 from hpcddp.login.judge import Answers, ask_schedulers, judge, say_end
 from hpcddp.login.on_disk import OnDisk, read_on_disk
 from hpcddp.record import TYPE_CHECKING, Record
-from hpcddp.runs.folder import MANIFEST, AttemptFolder, RunFolder, list_checkpoints, step_of
-from hpcddp.runs.jsonfile import read_object
+from hpcddp.runs.folder import MANIFEST, RunFolder, list_checkpoints, step_of
 from hpcddp.runs.logs import order_attempts
 from hpcddp.runs.metrics import Latest, LossCurve
 from hpcddp.runs.submitted import JobEnd, read_job_end
@@ -25,14 +24,6 @@ if TYPE_CHECKING:
 
 ASK_S = 30.0  # between two questions to a scheduler, of one person who looks
 _TAIL = 16384  # bytes of the log, whose lines are shown
-
-
-class HostSpeed(Record):
-    """`samples_per_s`: the host's part of the speed, by its ranks; None: not recorded."""
-
-    host: str
-    ranks: int
-    samples_per_s: float | None
 
 
 class WatchedAttempt(Record):
@@ -52,7 +43,6 @@ class Watched(Record):
     why: str
     job: str
     latest: Latest
-    hosts: tuple[HostSpeed, ...]
     saved: tuple[int, float] | None
     end: JobEnd | None
     attempts: tuple[WatchedAttempt, ...]
@@ -72,7 +62,6 @@ class Watcher:
         self._asking: SimpleQueue[Answers | None] | None = None
         self._sent_at = 0.0
         self.curve = LossCurve()
-        self._ranks: dict[str, dict[str, int]] = {}  # attempt -> host -> ranks
 
     def look(self) -> Watched:
         """What the folder says now, and the scheduler said last. What cannot be found out is in `problem`."""
@@ -98,7 +87,6 @@ class Watcher:
             status.why,
             status.job,
             one.latest,
-            self._read_hosts(current, one.latest.samples_per_s),
             _find_saved(self._run, now),
             end,
             tuple(WatchedAttempt(of.name, self.curve.made.get(of.name), say_end(one, of, status)) for of in attempts),
@@ -120,29 +108,6 @@ class Watcher:
             self._question, self._question_at = seen, time.monotonic()
             self._asking = ask_in_thread(lambda: ask_schedulers([one], self._env))
         return self._answers
-
-    def _read_hosts(self, attempt: AttemptFolder | None, speed: float | None) -> tuple[HostSpeed, ...]:
-        """Rank 0 records the speed of all ranks together. Every data rank has an even part of each step's samples, and
-        each step ends on all of them at once: a host's speed is what its ranks have of the whole."""
-        if attempt is None:
-            return ()
-        ranks = self._ranks.get(attempt.name) or _count_ranks(attempt)
-        self._ranks[attempt.name] = ranks
-        all_ranks = sum(ranks.values())
-        return tuple(
-            HostSpeed(host, count, None if speed is None else speed * count / all_ranks)
-            for host, count in ranks.items()
-        )
-
-
-def _count_ranks(attempt: AttemptFolder) -> dict[str, int]:
-    """Ranks by host, as the training runtime records them."""
-    counts: dict[str, int] = {}
-    with suppress(HpcddpError, AttributeError, TypeError):
-        for rank in (read_object(attempt.versions) or {}).get("ranks") or []:
-            host = str(rank.get("host"))
-            counts[host] = counts.get(host, 0) + 1
-    return counts
 
 
 def _find_saved(run: RunFolder, now: float) -> tuple[int, float] | None:

@@ -104,7 +104,7 @@ def test_a_global_batch_of_fewer_samples_than_data_ranks_leaves_tensor_paralleli
 def test_a_checkpoint_gathers_one_tensor_where_the_model_is_sharded() -> None:
     model = Model("two", (), (Parameter(500, 500), Parameter(300, 300)))
     sharded = spike(model, ParallelDims(4, shard=4), ADAM)
-    assert (sharded.device, sharded.host) == (2 * 4 * 500, 4 * 800)
+    assert sharded.device == 2 * 4 * 500
     assert spike(model, ParallelDims(4), ADAM).device == 0
 
 
@@ -190,15 +190,6 @@ def test_numbers_need_neither_torch_nor_what_makes_scripts(run) -> None:
     )
 
 
-@pytest.mark.parametrize(("params", "layers", "is_said"), [("7e9", 32, False), ("8e9", 32, False), ("13.5e9", 1, True)])
-def test_parameters_that_are_not_those_of_usual_blocks_are_said(
-    params: str, layers: int, is_said: bool, capsys
-) -> None:
-    line = f"advise --params {params} --layers {layers} --hidden 4096 --sequence 4096 --gpu-memory 80GB"
-    assert main(line.split()) == 0
-    assert ("right only for other layers, such as experts" in capsys.readouterr().out) == is_said
-
-
 def test_what_to_paste_for_tensor_parallelism_has_its_plan_and_is_accepted(capsys, monkeypatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "train.py").touch()
@@ -211,8 +202,3 @@ def test_what_to_paste_for_tensor_parallelism_has_its_plan_and_is_accepted(capsy
     end = words.index("--")
     assert main([*words[:end], *words[-4:], *words[end:-4]]) == 0
     assert "export HPCDDP_PARALLEL=tensor=8" in capsys.readouterr().out
-
-
-def test_zero1_gathers_the_states_of_trained_weights_on_rank_0() -> None:
-    model = Model("frozen", (), (Parameter(500, 500), Parameter(300, 300, trained=False)))
-    assert spike(model, ParallelDims(4, zero=True), ADAM).host == 4 * 800 + 4 * 2 * 500

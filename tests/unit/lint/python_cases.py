@@ -72,7 +72,6 @@ CASES = {
     "A7": Cases(
         [
             (5, loop(f"{STEP}total += loss.item()")),
-            (5, loop(f"{STEP}losses.append(float(loss))")),
             (5, loop(f"{STEP}print(f'step {{i}}: {{loss}}')")),
             (6, loop("with autocast():\n    loss = model(x.cuda())\naccelerator.backward(loss)\nlog(loss.item())")),
         ],
@@ -80,7 +79,6 @@ CASES = {
             loop(f"{STEP}if step % 100 == 0:\n    print(loss.item())"),
             loop(STEP, after="    print(loss.item())\n"),  # once in each epoch
             loop(f"{STEP}total += loss.detach()"),
-            "for epoch in range(200):\n    loss = f(graph.to(device))\n    loss.backward()\n    print(loss.item())",
             "for x in test:\n    total += criterion(model(x.cuda()), y).item()",
             "for x in data:\n    loss = f(x)\n    loss.backward()\n    total += loss.item()",  # no GPU anywhere
         ],
@@ -89,12 +87,10 @@ CASES = {
         [
             (1, "DataLoader(ImageFolder(path), batch_size=64)"),
             (6, f"{IMAGES}DataLoader(data, batch_size=64)"),
-            (6, f"{IMAGES}DataLoader(data, batch_size=64, num_workers=0)"),
         ],
         [
             f"{IMAGES}DataLoader(data, batch_size=64, num_workers=8)",
             f"{IMAGES}DataLoader(data, **options)",
-            f"{IMAGES}DataLoader(data, 64, True, None, None, 8)",
             f"{IMAGES}DataLoader(TensorDataset(x, y), batch_size=64)",
             "DataLoader(data, batch_size=64)",
         ],
@@ -116,12 +112,9 @@ CASES = {
     "A10": Cases(
         [
             (2, "rank = dist.get_rank()\ntorch.cuda.set_device(rank)"),
-            (2, "rank = int(os.environ['RANK'])\ndevice = torch.device('cuda', rank)"),
             (1, "torch.cuda.set_device(torch.distributed.get_rank())"),
             (2, "rank = dist.get_rank()\nmodel.to(f'cuda:{rank}')"),
-            (2, "rank = dist.get_rank()\ntorch.accelerator.set_device_index(rank)"),
             (2, "def setup(rank, size):\n    torch.cuda.set_device(rank)\nsetup(int(os.environ['RANK']), 8)"),
-            (2, "def setup(rank):\n    torch.cuda.set_device(rank)\nr = dist.get_rank()\nsetup(rank=r)"),
             (2, "def a(r):\n    torch.cuda.set_device(r)\ndef b(k):\n    a(k)\nb(dist.get_rank())"),
             (
                 3,
@@ -129,8 +122,6 @@ CASES = {
                 "Trainer(net, int(os.environ['SLURM_PROCID']))",
             ),
             (2, "accelerator = Accelerator()\ntorch.cuda.set_device(accelerator.process_index)"),
-            (1, "device = torch.device('cuda', fabric.global_rank)"),
-            (2, "rank = PartialState().process_index\nmodel.to(f'cuda:{rank}')"),
             (
                 4,
                 "class Trainer:\n    def __init__(self, model, gpu_id):\n        self.gpu_id = gpu_id\n"
@@ -142,22 +133,14 @@ CASES = {
                 "    def train(self):\n        x.to(self.gpu_id)\nrank = int(os.environ['RANK'])\nTrainer(net, rank)",
             ),
             (2, "rank = dist.get_rank()\nmodel = DDP(net.to(rank))"),
-            (2, "rank = int(os.environ['RANK'])\nmodel.cuda(rank)"),
-            (2, "rank = int(os.environ['RANK'])\nx.to(device=rank, non_blocking=True)"),
             (2, "rank = dist.get_rank()\nos.environ['CUDA_VISIBLE_DEVICES'] = str(rank)"),
-            (1, "os.environ['CUDA_VISIBLE_DEVICES'] = os.environ['SLURM_PROCID']"),
         ],
         [
             "torch.cuda.set_device(accelerator.local_process_index)",
-            "def f(self):\n    self.global_rank = local\ndef g(self):\n    torch.cuda.set_device(self.global_rank)",
             "rank = int(os.environ['LOCAL_RANK'])\ntorch.cuda.set_device(rank)",
             "def main(rank, world_size):\n    torch.cuda.set_device(rank)",
             "def setup(rank):\n    torch.cuda.set_device(rank)\nsetup(int(os.environ['LOCAL_RANK']))",
-            "def setup(rank):\n    torch.cuda.set_device(rank)\nsetup(dist.get_rank())\nsetup(0)",
             "def setup(rank):\n    rank = rank % 4\n    torch.cuda.set_device(rank)\nsetup(dist.get_rank())",
-            "def setup(*rank):\n    torch.cuda.set_device(rank)\nsetup(dist.get_rank())",
-            "rank = dist.get_rank()\nif one:\n    rank = local\ntorch.cuda.set_device(rank)",
-            "def main(i):\n    rank = dist.get_rank()\n    torch.cuda.set_device(rank)\nspawn(main)",
             "class A:\n    def __init__(self, gpu_id):\n        self.gpu_id = gpu_id\n        x.to(self.gpu_id)\n"
             "A(int(os.environ['LOCAL_RANK']))\nA(dist.get_rank())",
             "rank = int(os.environ['LOCAL_RANK'])\nos.environ['CUDA_VISIBLE_DEVICES'] = str(rank)\nx.cuda(rank)",
@@ -219,12 +202,8 @@ CASES = {
             "torch.save(model.state_dict(), 'last.pt')",
             f"{DDP}def save(state):\n    torch.save(state, 'c.pt')",  # who calls it is not seen
             f"{DDP}buffer = io.BytesIO()\ntorch.save(model.state_dict(), buffer)",
-            f"{DDP}with io.BytesIO() as file:\n    torch.save(model.state_dict(), file)",
-            f"{DDP}with open(f'{{rank}}.pt', 'wb') as file:\n    torch.save(model.state_dict(), file)",
             f"{DDP}r = dist.get_rank()\nr == 0 and torch.save(model.state_dict(), 'c.pt')",
-            f"{DDP}rank != 0 or torch.save(model.state_dict(), 'c.pt')",
             f"{DDP}torch.save(model.state_dict(), 'c.pt') if rank == 0 else None",
-            f"{DDP}match rank:\n    case 0:\n        torch.save(model.state_dict(), 'c.pt')",
         ],
     ),
     "A17": Cases(
@@ -287,17 +266,14 @@ CASES = {
             (1, f"os.environ['MASTER_PORT'] = str(find_free_port())\n{INIT}"),
             (2, f"port = find_free_port()\nos.environ['MASTER_PORT'] = str(port)\n{INIT}"),
             (1, "dist.init_process_group('nccl', init_method=f'tcp://{host}:{random.randint(2000, 3000)}', rank=r)"),
-            (3, "p = free_port()\nurl = f'tcp://{host}:{p}'\ndist.init_process_group('nccl', init_method=url, rank=r)"),
         ],
         [
             f"port = comm.bcast(free_port() if rank == 0 else None)\nos.environ['MASTER_PORT'] = str(port)\n{INIT}",
-            f"if rank == 0:\n    port = free_port()\nport = get(rank)\nos.environ['MASTER_PORT'] = str(port)\n{INIT}",
             "dist.init_process_group('gloo', init_method=f'tcp://localhost:{free_port()}', rank=0, world_size=1)",
             "dist.init_process_group('nccl', init_method=f'tcp://{host}:{port}', rank=r, world_size=n)",
             f"os.environ.setdefault('MASTER_PORT', str(random.randint(20000, 30000)))\n{INIT}",
             f"if 'MASTER_PORT' not in os.environ:\n    os.environ['MASTER_PORT'] = str(find_free_port())\n{INIT}",
             "os.environ['MASTER_PORT'] = str(find_free_port())\nmp.spawn(main)",
-            f"os.environ['MASTER_PORT'] = os.environ['PORT']\n{INIT}",
         ],
     ),
 }

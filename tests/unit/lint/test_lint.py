@@ -78,15 +78,6 @@ def test_options_that_the_site_refuses_are_found(tmp_path, repo):
     assert [(rule, line) for rule, line in found if rule == "M23"] == [("M23", 2), ("M23", 3), ("M23", 4)]
 
 
-def test_a_resource_that_the_sites_file_has_is_known(tmp_path, repo):
-    text = (repo / "templates/sites/generic-pbs.yaml").read_text()
-    text = text.replace("chunk: [ncpus", "directives: [-l gpus=1]\nchunk: [fast=true, ncpus")
-    (tmp_path / "my.yaml").write_text(text)
-    script = "#!/bin/bash\n#PBS -l select=1:fast=true -l gpus=1\n"
-    assert "D3" in {rule for rule, _ in lint(script)}
-    assert "D3" not in {rule for rule, _ in lint(script, str(tmp_path / "my.yaml"))}
-
-
 def test_the_projects_own_scripts_are_clean_with_their_site_and_without(repo):
     goldens = sorted((repo / "tests/golden").glob("*.sh"))
     assert len(goldens) > 10

@@ -91,9 +91,4 @@ VALUE_CASES: dict[str, tuple[list[str], list[str], int]] = {
         ],
         4,
     ),
-    "D3": (
-        [f"{PBS}#PBS -l {one}\n" for one in ("select=1:foo=1", "select=2:ppn=4", "procs=4", "nodes=2:fast:ppn=4")],
-        [f"{PBS}#PBS -l select=1:ngpus=8:gpu_type=a -l filesystems=home\n", f"{PBS}#PBS -l nodes=fast:ppn=2\n"],
-        4,
-    ),
 }
