@@ -244,30 +244,26 @@ class Worker:
     """A process with one device, and torch. It is killed once it does not answer in time."""
 
     def __init__(self, env: Mapping[str, str], words: Sequence[str] = _REAL_WORKER) -> None:
+        self._errors = open(os.memfd_create("errors"), "w+b")  # noqa: SIM115  # closed with the process
         self._process = subprocess.Popen(
-            [*words], env=dict(env), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, bufsize=0
+            [*words], env=dict(env), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors, bufsize=0
         )
         self._rest = b""
 
-    def read(self, end: float, what: str) -> dict[str, Any]:
+    def read(self, end: float, late: str) -> dict[str, Any]:
         """The next answer, by this time of the monotonic clock; with the key `error` where there is none."""
-        process = self._process
-        assert process.stdout is not None
-        assert process.stderr is not None
-        said = b""
-        streams = [process.stdout, process.stderr]
+        output = self._process.stdout
+        assert output is not None
         while b"\n" not in self._rest:
-            ready = select.select(streams, [], [], max(end - time.monotonic(), 0))[0]
-            if not ready:
+            if not select.select([output], [], [], max(end - time.monotonic(), 0))[0]:
                 self.close()
-                return {"error": what}
-            data = {stream: os.read(stream.fileno(), 65536) for stream in ready}
-            said = (said + data.get(process.stderr, b""))[-8192:]
-            self._rest += data.get(process.stdout, b"")
-            streams = [stream for stream in streams if data.get(stream) != b""]
-            if not streams:
-                status = process.wait()
-                lines = said.decode(errors="replace").strip().splitlines()
+                return {"error": late}
+            data = os.read(output.fileno(), 65536)
+            self._rest += data
+            if not data:
+                status = self._process.wait()
+                self._errors.seek(0)
+                lines = self._errors.read().decode(errors="replace").strip().splitlines()
                 return {"error": lines[-1] if lines else f"its process ended with {status}"}
         line, _, self._rest = self._rest.partition(b"\n")
         answer: dict[str, Any] = json.loads(line)
@@ -289,7 +285,7 @@ class Worker:
         self._process.kill()
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(_KILLED_S)
-        for stream in (self._process.stdin, self._process.stdout, self._process.stderr):
+        for stream in (self._process.stdin, self._process.stdout, self._errors):
             if stream is not None:
                 stream.close()
 
