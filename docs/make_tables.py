@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
-from hpcddp.checks.node import NODE_CHECKS
+from hpcddp.checks.node import ERRORS, NODE_CHECKS
 from hpcddp.cli.main import VERBS
 from hpcddp.cli.verbs import EXITS
 from hpcddp.diagnose.rows import CLASSES, LOST, ROWS
@@ -122,7 +122,8 @@ _OTHERS = {
 
 def list_checks() -> str:
     """A line for each check: its name, and what it finds, by the first sentence of its docstring."""
-    found = {row.name: str(row.find.__doc__) for row in NODE_CHECKS} | _OTHERS
+    found = {row.name: str(row.find.__doc__) for row in NODE_CHECKS}
+    found |= {name: what for name, (what, _) in ERRORS.items()} | _OTHERS
     width = max(map(len, found))
     lines = [
         f"{name:{width}}  {' '.join(text.split()).replace(': ', '. ').partition('. ')[0].rstrip('.')}"

@@ -335,7 +335,8 @@ class Checker:
             if gpu.uuid in process.gpus:
                 before = before._replace(tflops=gpu.tflops, copy_gbs=gpu.copy_gbs, error=gpu.error)
             gpus[gpu.uuid] = before
-        self.nodes[process.host] = node._replace(gpus=tuple(gpus.values()), **answer["of_node"])
+        node = node._replace(gpus=tuple(gpus.values()), versions=answer.get("versions", node.versions))
+        self.nodes[process.host] = node._replace(errors={**node.errors, **answer.get("errors", {})})
 
     def _order(self, caller: _Caller, heard: Callable[[dict[str, Any]], None], order: Mapping[str, object]) -> None:
         self._number += 1
@@ -375,19 +376,19 @@ class Checker:
         if rank_0 not in self.nodes:
             return
         where = self.ask({rank_0: {"do": "listen", "token": self._key}}, NAME_S).get(rank_0, {"error": "no answer"})
-        if "error" in where:
-            self.nodes[rank_0] = self.nodes[rank_0]._replace(listen_error=where["error"])
-            return
         others = [host for host in self.nodes if host != rank_0]
-        call = {**where, "do": "reach", "token": self._key, "limit_s": NAME_S * self._request.patience}
-        answers = self.ask(dict.fromkeys(others, call), 2 * NAME_S)
-        failed = [host for host in others if any(answers.get(host, {}).values())]
-        if len(others) > 1 and len(failed) == len(others) and not any(answers[h]["resolve_error"] for h in failed):
-            told = f"no other node reaches it: {answers[failed[0]]['reach_error']}"
-            self.nodes[rank_0] = self.nodes[rank_0]._replace(reach_error=told)
-            return
-        for host in failed:
-            self.nodes[host] = self.nodes[host]._replace(**answers[host])
+        found: dict[str, Mapping[str, str]] = {}
+        if "error" in where:
+            found[rank_0] = {"port in use": where["error"]}
+        else:
+            call = {**where, "do": "reach", "token": self._key, "limit_s": NAME_S * self._request.patience}
+            answers = self.ask(dict.fromkeys(others, call), 2 * NAME_S)
+            found = {host: answer["errors"] for host, answer in answers.items() if answer["errors"]}
+        if len(found) > 1 and len(found) == len(others) and all("rank 0's port" in errors for errors in found.values()):
+            why = next(iter(found.values()))["rank 0's port"]
+            found = {rank_0: {"rank 0's port": f"no other node reaches it: {why}"}}
+        for host, errors in found.items():
+            self.nodes[host] = self.nodes[host]._replace(errors={**self.nodes[host].errors, **errors})
 
     # Links.
 

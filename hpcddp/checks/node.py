@@ -59,9 +59,7 @@ class Process(Record):
 class CheckedNode(Record):
     """One node. `cpus`: how many its processes may use at once, by affinity and control group. `shm_mb`: free, and in
     all. `disks`: a folder -> MiB and files that may still be written, and why a small one could not be. `clock_s`: how
-    far its clock is before the checker's, at least. `line_error`: how the job file's own check has failed.
-    `listen_error`: why rank 0 cannot have its port. `reach_error`, `resolve_error`: why rank 0 is not reached by the
-    name and address that ranks take."""
+    far its clock is before the checker's, at least. `errors`: what it finds wrong itself, by the names of ERRORS."""
 
     host: str
     cpus: float | None = None
@@ -72,14 +70,8 @@ class CheckedNode(Record):
     gpus: tuple[Gpu, ...] = ()
     leftover: Sequence[str] = ()
     versions: Mapping[str, str] = _NOTHING
-    torch_error: str = ""
-    smi_error: str = ""
-    line_error: str = ""
     clock_s: float | None = None
-    interface_error: str = ""
-    listen_error: str = ""
-    reach_error: str = ""
-    resolve_error: str = ""
+    errors: Mapping[str, str] = _NOTHING
 
 
 class CheckedJob:
@@ -208,9 +200,7 @@ def check_leftover(node: CheckedNode, _job: CheckedJob) -> Found:
 
 def check_gpu_count(node: CheckedNode, job: CheckedJob) -> Found:
     """Fewer GPUs than the job has on each node."""
-    if node.smi_error:
-        return node.smi_error, f"nvidia-smi on {node.host}; tell the site"
-    if len(node.gpus) >= job.gpus_per_node:
+    if len(node.gpus) >= job.gpus_per_node or node.errors.get("GPU driver"):
         return None
     told = f"it shows {format_count(len(node.gpus), 'GPU')} of {job.gpus_per_node}"
     return told, f"nvidia-smi -L on {node.host}; tell the site"
@@ -265,13 +255,6 @@ def check_shared_gpu(node: CheckedNode, job: CheckedJob) -> Found:
     return None
 
 
-def check_torch(node: CheckedNode, _job: CheckedJob) -> Found:
-    """A Python that does not import torch there."""
-    if not node.torch_error:
-        return None
-    return f"torch cannot be imported: {node.torch_error}", "import it on that node; is its folder seen there?"
-
-
 def check_versions(node: CheckedNode, job: CheckedJob) -> Found:
     """Another Python, torch, CUDA, NCCL, driver or hpcddp than on most nodes."""
     for what, counts in job.versions.items():
@@ -299,34 +282,6 @@ def check_clock(node: CheckedNode, _job: CheckedJob) -> Found:
     return told, "tell the site: chronyc tracking"
 
 
-def check_rank_0(node: CheckedNode, _job: CheckedJob) -> Found:
-    """The name of rank 0's host, which does not resolve there, or to another host."""
-    return (node.resolve_error, "give all ranks MASTER_ADDR=<an address of rank 0>") if node.resolve_error else None
-
-
-def check_listening(node: CheckedNode, _job: CheckedJob) -> Found:
-    """Rank 0's port, which another process there has."""
-    remedy = f"export another MASTER_PORT; ss -ltnp on {node.host} shows who has it"
-    return (node.listen_error, remedy) if node.listen_error else None
-
-
-def check_port(node: CheckedNode, _job: CheckedJob) -> Found:
-    """Rank 0's port, which this node does not reach: a firewall, or another network."""
-    remedy = "open the ports between nodes, or name the network: rendezvous: {interface: …} of the site"
-    return (node.reach_error, remedy) if node.reach_error else None
-
-
-def check_interface(node: CheckedNode, _job: CheckedJob) -> Found:
-    """An interface that a variable or the site names, and that this node does not have."""
-    remedy = f"ip -brief address on {node.host}; correct the variable, or unset it"
-    return (node.interface_error, remedy) if node.interface_error else None
-
-
-def check_line(node: CheckedNode, _job: CheckedJob) -> Found:
-    """The job file's own line of shell, with another status than 0."""
-    return (f"the job file's own check {node.line_error}", f"run it on {node.host}") if node.line_error else None
-
-
 class NodeCheck(Record):
     """One check of a node. `state`: what it makes of the node."""
 
@@ -350,16 +305,34 @@ NODE_CHECKS = (
     NodeCheck("small shared memory", check_small_shm, WARNING),
     NodeCheck("open files", check_files),
     NodeCheck("disk", check_disk),
-    NodeCheck("torch", check_torch),
     NodeCheck("versions", check_versions),
     NodeCheck("environment", check_variables, WARNING),
     NodeCheck("clock", check_clock, WARNING),
-    NodeCheck("interface", check_interface),
-    NodeCheck("rank 0's name", check_rank_0),
-    NodeCheck("port in use", check_listening),
-    NodeCheck("rank 0's port", check_port),
-    NodeCheck("own check", check_line),
 )
+
+
+#: What a node finds wrong by itself -> what that is, and what to do.
+ERRORS = {
+    "GPU driver": ("A driver that does not say which GPUs there are", "nvidia-smi on {host}; tell the site"),
+    "torch": ("A Python that does not import torch there", "import it on {host}: is its folder seen there?"),
+    "interface": (
+        "An interface that a variable or the site names, and that this node does not have",
+        "ip -brief address on {host}; correct the variable, or unset it",
+    ),
+    "rank 0's name": (
+        "The name of rank 0's host, which does not resolve there, or to another host",
+        "give all ranks MASTER_ADDR=<an address of rank 0>",
+    ),
+    "port in use": (
+        "Rank 0's port, which another process there has",
+        "export another MASTER_PORT; ss -ltnp on {host} shows who has it",
+    ),
+    "rank 0's port": (
+        "Rank 0's port, which this node does not reach",
+        "open the ports between nodes, or name the network: rendezvous: {{interface: …}} of the site",
+    ),
+    "own check": ("The job file's own line of shell, with another status than 0", "run it on {host}"),
+}
 
 
 def judge_nodes(job: CheckedJob) -> Iterator[tuple[str, Check]]:
@@ -369,6 +342,9 @@ def judge_nodes(job: CheckedJob) -> Iterator[tuple[str, Check]]:
             found = row.find(node, job)
             if found is not None:
                 yield node.host, Check(row.name, *found, row.state)
+        for name, message in node.errors.items():
+            if message:
+                yield node.host, Check(name, message, ERRORS[name][1].format(host=node.host), FAILED)
         for finding in dict.fromkeys(tuple(one) for process in job.ranks[node.host] for one in process.found):
             yield node.host, Check(*finding)
 

@@ -163,9 +163,11 @@ def run_line(line: str, env: Mapping[str, str]) -> str:
     try:
         answer = run_program(["sh", "-c", line], env, patience_s=_PROGRAM_S)
     except NoAnswerError:
-        return f"did not end in {_PROGRAM_S:.0f} s"
+        return f"the job file's own check did not end in {_PROGRAM_S:.0f} s"
+    if not answer.status:
+        return ""
     said = (answer.stdout + answer.stderr).strip().splitlines()
-    return f"ended with status {answer.status}{f': {said[-1]}' if said else ''}" if answer.status else ""
+    return f"the job file's own check ended with status {answer.status}{f': {said[-1]}' if said else ''}"
 
 
 def taken_gpus(gpus: Sequence[Gpu], env: Mapping[str, str], process: Process) -> tuple[str, ...]:
@@ -195,7 +197,8 @@ def look_at_node(host: str, folders: Sequence[str], line: str, env: Mapping[str,
         shm = found.f_bavail * found.f_frsize // _MB, found.f_blocks * found.f_frsize // _MB
     disks = {folder: look_at_disk(folder) for folder in folders}
     most = (count_cpus(), _most_files(), shm, find_free_memory())
-    return CheckedNode(host, *most, disks, gpus, apps, smi_error=smi_error, line_error=run_line(line, env))
+    errors = {"GPU driver": smi_error, "own check": run_line(line, env)}
+    return CheckedNode(host, *most, disks, gpus, apps, errors=errors)
 
 
 def _most_files() -> int:
@@ -206,14 +209,13 @@ def _most_files() -> int:
 # Names and interfaces as the ranks will use them.
 
 
-def reach(host: str, port: int, token: bytes, limit_s: float = 5.0) -> tuple[str, str]:
-    """Why the name of rank 0's host is wrong here, and why its port is not reached; one of them is empty. `token`: what
-    rank 0 answers."""
+def reach(host: str, port: int, token: bytes, limit_s: float = 5.0) -> dict[str, str]:
+    """Why the name of rank 0's host is wrong here, or its port is not reached. `token`: what rank 0 answers."""
     me = os.uname().nodename
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except OSError as error:
-        return f"rank 0's host {host!r} does not resolve: {error.strerror or error}", ""
+        return {"rank 0's name": f"rank 0's host {host!r} does not resolve: {error.strerror or error}"}
     why = ""
     for family, kind, number, _, where in found:
         with socket.socket(family, kind, number) as connection:
@@ -222,14 +224,17 @@ def reach(host: str, port: int, token: bytes, limit_s: float = 5.0) -> tuple[str
             try:
                 connection.connect(where)
                 if connection.recv(len(token)) == token:
-                    return "", ""
-                return f"rank 0's host {host!r} is {address} for {me}, and that is another host", ""
+                    return {}
+                return {"rank 0's name": f"rank 0's host {host!r} is {address} for {me}, and that is another host"}
             except OSError as error:
                 if address.startswith("127.") or address == "::1":
-                    return f"rank 0's host {host!r} is {address} for {me}: {me} itself", ""
-                said = "no answer" if isinstance(error, TimeoutError) else (error.strerror or str(error)).lower()
-                why = f"rank 0 at {host} ({address}), port {port}: {said}"
-    return "", why
+                    return {"rank 0's name": f"rank 0's host {host!r} is {address} for {me}: {me} itself"}
+                why = f"rank 0 at {host} ({address}), port {port}: {_say(error)}"
+    return {"rank 0's port": why}
+
+
+def _say(error: OSError) -> str:
+    return "no answer" if isinstance(error, TimeoutError) else (error.strerror or str(error)).lower()
 
 
 # A device, and this process for the checker.
@@ -239,30 +244,26 @@ class Worker:
     """A process with one device, and torch. It is killed once it does not answer in time."""
 
     def __init__(self, env: Mapping[str, str], words: Sequence[str] = _REAL_WORKER) -> None:
+        self._errors = open(os.memfd_create("errors"), "w+b")  # noqa: SIM115  # closed with the process
         self._process = subprocess.Popen(
-            [*words], env=dict(env), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, bufsize=0
+            [*words], env=dict(env), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors, bufsize=0
         )
         self._rest = b""
 
-    def read(self, end: float, what: str) -> dict[str, Any]:
+    def read(self, end: float, late: str) -> dict[str, Any]:
         """The next answer, by this time of the monotonic clock; with the key `error` where there is none."""
-        process = self._process
-        assert process.stdout is not None
-        assert process.stderr is not None
-        said = b""
-        streams = [process.stdout, process.stderr]
+        output = self._process.stdout
+        assert output is not None
         while b"\n" not in self._rest:
-            ready = select.select(streams, [], [], max(end - time.monotonic(), 0))[0]
-            if not ready:
+            if not select.select([output], [], [], max(end - time.monotonic(), 0))[0]:
                 self.close()
-                return {"error": what}
-            data = {stream: os.read(stream.fileno(), 65536) for stream in ready}
-            said = (said + data.get(process.stderr, b""))[-8192:]
-            self._rest += data.get(process.stdout, b"")
-            streams = [stream for stream in streams if data.get(stream) != b""]
-            if not streams:
-                status = process.wait()
-                lines = said.decode(errors="replace").strip().splitlines()
+                return {"error": late}
+            data = os.read(output.fileno(), 65536)
+            self._rest += data
+            if not data:
+                status = self._process.wait()
+                self._errors.seek(0)
+                lines = self._errors.read().decode(errors="replace").strip().splitlines()
                 return {"error": lines[-1] if lines else f"its process ended with {status}"}
         line, _, self._rest = self._rest.partition(b"\n")
         answer: dict[str, Any] = json.loads(line)
@@ -284,7 +285,7 @@ class Worker:
         self._process.kill()
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(_KILLED_S)
-        for stream in (self._process.stdin, self._process.stdout, self._process.stderr):
+        for stream in (self._process.stdin, self._process.stdout, self._errors):
             if stream is not None:
                 stream.close()
 
@@ -329,7 +330,7 @@ class CheckedProcess:
             self.process = self.process._replace(gpus=taken_gpus(gpus, self._env, self.process))
         except LaunchError as error:
             self.process = self.process._replace(error=self.process.error or str(error))
-        of_node: dict[str, Any] = {"interface_error": self._settle_interface("nccl" if gpus else "gloo")}
+        errors = {"interface": self._settle_interface("nccl" if gpus else "gloo")}
         alone = [{**self._env, "CUDA_VISIBLE_DEVICES": uuid} for uuid in self.process.gpus] or [self._env][: int(leads)]
         limit_s = IMPORT_S * patience
         end = time.monotonic() + limit_s
@@ -340,12 +341,13 @@ class CheckedProcess:
         for worker in workers[1:]:
             worker.close()
         self._workers = workers[:1]
-        if says:
-            torch = next((one for one in says if "versions" in one), says[0])
-            versions = {**torch.get("versions", {}), **({"driver": gpus[0].driver} if gpus and gpus[0].driver else {})}
-            of_node |= {"versions": versions, "torch_error": torch.get("error", "")}
+        torch = next((one for one in says if "versions" in one), says[0] if says else {})
+        if "error" in torch:
+            errors["torch"] = f"torch cannot be imported: {torch['error']}"
+        driver = {"driver": gpus[0].driver} if gpus and says else {}
+        found = {"versions": {**torch.get("versions", {}), **driver}, "errors": errors}
         process = self.process._asdict()
-        return {"process": process, "gpus": [gpu._asdict() for gpu in gpus], "of_node": of_node if leads else {}}
+        return {"process": process, "gpus": [gpu._asdict() for gpu in gpus], **(found if leads else {})}
 
     def _try_gpus(
         self, gpus: Sequence[Gpu], workers: Sequence[Worker], says: Sequence[Mapping[str, Any]], limit_s: float
@@ -399,8 +401,7 @@ class CheckedProcess:
 
     def reach(self, host: str, port: int, token: str, limit_s: float) -> dict[str, Any]:
         """The others' side."""
-        resolve_error, reach_error = reach(self.process.master or host, port, token.encode(), limit_s)
-        return {"resolve_error": resolve_error, "reach_error": reach_error}
+        return {"errors": reach(self.process.master or host, port, token.encode(), limit_s)}
 
     def device(self, what: str, limit_s: float, **order: object) -> dict[str, Any]:
         """What the process with torch answers to an order, and the address that others call it by."""
@@ -465,8 +466,7 @@ def _connect(hosts: Sequence[str], port: int) -> tuple[socket.socket | None, str
         try:
             connection = socket.create_connection((host, port), left)
         except OSError as error:
-            said = "no answer" if isinstance(error, TimeoutError) else (error.strerror or str(error)).lower()
-            told = told or f"{host}, port {port}: {said}"
+            told = told or f"{host}, port {port}: {_say(error)}"
             continue
         connection.settimeout(None)
         return connection, ""

@@ -142,10 +142,10 @@ def answer(host, process, order):
     slow = "n7" in {host, order.get("address")}
     return {
         "look": {"node": CheckedNode(host, 8.0, files=99 if host == "n9" else 9999)._asdict(), "gpus": []},
-        "measure": {"process": process, "gpus": [], "of_node": {}},
+        "measure": {"process": process, "gpus": []},
         "clock": {"time": time.time()},
         "listen": {"host": host, "port": 1},
-        "reach": {"resolve_error": "", "reach_error": "no answer" if host == "n3" else ""},
+        "reach": {"errors": {"rank 0's port": "no answer"} if host == "n3" else {}},
         "open_store": {"address": host, "port": 1},
         "exchange": {"gbps": 0.1 if slow else 10.0, "ms": 0.02, "all_reduce_gbps": 5.0},
     }[order.get("what") or order["do"]]

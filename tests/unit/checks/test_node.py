@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from hpcddp.checks.environment import FAILED, WARNING
-from hpcddp.checks.node import NODE_CHECKS, CheckedJob, CheckedNode, Gpu, Process, judge_nodes, judge_ranks
+from hpcddp.checks.node import ERRORS, NODE_CHECKS, CheckedJob, CheckedNode, Gpu, Process, judge_nodes, judge_ranks
 from hpcddp.checks.process import (
     count_cpus,
     find_free_memory,
@@ -40,7 +40,7 @@ def job(ill: dict[str, object], process: dict[str, object]) -> CheckedJob:
 #: What is ill in the third node, or in its process -> the row that finds it, and words of its message.
 ILL: list[tuple[str, str, dict[str, object], dict[str, object]]] = [
     ("GPU count", "it shows 0 GPUs of 1", {"gpus": ()}, {}),
-    ("GPU count", "nvidia-smi: no driver", {"smi_error": "nvidia-smi: no driver"}, {}),
+    ("GPU driver", "nvidia-smi: no driver", {"gpus": (), "errors": {"GPU driver": "nvidia-smi: no driver"}}, {}),
     ("GPU memory", "needs a reset", {"gpus": (GPU._replace(is_pending=True),)}, {}),
     ("GPU memory", "has counted 3 uncorrectable errors", {"gpus": (GPU._replace(uncorrected=3),)}, {}),
     ("GPU answer", "did not answer in 15 s", {"gpus": (GPU._replace(error="it did not answer in 15 s"),)}, {}),
@@ -62,15 +62,10 @@ ILL: list[tuple[str, str, dict[str, object], dict[str, object]]] = [
     ("disk", "Disk quota exceeded", {"disks": {"/home": (9999, 9999, "Disk quota exceeded")}}, {}),
     ("disk", "/tmp has 12 MiB left", {"disks": {"/tmp": (12, 9999, "")}}, {}),
     ("disk", "/tmp has room for 3 more files", {"disks": {"/tmp": (9999, 3, "")}}, {}),
-    ("torch", "No module named 'torch'", {"torch_error": "No module named 'torch'"}, {}),
     ("versions", "NCCL is 2.26.2, and 2.27.5 on 3 of 4", {"versions": {**VERSIONS, "NCCL": "2.26.2"}}, {}),
     ("clock", "90.0 s ahead of the first host's", {"clock_s": 90.0}, {}),
     ("clock", "90.0 s behind the first host's", {"clock_s": -90.0}, {}),
-    ("interface", "eth7", {"interface_error": "eth7 is none of its interfaces"}, {}),
-    ("rank 0's name", "does not resolve", {"resolve_error": "rank 0's host 'a' does not resolve"}, {}),
-    ("rank 0's port", "no answer", {"reach_error": "rank 0 at a, port 1: no answer"}, {}),
-    ("port in use", "address already in use", {"listen_error": "rank 0's port 1: address already in use"}, {}),
-    ("own check", "ended with status 3: no /data", {"line_error": "ended with status 3: no /data"}, {}),
+    *[(name, "it is so", {"errors": {name: "it is so"}}, {}) for name in ERRORS],
     ("environment", "PATH is '/opt', and '/bin' in most", {}, {"env": {"PATH": "/opt"}}),
     ("environment", "NCCL_DEBUG is 'INFO', and not set in most", {}, {"env": {"PATH": "/bin", "NCCL_DEBUG": "INFO"}}),
     ("NCCL's interface", "leaves none", {}, {"found": (("NCCL's interface", "leaves none", "", FAILED),)}),
@@ -215,8 +210,8 @@ def test_memory_is_what_a_program_could_have(tmp_path: Path) -> None:
     [
         ("", ""),
         ("test -d /", ""),
-        ("echo no /data; exit 3", "ended with status 3: no /data"),
-        ("false", "ended with status 1"),
+        ("echo no /data; exit 3", "the job file's own check ended with status 3: no /data"),
+        ("false", "the job file's own check ended with status 1"),
     ],
 )
 def test_a_line_of_the_job_file_says_why_it_fails(line: str, error: str) -> None:
@@ -275,5 +270,5 @@ def test_a_rank_takes_the_gpus_that_training_would_take(mask: str | None, local:
 
 
 def test_a_name_that_does_not_resolve_and_a_port_that_is_closed_are_two_things() -> None:
-    assert "does not resolve" in reach("no-such-host.invalid", 1, b"x", 1.0)[0]
-    assert "itself" in reach("127.0.0.1", 1, b"x", 1.0)[0]
+    assert "does not resolve" in reach("no-such-host.invalid", 1, b"x", 1.0)["rank 0's name"]
+    assert "itself" in reach("127.0.0.1", 1, b"x", 1.0)["rank 0's name"]

@@ -204,7 +204,7 @@ def test_each_gpu_has_a_process_of_its_own_and_one_that_hangs_leaves_the_others(
     by_uuid = {gpu["uuid"]: gpu for gpu in said["gpus"]}
     assert (by_uuid["GPU-a"]["tflops"], by_uuid["GPU-a"]["error"]) == (600.0, "")
     assert by_uuid["GPU-b"]["error"] == "it did not answer in 0 s, and its process was killed"
-    assert said["of_node"]["versions"] == {"torch": "2.9.1", "driver": "570.1"}
+    assert said["versions"] == {"torch": "2.9.1", "driver": "570.1"}
 
 
 # The line of a job script.
