@@ -53,7 +53,7 @@ _OF_NOBODY = {"launcher", "walltime", "rendezvous", "interrupted"}
 _TIMEOUT_STATUS = 124  # of timeout(1)
 _SAYS_WHY = re.compile(
     r"(?i)error|cannot|can't|could not|fail|invalid|missing|not found|refus|abort|no such|unable|must"
-    r"|fatal|critical|exceed"
+    r"|fatal|critical|exceed|limit|time.?out|giv(e|ing) up|stopp|\bnan\b|diverg"
 )
 _OF_LAUNCHER = re.compile(r"ChildFailedError|CalledProcessError|SignalException")
 _BY_LAUNCHER = re.compile(
@@ -544,10 +544,12 @@ class _Judge:
                 continue
             if counts[_shape(line)] > times:
                 went_on = True
+                if best is not None:
+                    break
                 continue
             if _SAYS_WHY.search(line):
                 return log, number, line
-            if not went_on or label is not None:  # else nobody's last word
+            if label is not None or rank in {ALL, log.source.rank} or len(self._world) < 2:  # else nobody's last word
                 best = best or (log, number, line)
         return best
 
@@ -558,7 +560,8 @@ class _Judge:
         late = self._of(LATE)
         if not late:
             return None
-        named = next((mark for mark in late if mark.ranks), None)
+        ended = {rank for end in self._ends if end.status for rank in end.ranks or (end.rank,)}
+        named = next((mark for mark in late if mark.ranks and mark.ranks[0] not in ended), None)
         first = named or min(late, key=self._order(late))
         rank = named.ranks[0] if named is not None else None
         if rank is None:
@@ -723,6 +726,15 @@ def _forget_caught(log: Log) -> None:
     size = max(log.world_size, *(rank + 1 for end in ends for rank in end.ranks), 1)
     progress = log.find_progress(min(last.values()), 1 if is_explained else size)
     over = {alike for alike, number in last.items() if number < progress}
+    raised = Counter(_alike(mark) + mark.frame for mark in log.marks if mark.is_raised and mark.level == RAISED)
+    total = 0
+    for alike in sorted(raised, key=lambda one: -last.get(one, 0)):  # each rank ends once
+        over |= (
+            {alike}
+            if 0 < total <= size - (size == 1 and not log.world_size) and total + raised[alike] > size
+            else set()
+        )
+        total += raised[alike]
     log.marks = [mark for mark in log.marks if mark.is_signed or _alike(mark) + mark.frame not in over]
 
 

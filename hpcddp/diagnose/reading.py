@@ -57,7 +57,7 @@ _NOT_OWN = re.compile(
     rb"\s|\[rank\d|Traceback|During handling|The above|srun: |slurmstepd|hpcddp: |hint: |[-=*]{5}|frame #|=   "
     rb"|\[?[EWI]\d{4} |<omitting|Exception raised|Thread 0x|\S+: line \d+: .*not found"
 )
-_NUMBERS = re.compile(rb"\d+(\.\d+)?(e[+-]?\d+)?")
+_NUMBERS = re.compile(rb"\d+(\.\d+)?(e[+-]?\d+)?|[^\w\s]{2,}")  # and bars
 _BEHIND = 3000  # lines, of those behind an exception and of those at the end, that are looked at
 _NAMED = re.compile(rb"ank[ :=]?(\d+)\b")
 _MOST_RANKS = 1_000_000
@@ -65,7 +65,7 @@ _ERROR_LEVEL = re.compile(rb"\b(ERROR|CRITICAL|FATAL|Error|error:)")
 _OF_FILE = re.compile(r"(?:rank|task|proc)[-_.]?0*(\d+)\b|attempt_\d+/(\d+)/std(?:out|err)\.log$")
 _LOGS = re.compile(r"\.(out|err|log|txt)$|\.[oe]\d+(\.\d+|-\d+)?$")
 _REPORT = re.compile(r"hpcddp: rank (\d+) on ([\w.-]+) .* The end of its output:")
-_KILLS = {4, 6, 7, 8, 9, 11}
+_KILLS = {4, 6, 7, 8, 9, 11, 15}
 _SIGNALS = {name_signal(number): number for number in range(1, 32)} | {
     "hangup": 1, "interrupt": 2, "quit": 3, "illegal instruction": 4, "aborted": 6, "bus error": 7, "killed": 9,
     "floating point exception": 8, "segmentation fault": 11, "terminated": 15, "file size limit exceeded": 25,
@@ -136,16 +136,13 @@ class Log:
         this one; 0: none."""
         first, marked = behind - self.skipped, {mark.number for mark in self.marks}
         found: dict[bytes, list[int]] = {}
-        for at in sorted(
-            {*range(first, min(first + _BEHIND, len(self.lines))), *range(len(self.lines))[first:][-_BEHIND:]}
-        ):
-            if at + 1 + self.skipped not in marked and _is_own(self.lines[at]):
-                for piece in self.lines[at].split(b"\r"):
+        ends = range(len(self.lines))[first:]
+        for at in sorted({*ends[:_BEHIND], *ends[-_BEHIND:]}):
+            for piece in self.lines[at].split(b"\r") if at + 1 + self.skipped not in marked else ():
+                if _is_own(piece):
                     found.setdefault(_NUMBERS.sub(b"#", piece), []).append(at + 1 + self.skipped)
-        words = re.compile(rb"[A-Za-z]{2}")
-        return max(
-            (some[-times - 1] for shape, some in found.items() if len(some) > times and words.search(shape)), default=0
-        )
+        often = [some for shape, some in found.items() if len(some) > times and re.search(rb"[A-Za-z]{2}", shape)]
+        return max((some[-times - 1] for some in often), default=0)
 
     def list_own_lines(self, before: int) -> list[tuple[int, str]]:
         """The last of the lines that programs have printed before this one, with their numbers."""

@@ -90,6 +90,8 @@ STATUS_3 = "srun: error: node2: task 1: Exited with exit code 3\n"
         (CAUGHT + EPOCHS + raised(None, "KeyError: 'label'"), "exception"),
         (CAUGHT + EPOCHS + "JOB 7 ON node1 CANCELLED AT 2026-11-26T06:45:29 DUE TO TIME LIMIT ***\n", "walltime"),
         (CAUGHT + raised(1, "KeyError: 'label'"), "exception"),  # torch signs what ends a rank
+        (OF_3 + 3 * CAUGHT + raised(None, "PermissionError: /x"), "permission"),  # each rank ends once
+        (OF_3 + 2 * CAUGHT + raised(None, "PermissionError: /x"), "import"),
         (CAUGHT + OF_3 + EPOCHS + "nan, stopping\n" + raised(0, RESET) + raised(2, RESET) + STATUS_3, "exit-status"),
     ],
 )

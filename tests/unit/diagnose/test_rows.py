@@ -119,6 +119,7 @@ LINES = {
         "Abort(604125710) on node 1 (rank 1 in comm 0): Fatal error in internal_Recv: Message truncated, error stack:",
         "[node1:00071] *** An error occurred in MPI_Recv",
         "SyntaxError: invalid syntax",
+        "RuntimeError: DataLoader worker (pid 1459) exited unexpectedly with exit code 12. Details are lost",
         "ValueError: ProcessGroupNCCL is only supported with GPUs, no GPUs found!",
         "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.",
         "RuntimeError: CUDA error: invalid device ordinal",
