@@ -18,7 +18,6 @@ from typing import NamedTuple
 from hpcddp.errors import RequestError
 from hpcddp.units import format_count
 
-LEARNING_RATE_RULES = ("none", "linear", "sqrt")
 EXACT_METHODS = ("tree", "integer")
 
 
@@ -121,30 +120,6 @@ def _part(total: int, parts: int, nth: int) -> tuple[int, int]:
 
 def _span(values: set[int]) -> str:
     return f"{min(values)} to {max(values)}" if len(values) > 1 else f"{min(values)}"
-
-
-def list_even_splits(global_batch: int, world_size: int, step: int = 1) -> list[int]:
-    """Up to four rank counts that divide the global batch, the nearest to `world_size`, in rising order.
-
-    All are multiples of `step`, the ranks of a node, and at most twice as many as `world_size`.
-    """
-    even = [ranks for ranks in range(step, 2 * world_size + 1, step) if global_batch % ranks == 0]
-    return sorted(sorted(even, key=lambda ranks: abs(ranks - world_size))[:4])
-
-
-def scale_learning_rate(learning_rate: float, base_batch: int, global_batch: int, rule: str) -> float:
-    """The learning rate for `global_batch`, from one that was tuned for `base_batch` (both in samples per step).
-
-    `rule` is "none", "linear" (for SGD, with a warm-up: Goyal et al. 2017, arXiv 1706.02677) or "sqrt" (for Adam and
-    RMSprop: Malladi et al. 2022, arXiv 2205.10287). Where the global batch stays, so does the learning rate: no rule
-    knows the number of ranks. Raises RequestError for another rule and for counts below one.
-    """
-    if rule not in LEARNING_RATE_RULES:
-        raise RequestError(f"{rule!r} is no learning rate rule", f"one of {', '.join(LEARNING_RATE_RULES)}")
-    if base_batch < 1 or global_batch < 1:
-        raise RequestError(f"batches of {base_batch} and {global_batch} samples", "give counts of at least 1")
-    factor = global_batch / base_batch
-    return learning_rate * {"none": 1.0, "linear": factor, "sqrt": float(factor**0.5)}[rule]
 
 
 def plan_batch(

@@ -7,7 +7,6 @@ its run is shown.
 from __future__ import annotations
 
 import re
-from itertools import pairwise
 
 from hpcddp.errors import RequestError
 from hpcddp.record import TYPE_CHECKING
@@ -34,12 +33,6 @@ _INTERPRETER = re.compile(r"(.*/)?(python[\d.]*|bash|sh|dash|ksh|zsh)")
 # Options of theirs that are followed by a word of their own.
 _PYTHONS = "-[A-Za-z]*[WX]"
 _SHELLS = r"[-+][A-Za-z]*[oO]|--rcfile|--init-file"
-# Options with which a program is told its place, the placeholder for it, and options with the number of places.
-# `--rank` alone, or behind `accelerate launch --num_processes`, may be that of a matrix.
-_PLACES = (
-    ("rank", "rank", "world-size", "worldsize"),
-    ("node-rank", "node_rank", "nnodes", "num-nodes", "nodes"),
-)
 
 
 def find_placeholders(command: Sequence[str]) -> tuple[str, ...]:
@@ -64,28 +57,6 @@ def fill_placeholders(command: Sequence[str], values: Mapping[str, object]) -> l
         return _ESCAPED.sub(lambda m: f"{{{m[1]}}}" if m[1] in _KNOWN else m[0], filled)
 
     return [word if i == code else fill(word) for i, word in enumerate(command)]
-
-
-def refuse_one_rank(command: Sequence[str], agent: str = "") -> None:
-    """RequestError where a command of several ranks names one of them, as `--rank 0 --world-size 2` does: each would
-    take itself for that one. `agent`: what makes the ranks, if not the launcher; it fills no placeholder."""
-    options: dict[str, tuple[str, str]] = {}
-    for word, following in pairwise((*command, "")):
-        name, equals, value = word.partition("=")
-        if equals or name.startswith("-"):
-            options[name.lstrip("-").replace("_", "-")] = (f"{name}{equals or ' '}", value if equals else following)
-    for one, placeholder, *sizes in _PLACES:
-        size = next((name for name in sizes if name in options), "")
-        if one not in options or not size:
-            continue
-        (rank, place), (number, count) = options[one], options[size]
-        if place.isdecimal() and count.isdecimal() and int(place) < int(count) > 1:
-            right = f"{rank}{{{placeholder}}} {number}{{{'nodes' if placeholder == 'node_rank' else 'world_size'}}}"
-            variable = {"rank": "RANK and WORLD_SIZE", "node_rank": "GROUP_RANK"}[placeholder]
-            raise RequestError(
-                f"{rank}{place} {number}{count} in the command: each rank would take itself for this one",
-                f"leave both out, and read {variable}" if agent else right,
-            )
 
 
 def find_code(command: Sequence[str]) -> int | None:

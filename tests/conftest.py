@@ -21,7 +21,7 @@ from hypothesis import HealthCheck, settings
 REPO = Path(__file__).parents[1]
 Run = Callable[..., subprocess.CompletedProcess[str]]
 
-# 2026-11-24. A site's file grows older and says so: what a test compares must not depend on the day.
+# The stamp of --fresh in a printed script must not depend on the day.
 os.environ["SOURCE_DATE_EPOCH"] = "1795478400"
 # Nor on what this machine's centre says of sites.
 os.environ["XDG_CONFIG_DIRS"] = "/nonexistent"

@@ -68,9 +68,9 @@ def complete(shell: str, sites: tuple[str, ...]) -> str:
 
 def _name_values(parser: VerbParser, verb: str, sites: tuple[str, ...], file: object) -> None:
     """Give the parser's arguments the values that are known only here, for the completion alone."""
-    words = {"site": sites, "diff": sites, "launcher": JOB_LAUNCHERS, "verb": tuple(VERBS)}
+    words = {"site": sites, "launcher": JOB_LAUNCHERS, "verb": tuple(VERBS)}
     if verb == "sites":
-        words |= {"action": ("show", "page", "check", "new", "schema"), "name": sites}
+        words |= {"action": ("show", "check", "new"), "name": sites}
     for action in parser._actions:
         if action.dest in words:
             action.choices = words[action.dest]

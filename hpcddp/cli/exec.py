@@ -352,7 +352,7 @@ def refuse_missing_gpus(
     """
     from hpcddp.ranks.device import GPUS_PER_NODE, asks_for_cpu, no_gpu, why_no_accelerator
 
-    if not each or asks_for_cpu(command, env):
+    if not each or asks_for_cpu(env):
         return {}
     from hpcddp.ranks.launch_commands import starts_python_or_ranks
 
@@ -416,12 +416,7 @@ def name_words(command: list[str]) -> str:
 
 
 def fill_command(command: list[str], env: Mapping[str, str], info: RankInfo, options: ExecOptions) -> list[str]:
-    """The command with this rank's values for its placeholders. RequestError as of `refuse_one_rank`."""
-    joins = info.world_size > 1 and not env.get("HPCDDP_INDEPENDENT")
-    if joins and any("rank" in word for word in command):
-        from hpcddp.sweep import refuse_one_rank
-
-        refuse_one_rank(command, "the command" if options.nodes else "")
+    """The command with this rank's values for its placeholders."""
     if not any("{" in word for word in command):
         return command
     from hpcddp.ranks.frameworks import count_nodes

@@ -75,13 +75,12 @@ class VerbParser(argparse.ArgumentParser):
         return found
 
     def _refuse_value_of_flag(self, words: Sequence[str]) -> None:
-        """RequestError for `--check=foo`; `--check=live` is an option by that name."""
+        """RequestError for `--json=yes`."""
         for word in words:
             option, equals, value = word.partition("=")
             action = self._option_string_actions.get(option)
-            if equals and action is not None and action.nargs == 0 and word not in self._option_string_actions:
-                known = [option, *(name for name in self._option_string_actions if name.startswith(f"{option}="))]
-                raise RequestError(f"{self.prog}: {option} takes no value, got {value!r}", ", or ".join(known))
+            if equals and action is not None and action.nargs == 0:
+                raise RequestError(f"{self.prog}: {option} takes no value, got {value!r}", option)
 
     def _look_at_values(self, words: Sequence[str]) -> None:
         """RequestError for an option that is given twice with different values, as for a key of a job file; and for a

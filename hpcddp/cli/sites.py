@@ -1,4 +1,4 @@
-"""`hpcddp sites`: the known sites, one of them, the start of a new one, and the schema of their files."""
+"""`hpcddp sites`: the known sites, one of them, and the start of a new one."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ import time
 from collections.abc import Mapping
 
 from hpcddp.cli.parser import VerbParser
-from hpcddp.cli.streams import tell, tell_each, write_exactly
+from hpcddp.cli.streams import tell, write_exactly
 from hpcddp.errors import RequestError, SchedulerError, nearest
-from hpcddp.login.planning import on_path, today
-from hpcddp.script.site import Site, remark_age
+from hpcddp.login.planning import on_path
+from hpcddp.script.site import Site
 from hpcddp.script.site_file import (
     SiteChoice,
     config_folder,
@@ -34,22 +34,20 @@ _DESCRIPTION = """\
 List the known sites: scheduler, GPUs, the basis of the facts (documented, practice or generic) and their date.
 
 hpcddp sites show NAME   one site's queues, limits and sources; a path to a YAML file works, too
-hpcddp sites page NAME   a page for people of that site, in Markdown: what to type, queues, limits, sources
 hpcddp sites check NAME  what the scheduler and the modules of this machine say otherwise; --write corrects it for you
-hpcddp sites new NAME    a start for a site of your own, with what this machine's scheduler says
-hpcddp sites schema      the keys of a site's file as JSON Schema, for editors"""
-_USAGE = "hpcddp sites [--json] [show NAME | page NAME | check [NAME] [--write] | new NAME [--file PATH] | schema]"
-_ACTIONS = ("show", "page", "new")  # which take a name
+hpcddp sites new NAME    a start for a site of your own, with what this machine's scheduler says"""
+_USAGE = "hpcddp sites [--json] [show NAME | check [NAME] [--write] | new NAME [--file PATH]]"
+_ACTIONS = ("show", "new")  # which take a name
 _DIFFERS = {1: "check: something differs"}
 
 
 def build_parser() -> VerbParser:
-    """`[--json] [show NAME | new NAME | schema]`."""
+    """`[--json] [show NAME | check [NAME] | new NAME]`."""
     parser = VerbParser(
         "sites", _DESCRIPTION, example="hpcddp sites show abci3", exits=(2, 3, 5), also={1: "check: something differs"}
     )
     parser.usage = _USAGE
-    parser.add_argument("action", nargs="?", metavar="ACTION", help="show, page, check, new or schema")
+    parser.add_argument("action", nargs="?", metavar="ACTION", help="show, check or new")
     parser.add_argument("name", nargs="?", metavar="NAME", help="the site's name, or the path of its file")
     parser.add_argument("--json", action="store_true", help="print the list, or the site, as one JSON object")
     parser.add_argument("--write", action="store_true", help="check: put what can be corrected into your own overlay")
@@ -58,7 +56,7 @@ def build_parser() -> VerbParser:
 
 
 def run(args: argparse.Namespace, env: Mapping[str, str]) -> int:
-    """Prints a table, one site, or a schema; `new` writes a file and prints its name."""
+    """Prints a table or one site; `new` writes a file and prints its name."""
     _refuse_unused(args)
     if args.action is None:
         known = [load_site(name, path, overlay_of(name, env)) for name, path in site_files(env).items()]
@@ -66,22 +64,12 @@ def run(args: argparse.Namespace, env: Mapping[str, str]) -> int:
     elif args.action == "show" and args.name:
         site = open_site(SiteChoice(args.name, "hpcddp sites show"), env)
         sys.stdout.write(_json(site_record(site)) if args.json else _format_site(site))
-        tell_each(remark_age(site, today(env)))
-    elif args.action == "page" and args.name:
-        from hpcddp.script.site_text import page_of
-
-        site = open_site(SiteChoice(args.name, "hpcddp sites page"), env)
-        write_exactly(page_of(site, f"hpcddp sites page {args.name}"))
     elif args.action == "new" and args.name:
         write_exactly(_write_start(args.name, args.file, env) + "\n")
     elif args.action == "check":
         from hpcddp.cli.sites_check import check_site
 
         return check_site(args.name, env, as_json=args.json, write=args.write)
-    elif args.action == "schema":
-        from hpcddp.script.site_file import site_schema
-
-        sys.stdout.write(_json(site_schema()))
     else:
         raise _unknown_action(args.action, env)
     return 0
@@ -93,11 +81,8 @@ def _refuse_unused(args: argparse.Namespace) -> None:
         raise RequestError("--file goes with hpcddp sites new", f"hpcddp sites new NAME --file {args.file}")
     if args.write and args.action != "check":
         raise RequestError("--write goes with hpcddp sites check", "hpcddp sites check NAME --write")
-    if args.json and args.action in {"new", "page"}:
-        printed = {"new": "the path of its file", "page": "Markdown"}[args.action]
-        raise RequestError(f"hpcddp sites {args.action} prints {printed}, and no JSON", "leave out --json")
-    if args.action == "schema" and args.name is not None:
-        raise RequestError(f"hpcddp sites schema takes no further word, got {args.name!r}", "hpcddp sites schema")
+    if args.json and args.action == "new":
+        raise RequestError("hpcddp sites new prints the path of its file, and no JSON", "leave out --json")
 
 
 def _json(value: object) -> str:
@@ -110,7 +95,7 @@ def _unknown_action(action: str, env: Mapping[str, str]) -> RequestError:
     what = f"hpcddp sites does not know {action!r}"
     if action in site_files(env) or action.endswith(".yaml"):
         return RequestError(what, f"hpcddp sites show {action}")
-    guess = nearest(action, [*_ACTIONS, "check", "schema"])
+    guess = nearest(action, [*_ACTIONS, "check"])
     return RequestError(what + guess, "hpcddp sites show NAME" if guess else "hpcddp sites --help")
 
 
@@ -179,6 +164,7 @@ def _format_site(site: Site) -> str:
         ("facts", f"{site.standing}, verified {site.verified}, from {site.file}"),
         *([("corrected", f"by {site.overlay}")] if site.overlay else []),
         *site_rows(site),
+        *(("note", note) for note in site.notes),
         *((f"source {key}", address) for key, address in site.sources.items()),
     ]
     width = max(len(key) for key, _ in rows)

@@ -15,7 +15,7 @@ from hpcddp.ranks.launch_commands import find_agent
 from hpcddp.runs.start import NEW, RunRequest, foresee, make_stamp
 from hpcddp.script.file_check import Here
 from hpcddp.script.plan import JobPlan, PlannedBy, plan_job
-from hpcddp.script.site import Site, remark_age
+from hpcddp.script.site import Site
 from hpcddp.script.site_file import (
     SiteChoice,
     chosen_site,
@@ -107,7 +107,6 @@ def read_request(given: GivenKeys, choice: SiteChoice, env: Mapping[str, str]) -
     if os.path.basename(choice.site) != site.name:  # a file: job.yaml has to lead to it again, from any folder
         given = {**given, "site": (os.path.abspath(choice.site), choice.reason)}
     spec, remarks = see_spawn(read_spec_here(given, site.vars, env))
-    remarks = (*remarks, *remark_age(site, today(env)))
     corrected = f", corrected by {site.overlay}" if site.overlay else ""
     return spec, site, (*remarks, f"site {site.name} ({choice.reason}){corrected}")
 
@@ -122,13 +121,6 @@ def read_spec_here(given: GivenKeys, site_keys: Iterable[str], env: Mapping[str,
     if spec.notify is not None:
         check_notify(spec.notify, env)
     return spec
-
-
-def today(env: Mapping[str, str]) -> float:
-    """Seconds since 1970, or what SOURCE_DATE_EPOCH says (https://reproducible-builds.org/specs/source-date-epoch/):
-    the same request then says the same on any day."""
-    said = env.get("SOURCE_DATE_EPOCH", "")
-    return float(said) if said.isdecimal() else time.time()
 
 
 def plan_request(given: GivenKeys, choice: SiteChoice, env: Mapping[str, str]) -> JobPlan:
@@ -179,9 +171,10 @@ def this_process(created_by: str = "", stamp: str = "") -> PlannedBy:
 
 
 def stamp_of_day(env: Mapping[str, str]) -> str:
-    """The stamp of --fresh in a script that is printed where SOURCE_DATE_EPOCH says the day; else ""."""
-    is_said = env.get("SOURCE_DATE_EPOCH", "").isdecimal()
-    return time.strftime("%Y%m%dT%H%M%S", time.gmtime(today(env))) if is_said else ""
+    """The stamp of --fresh in a script that is printed where SOURCE_DATE_EPOCH says the day
+    (https://reproducible-builds.org/specs/source-date-epoch/); else ""."""
+    said = env.get("SOURCE_DATE_EPOCH", "")
+    return time.strftime("%Y%m%dT%H%M%S", time.gmtime(int(said))) if said.isdecimal() else ""
 
 
 def find_site_here(env: Mapping[str, str]) -> SiteChoice:

@@ -42,7 +42,7 @@ from hpcddp.schedulers.row import Scheduler
 from hpcddp.schedulers.run import cancel_job, queue_job
 from hpcddp.script.file_check import check_output, check_plan
 from hpcddp.script.jobplan import plan_record
-from hpcddp.script.plan import JobPlan, name_output
+from hpcddp.script.plan import JobPlan
 from hpcddp.script.render import render_script
 from hpcddp.script.site import Site
 from hpcddp.script.spec import JobSpec
@@ -168,7 +168,7 @@ def submit_part(part: Part, env: Mapping[str, str], number: int = 1, before: Seq
                 submission = start_job(submission, folder, clean, part.array_index, before)
             else:
                 job = _hand_in(row, plan, script_of(folder), clean, submission.folder)
-                output = name_output(plan, job, submission.folder, clean.get("HOME", ""))
+                output = plan.name_output(job, submission.folder, clean.get("HOME", ""))
                 submission = submission._replace(job=job, output=output)
             try:
                 note_submission(folder, submission)

@@ -6,7 +6,6 @@ A local rank is not a device index: a scheduler may show each rank one GPU, and 
 from __future__ import annotations
 
 import os
-from itertools import pairwise
 
 from hpcddp.errors import LaunchError
 from hpcddp.record import TYPE_CHECKING
@@ -14,7 +13,7 @@ from hpcddp.schedulers.registry import all_schedulers
 from hpcddp.units import format_count, read_number
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
 
 # How a vendor's device files are called, and the masks that its driver reads.
 _MASKS = {
@@ -70,20 +69,9 @@ def why_no_accelerator(env: Mapping[str, str], devices: str = "/dev") -> str:
     return f"{hides}={env[hides]!r} hides all GPUs of this host" if hides else ""
 
 
-def asks_for_cpu(command: Sequence[str], env: Mapping[str, str]) -> bool:
-    """Whether the command says by itself that it trains on CPUs: by `--backend gloo`, `--device=cpu`, `--use_cpu`, or
-    by what Accelerate and Lightning read."""
-    if env.get("ACCELERATE_USE_CPU", "").lower() in {"1", "true", "yes"} or env.get("PL_TRAINER_ACCELERATOR") == "cpu":
-        return True
-    words = [word.lower().replace("_", "-") for word in command]
-    if any(word.lstrip("-") in _CPU_FLAGS for word in words if word.startswith("-")):
-        return True
-    pairs = [*pairwise(words), *(word.partition("=")[::2] for word in words)]
-    return any(value in _ON_CPU and name.endswith(_CHOOSE) and "offload" not in name for name, value in pairs)
-
-
-_CPU_FLAGS = {"cpu", "use-cpu", "no-cuda"}
-_CHOOSE, _ON_CPU = ("backend", "device", "accelerator"), {"gloo", "cpu"}
+def asks_for_cpu(env: Mapping[str, str]) -> bool:
+    """Whether the program is to train on CPUs although its job has GPUs: what Accelerate reads counts for each."""
+    return env.get("ACCELERATE_USE_CPU", "").lower() in {"1", "true", "yes"}
 
 
 def no_gpu(who: str, each: int, why: str) -> LaunchError:

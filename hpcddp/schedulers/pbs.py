@@ -395,7 +395,6 @@ SCHEDULER = Scheduler(
         chunks=True,
         reservation_is_queue=True,
         home_output=r"-k *[oe]{1,2}",  # with a d it is written where it belongs
-        overwrites_output=True,
     ),
     variables=Variables(
         prefixes=("PBS_",),
@@ -419,8 +418,6 @@ SCHEDULER = Scheduler(
         # errno 15008 is a server's name that no host has
         down=r"cannot connect to server \S* ?\(errno=(?!15008\b|0\b)|Connection refused|Communication failure",
         submitted=r"(\d+(?:\[\])?(?:\.\S+)?)",
-        question=("qsub", "-h"),  # there is no dry run: the job is submitted held, and deleted
-        queued=r"\d+(?:\[\])?\.\S+",
         parse_jobs=parse_jobs,
         jobs=("qstat", "-t", "-x", "-f", "-F", "json", "{ids}"),  # -x: also jobs that have ended
         live_jobs=("qstat", "-t", "-f", "-F", "json", "{ids}"),

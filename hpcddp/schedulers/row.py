@@ -69,7 +69,6 @@ class Directives(Record):
     reservation_is_queue: bool = False
     output_name: str = "{name}.o{number}"  # of the output of a job that names no file
     home_output: str = ""  # pattern of a directive with which the output lies in the home folder
-    overwrites_output: bool = False  # whether a later job of one output file replaces what an earlier one wrote
 
 
 def refused_together(directives: Directives, options: Sequence[tuple[str, str]]) -> list[tuple[int, int, str]]:
@@ -220,9 +219,6 @@ class Commands(Record):
     interactive: tuple[str, ...] = ()  # asks for a shell on the nodes of a job
     version: str = ""  # what `SUBMIT --version` says, where several schedulers have a command of that name
     identified: bool = True  # whether the submit command on PATH shows this scheduler
-    question: tuple[str, ...] = ()  # takes a script on its standard input and queues nothing that could run
-    queued: str = ""  # pattern of the id of the job that the question leaves; "": it leaves none
-    describe: Callable[[CommandAnswer], str] = lambda _answer: ""  # what the answer says beside yes
     state: tuple[str, ...] = ()  # asks for one job, whose id goes in place of {}; (): `jobs` does
     #: The job, its answer, the row's `states`, and the job's environment -> the job; None: no answer.
     parse_job: Callable[[JobId, CommandAnswer, Mapping[str, str], Mapping[str, str]], JobFound | None] = (

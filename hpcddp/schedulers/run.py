@@ -11,14 +11,10 @@ import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
 
-from hpcddp.errors import NoAnswerError, RequestError, SchedulerError
-from hpcddp.record import TYPE_CHECKING
+from hpcddp.errors import NoAnswerError, SchedulerError
 from hpcddp.schedulers.job_id import parse_id
 from hpcddp.schedulers.registry import find_scheduler
 from hpcddp.schedulers.row import CommandAnswer, JobFound, JobsFound, QueueFound
-
-if TYPE_CHECKING:
-    pass
 
 
 def find_id(pattern: str, answer: CommandAnswer) -> str | None:
@@ -265,44 +261,3 @@ def ask_queues(name: str, env: Mapping[str, str], patience_s: float | None = Non
         questions = " and ".join(command[0] for command in commands.survey)
         hint = "; ".join(map(shlex.join, commands.survey))
         raise SchedulerError(f"what {questions} printed cannot be read: {error}", hint) from error
-
-
-def ask_scheduler(name: str, script: str, env: Mapping[str, str]) -> str:
-    """What the live scheduler of that name says of a script, in one line. Nothing runs, and nothing stays queued.
-
-    RequestError for one that has no such command. SchedulerError with its own words if it refuses the script, or if a
-    held job is left; and where the command of that name is another scheduler's.
-    """
-    scheduler = find_scheduler(name)
-    title, commands = scheduler.title, scheduler.commands
-    if not commands.question:
-        raise RequestError(f"{title} has no way to check a script before it is queued", "--check without =live")
-    program = commands.question[0]
-    if commands.version:
-        said = run_program([program, "--version"], env)
-        if commands.version not in said.stdout + said.stderr:
-            raise SchedulerError(
-                f"the {program} on PATH does not say that it is {title}", f"run it where {title}'s {program} is on PATH"
-            )
-    answer = run_program([*commands.question], env, script)
-    if answer.status != 0:
-        lines = [line.strip().strip("\0") for line in answer.stderr.splitlines()]
-        usage = ("usage:", "[-", f"{program}: usage")
-        why = "; ".join([line for line in lines if line and not line.startswith(usage)][:2]) or "it gives no reason"
-        raise SchedulerError(
-            f"{program} refuses the script (status {answer.status}): {why}",
-            "change the request; hpcddp sites show SITE has the limits",
-        )
-    takes = f"{title} takes the script"
-    if not commands.queued:
-        told = commands.describe(answer)
-        return f"{takes}: {told}" if told else takes
-    job, delete = find_id(commands.queued, answer), " ".join(commands.cancel)
-    if job is None:
-        raise SchedulerError(
-            f"{program} answered {answer.stdout.strip()!r}, which is no job id",
-            f"look for the held job, and delete it: {delete} JOB",
-        )
-    if problem := cancel_job(name, job, env):
-        raise SchedulerError(f"the held job {job} could not be deleted: {problem}", f"{delete} '{job}'")
-    return f"{takes} (submitted held, and deleted)"

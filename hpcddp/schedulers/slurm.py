@@ -227,12 +227,6 @@ def count_ranks(_slots: int | None, env: Mapping[str, str]) -> int | None:
     return read_number(env.get("SLURM_NTASKS", "")) if "SLURM_HET_SIZE" not in env else None
 
 
-def describe_answer(answer: CommandAnswer) -> str:
-    """When and where a job would run, as `sbatch --test-only` says it."""
-    said = [line for line in answer.stderr.splitlines() if line.startswith("sbatch: Job ")]
-    return said[-1].removeprefix("sbatch: ") if said else ""
-
-
 def parse_job(job: JobId, answer: CommandAnswer, states: Mapping[str, str], env: Mapping[str, str]) -> JobFound | None:
     """A job by `scontrol show job`. `EndTime` is in this host's time, and the present once the job has ended.
 
@@ -378,8 +372,6 @@ SCHEDULER = Scheduler(
         down=r"Unable to contact|[Uu]nable to connect|Connection refused|in standby mode|Zero Bytes were transmitted",
         submitted=r"(\d+)(?:;.+)?",  # with the cluster's name where there are several
         stop=("scancel", "--batch", "--signal=TERM", "{job}"),  # the script alone, and no SIGKILL after it
-        question=("sbatch", "--test-only"),
-        describe=describe_answer,
         state=("scontrol", "show", "job", "{}"),
         parse_job=parse_job,
         parse_jobs=parse_jobs,

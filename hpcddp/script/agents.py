@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
-from itertools import pairwise
 
 from hpcddp.errors import RequestError
 from hpcddp.ranks.launch_commands import AgentCommand, find_agent, split_agent_options
@@ -12,22 +10,16 @@ from hpcddp.ranks.launchers import AGENTS, LAUNCHERS
 from hpcddp.record import Record
 from hpcddp.script.jobplan import SOME_COMMAND
 from hpcddp.script.spec import JobSpec
-from hpcddp.units import format_count
 
 _SPAWNS = "multiprocessing-distributed"  # of pytorch/examples' imagenet and its many copies
-# What that takes from the variables of hpcddp exec where it says so, as its README does not.
-_FROM_ENV = {"dist-url": "env://", "world-size": "-1", "rank": "-1"}
-_LOOPBACK = re.compile(r"(\w+://)?(localhost|127\.[\d.]+|\[?::1\]?)(:.*)?")
 
 
 class RankMaker(Record):
     """What makes the ranks of each node, and the row of the launcher that they are told their place by; "" for both if
-    the command makes none. `counted`: an option of the command, as it says the ranks per node, that others take for the
-    ranks of all nodes."""
+    the command makes none."""
 
     maker: str = ""
     agent: str = ""
-    counted: str = ""
 
 
 def plan_rank_maker(spec: JobSpec) -> tuple[JobSpec, RankMaker]:
@@ -46,8 +38,6 @@ def plan_rank_maker(spec: JobSpec) -> tuple[JobSpec, RankMaker]:
             f"leave out --launcher {spec.launcher}",
         )
     if found is None:
-        if (spec.nodes or 1) > 1 and spec.ranks is None:
-            _refuse_one_place(command)
         return spec, RankMaker(SOME_COMMAND, AGENTS[0])
     at, agent = found
     given = _options(command[at + len(agent.command.split()) :], agent)
@@ -57,7 +47,7 @@ def plan_rank_maker(spec: JobSpec) -> tuple[JobSpec, RankMaker]:
             f"{agent.command} {agent.needs} N …, with the ranks of a node for N",
         )
     if (spec.nodes or 1) > 1:
-        _refuse_rendezvous_options(agent, given)
+        _refuse_options_of_all_nodes(agent, given)
     for option, ours in agent.typed.items():
         if option not in given:
             continue
@@ -67,46 +57,7 @@ def plan_rank_maker(spec: JobSpec) -> tuple[JobSpec, RankMaker]:
             raise RequestError(f"{said}, but the job has {spec.nodes or 1}", f"--nodes {number}, or leave out {option}")
         if ours == "--ranks-per-node":
             spec = _with_ranks(spec, option, value, said)
-    counted = agent.counts_all if agent.counts_all in given and "ranks_per_node" not in spec.sources else ""
-    return spec, RankMaker(agent.command, agent.agent, counted)
-
-
-def remark_counted(rank_maker: RankMaker, nodes: int, ranks: int, gpus: int) -> tuple[str, ...]:
-    """How many ranks the command's own number makes on several nodes, each with so many ranks and GPUs.
-
-    RequestError where it is more than a node's GPUs: then all of the job's ranks are meant.
-    """
-    option = rank_maker.counted
-    if not option or nodes == 1:
-        return ()
-    what = (
-        f"{rank_maker.maker} {option} {ranks} counts one node's processes here: {nodes * ranks} ranks on {nodes} nodes"
-    )
-    each = ranks // nodes if ranks % nodes == 0 else 0
-    if ranks > gpus > 0:
-        least = each if 0 < each <= gpus else gpus
-        raise RequestError(
-            f"{what}, and a node has {format_count(gpus, 'GPU')}",
-            f"{option} {least}, or leave it out; for ranks that share GPUs: --ranks-per-node {ranks}",
-        )
-    return (f"{what}; for {ranks} in all: {option} {each}" if each else what,)
-
-
-def _refuse_one_place(command: Sequence[str]) -> None:
-    """Where the program itself counts nodes, a number in the command would be the same on each of them."""
-    words = [*command, ""]
-    for word, following in pairwise(words):
-        name, equals, value = word.partition("=")
-        option = name.lstrip("-").replace("_", "-") if name.startswith("--") else ""
-        value = value if equals else following
-        if option == "dist-url" and not _LOOPBACK.fullmatch(value):
-            continue
-        if option in _FROM_ENV and value != _FROM_ENV[option] and "{" not in value:
-            right = " ".join(f"--{one} {said}" for one, said in _FROM_ENV.items())
-            raise RequestError(
-                f"{name} {value} on several nodes: each of them would take it for its own",
-                f"{right}: hpcddp gives each node its number and the rendezvous",
-            )
+    return spec, RankMaker(agent.command, agent.agent)
 
 
 def _has_option(command: Sequence[str]) -> bool:
@@ -119,9 +70,15 @@ def _options(words: Sequence[str], agent: AgentCommand) -> Mapping[str, str]:
     return {name: value or "" for name, _, value in options}
 
 
-def _refuse_rendezvous_options(agent: AgentCommand, given: Mapping[str, str]) -> None:
+def _refuse_options_of_all_nodes(agent: AgentCommand, given: Mapping[str, str]) -> None:
     """Several agents meet where the job script says, unless their own options say otherwise: those would be the same on
-    each node, or each node would train alone."""
+    each node, or each node would train alone. A number of all processes would be taken for that of each node."""
+    if agent.counts_all in given:
+        raise RequestError(
+            f"{agent.command} {agent.counts_all} {given[agent.counts_all]} on several nodes: it may count one node's"
+            " processes, or all",
+            f"leave out {agent.counts_all}; the ranks of each node: --ranks-per-node",
+        )
     for option in agent.rendezvous_options:
         if option in given:
             raise RequestError(

@@ -143,7 +143,7 @@ def plan_container(spec: JobSpec, site: Site, queue: Queue, gpus: int) -> Contai
 
 def plan_python(spec: JobSpec, this_python: str) -> str:
     """The path of the ranks' interpreter; "" where it is found when the job runs (conda, modules)."""
-    given = {key: value for key in ("python", "venv", "uv", "conda") if (value := getattr(spec, key)) is not None}
+    given = {key: value for key in ("python", "venv", "conda") if (value := getattr(spec, key)) is not None}
     if len(given) > 1:
         first, second = list(given)[:2]
         raise RequestError(
@@ -156,9 +156,7 @@ def plan_python(spec: JobSpec, this_python: str) -> str:
         )
     if spec.conda or spec.python == "modules":
         return ""
-    if spec.uv:
-        return f"{spec.uv.rstrip('/')}/.venv/bin/python"
     python = f"{spec.venv.rstrip('/')}/bin/python" if spec.venv else spec.python or this_python
-    if not python.startswith("/"):
-        raise RequestError(f"python {python!r} is not an absolute path", f"--set python={python} with its whole path")
+    if "/" not in python:
+        raise RequestError(f"python {python!r} is no path of an interpreter", f"--set python={this_python}")
     return python

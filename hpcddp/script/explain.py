@@ -6,24 +6,17 @@ to the values that they are worked out from.
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
+from hpcddp.runs.settings import ACCEPT, KEEP
 from hpcddp.schedulers.registry import refused_lines
 from hpcddp.script.container import Container
-from hpcddp.script.jobplan import plan_record
-from hpcddp.script.plan import JobPlan, site_source
-from hpcddp.script.render import FILTERS, printable, render_pieces
+from hpcddp.script.jobplan import JobPlan
+from hpcddp.script.render import FILTERS, make_environment, printable, render_pieces
 from hpcddp.script.scheduler_options import SchedulerOptions
-from hpcddp.script.site import Account, Modules, Site, SiteContainer, SiteLauncher, SiteRendezvous, Staging
+from hpcddp.script.site import Account, Modules, Queue, Site, SiteContainer, SiteLauncher, SiteRendezvous, Staging
 from hpcddp.script.spec import JobSpec
-
-
-def no_script() -> str:
-    """First lines with which an explanation is no job script to any scheduler, and ends a shell at once."""
-    return refused_lines("hpcddp-explains-and-queues-nothing") + "exit 2\n"
-
 
 _COLUMN = 76
 # plan field -> the job-file key that it comes from, where they differ
@@ -48,23 +41,18 @@ def explain_script(plan: JobPlan) -> str:
     lines = [f"{text:{_COLUMN}} | {'; '.join(why)}".rstrip(" |") if why else text for text, why in _lines(plan)]
     corrected = f", corrected by {plan.site.overlay}" if plan.site.overlay else ""
     head = f"site {plan.site.name}, {plan.site.file}{corrected}\n"
-    return no_script() + head + "".join(f"{line}\n" for line in lines)
-
-
-def explain_record(plan: JobPlan) -> dict[str, Any]:
-    """The same as JSON values."""
-    lines = [{"text": text, "sources": why} for text, why in _lines(plan)]
-    return {"site": plan.site.name, "file": plan.site.file, "lines": lines}
+    refused = refused_lines("hpcddp-explains-and-queues-nothing") + "exit 2\n"  # it ends a shell at once
+    return refused + head + "".join(f"{line}\n" for line in lines)
 
 
 def _lines(plan: JobPlan) -> Iterator[tuple[str, list[str]]]:
     """Each line with the sources of what is printed in it, each once."""
-    text = ""
+    text, sources = "", list_sources(plan)
     paths: list[str] = []
     for piece, printed in _watched_pieces(plan):
         for i, part in enumerate(piece.split("\n")):
             if i:
-                yield text, list(dict.fromkeys(source_of(path, text, plan) for path in paths))
+                yield text, list(dict.fromkeys(_source_of(path, text, plan, sources) for path in paths))
                 text, paths = "", []
             text += part
             paths += printed if part else ()
@@ -93,7 +81,8 @@ def _watched_pieces(plan: JobPlan) -> Iterator[tuple[str, tuple[str, ...]]]:
         return call
 
     filters = {name: whole(name, function) for name, function in FILTERS.items()}
-    for piece in render_pieces(plan.site.scheduler, _Watched(plan, "", reads), filters, finalize):
+    environment = make_environment(filters, finalize)
+    for piece in render_pieces(plan.site.scheduler, _Watched(plan, "", reads), environment):
         if printed:
             yield piece, printed.pop()
         else:
@@ -161,43 +150,86 @@ class _Watched:
             yield item
 
 
-def source_of(path: str, line: str, plan: JobPlan) -> str:
+def _source_of(path: str, line: str, plan: JobPlan, sources: Mapping[str, str]) -> str:
     """Where one value of the plan, which is printed in `line`, came from, in words."""
     first, _, rest = path.partition(".")
     if first == "planned_by":
         return "hpcddp itself"
     if first == "site":
-        return site_source(rest, plan)
+        return _site_source(rest, plan)
     field = path.rpartition(".")[2]
     key = _KEYS.get(field, field)
     if key == "env":
         key = f"env.{line.removeprefix('export ').partition('=')[0]}"
-        return plan.sources.get(key, plan.sources["env"])
-    return plan.sources.get(key, f"default: {key}")
+        return sources.get(key, sources["env"])
+    return sources.get(key, f"default: {key}")
 
 
-# What changes when the same request goes to another site.
+# Where each value of a plan came from: an option, a key of the job file, the site's file and its source, a default.
 
 
-def compare_plans(first: tuple[JobPlan, str], second: tuple[JobPlan, str]) -> str:
-    """Two plans and their scripts: the decisions that differ, then a unified diff. No scheduler takes it for a job."""
-    record = comparison_record(first, second)
-    differing = [
-        (name, *("-" if value is None else str(value) for value in values))
-        for name, values in record["differing"].items()
-    ]
-    widths = [max((len(row[i]) for row in differing), default=0) for i in (0, 1)]
-    table = "".join(f"{a:{widths[0]}}  {b:{widths[1]}}  {c}\n" for a, b, c in differing)
-    return no_script() + table + "\n" + "".join(f"{line}\n" for line in record["script_diff"])
+_DEFAULTS = {
+    "nodes": "default: 1",
+    "ranks_per_node": "default: one per GPU",
+    "name": "default: made from the command",
+    "run_dir": "default: runs/NAME",
+    "python": "default: the Python that runs hpcddp",
+    "pythonpath": "default: where hpcddp is",
+    "launcher": "default: the scheduler's",
+    "min_nodes": "default: half of the nodes",
+}
+# job-file key -> the site's block that decides it where the job asks for nothing
+_OF_SITE = {
+    "walltime": "walltime",
+    "queue": "queue",
+    "modules": "modules",
+    "env": "env",
+    "directives": "directives",
+    "chunk": "chunk",
+    "bind": "launcher",
+    "gpu_order": "gpu_order",
+}
+# What every plan decides, by job-file key or, where there is none, by the plan's own word.
+_DECIDED = (*_DEFAULTS, *_OF_SITE, "gpus_per_node", "cpus_per_node", "cpus_per_rank", "mem_gb", "account")
 
 
-def comparison_record(first: tuple[JobPlan, str], second: tuple[JobPlan, str]) -> dict[str, Any]:
-    """The same as JSON values; in `differing` the first plan's value and the second's."""
-    (one, one_script), (two, two_script) = first, second
-    records = plan_record(one), plan_record(two)
-    pairs = {name: [record.get(name) for record in records] for name in dict.fromkeys([*records[0], *records[1]])}
-    lines = difflib.unified_diff(
-        one_script.splitlines(), two_script.splitlines(), one.site.name, two.site.name, lineterm="", n=1
-    )
-    differing = {name: pair for name, pair in pairs.items() if pair[0] != pair[1] and name != "created_by"}
-    return {"sites": [one.site.name, two.site.name], "differing": differing, "script_diff": list(lines)}
+def list_sources(plan: JobPlan) -> dict[str, str]:
+    """Job-file key -> where its value came from; `env.NAME` for each variable that the job or the site sets."""
+    requested = plan.spec.sources
+    sources = {**{key: _default(key, plan) for key in _DECIDED}, **requested}
+    python = next((key for key in ("venv", "conda") if key in requested), None)
+    if python:
+        sources["python"] = requested[python]
+    variables = {
+        "HPCDDP_GPUS_PER_RANK": "gpus_per_rank",
+        "HPCDDP_INDEPENDENT": "independent",
+        "HPCDDP_PARALLEL": "parallel",
+        ACCEPT: "accept" if "accept" in requested else "resume",
+        KEEP: "keep",
+    }
+    sources.update({f"env.{name}": requested[key] for name, key in variables.items() if key in requested})
+    for name in plan.site.env:
+        sources[f"env.{name}"] = _site_source("env", plan)
+    for name in plan.spec.env or ():
+        sources[f"env.{name}"] = requested.get(f"env.{name}") or requested.get("env", "the request")
+    return sources
+
+
+def _site_source(path: str, plan: JobPlan) -> str:
+    """A field of the site, and the source that its block names: `site abci3: walltime (https://…, 2026-07-01)`."""
+    block = path.partition(".")[0]
+    value = getattr(plan.site, block, None)
+    named = getattr(value, "source", "") or plan.site.cited.get(block, "")
+    return f"site {plan.site.name}: {path}" + (f" ({plan.site.source(named)})" if named else "")
+
+
+def _default(key: str, plan: JobPlan) -> str:
+    """What decided where nothing was asked: the site's queue or block, else hpcddp's own rule."""
+    site, queue = plan.site, plan.site.queues.get(plan.queue, Queue())
+    of_queue = {"gpus_per_node": queue.gpus, "cpus_per_rank": queue.cpus, "cpus_per_node": queue.cpus}
+    if of_queue.get(key) is not None:
+        cited = f" ({site.source(queue.source)})" if queue.source else ""
+        return f"site {site.name}: queue {plan.queue}{cited}"
+    if key == "launcher" and site.launcher.name == plan.launcher:
+        return _site_source("launcher.name", plan)
+    return _site_source(_OF_SITE[key], plan) if key in _OF_SITE else _DEFAULTS.get(key, f"default: {key}")

@@ -17,7 +17,7 @@ from hpcddp.units import assign, example, parse_count, parse_walltime, read_numb
 
 DAY_PATTERN = r"\d{4}-\d\d-\d\d"
 _QUOTED = r"""\\[^\n]|'[^']*'|"(?:\\.|[^"\\])*\""""  # in a shell's line
-_COMMENT = r"(?m:^)[ \t]*#[^\n]*\n?|(?<=\s)#(?!\S)[^\n]*"  # a line that begins with #, or what follows a # alone
+_COMMENT = r"(?m:^)[ \t]*#[^\n]*\n?|(?<=\s)#[^\n]*"  # as in a shell, behind a # at the beginning of a word
 _FEW = 12  # keys that a hint lists
 Reader = Callable[[object, str], Any]
 _NO_MODULES = {
@@ -27,7 +27,7 @@ _NO_MODULES = {
 #: What `module` does beside loading, and how many words each needs behind it.
 MODULE_WORDS = {"purge": 0, "reset": 0, "restore": 1, "swap": 2, "switch": 2, "unload": 1, "use": 1, "unuse": 1}
 # What people write for the two flags in other places.
-_FLAGS = {**dict.fromkeys(("yes", "on", "1", "y"), ("true",)), **dict.fromkeys(("no", "off", "0", "n"), ("false",))}
+_FLAGS = {**dict.fromkeys(("yes", "on", "1", "y"), "true"), **dict.fromkeys(("no", "off", "0", "n"), "false")}
 
 
 def read_text(value: object, where: str) -> str:
@@ -91,7 +91,7 @@ def read_flag(value: object, where: str) -> bool:
 def read_preflight(value: object, where: str) -> str:
     """A line of shell, of which `true` is one: the check without more. Empty: none."""
     text = read_text(value, where)
-    flag = _FLAGS.get(text.lower(), (text.lower(),))[0]
+    flag = _FLAGS.get(text.lower(), text.lower())
     return "" if flag == "false" else "true" if flag == "true" else text
 
 
@@ -126,12 +126,7 @@ def read_command(value: object, where: str) -> tuple[str, ...]:
     """A list of words; or text that is split like a shell line, with any operator of the shell's in quotes. A backslash
     at the end of a line joins the next one on, as in a shell, and comments are left out."""
     if isinstance(value, str):
-        written, value = value, re.sub(rf"({_QUOTED}|\\\n)|{_COMMENT}", r"\1", value, flags=re.DOTALL)
-        if written.strip() and not value.strip():
-            raise RequestError(
-                f"{where} has nothing but a comment: {shorten(written.strip())}",
-                "command: | with the comment on a line of its own; after > all lines are one",
-            )
+        value = re.sub(rf"({_QUOTED}|\\\n)|{_COMMENT}", r"\1", value, flags=re.DOTALL)
         value = re.sub(rf"({_QUOTED})|\\\n", _join_lines, value, flags=re.DOTALL)
         plain = re.sub(_QUOTED, "_", value, flags=re.DOTALL).strip()
         if "\n" in plain:
@@ -140,10 +135,6 @@ def read_command(value: object, where: str) -> tuple[str, ...]:
                 f"{where} has {lines} lines, and no shell reads them: they would be one command",
                 f"{assign(where, 'bash -c')} '…' for a shell's lines; or \\ at the end of a line that goes on",
             )
-        found = next((word for word in plain.split() if word.startswith("#")), None)
-        if found is not None:
-            what = f"{where} has {found!r}, which is a comment or an argument"
-            raise RequestError(what, f"a space behind the # of a comment; quotes around an argument: '{found}'")
         found = next((word for word in plain.split() if re.search(r"^[|&;<>]|^\d+[<>]|[|&;<>]$", word)), None)
         if found is not None:
             raise RequestError(
@@ -230,20 +221,17 @@ def read_variables(value: object, where: str) -> dict[str, str]:
     return dict(value)
 
 
-def read_choice(*known: str, synonyms: Mapping[str, tuple[str, ...]] | None = None) -> Reader:
-    """A reader that takes exactly these words. `synonyms`: other words that people use, and the known ones for each."""
-    return partial(read_known, known, synonyms=synonyms) if synonyms else partial(read_known, known)
+def read_choice(*known: str) -> Reader:
+    """A reader that takes exactly these words."""
+    return partial(read_known, known)
 
 
-def read_known(
-    known: tuple[str, ...], value: object, where: str, synonyms: Mapping[str, tuple[str, ...]] | None = None
-) -> str:
-    """One of these words. An error's hint has the word that was meant, by its meaning or else by its spelling."""
+def read_known(known: tuple[str, ...], value: object, where: str, synonyms: Mapping[str, str] | None = None) -> str:
+    """One of these words. An error's hint has the word that was meant, by `synonyms` or else by its spelling."""
     text = read_text(value, where)
     if text not in known:
-        same = (synonyms or {}).get(text.lower(), ())
-        hint = ", or ".join(assign(where, word) for word in same) if same else f"one of {', '.join(known)}"
-        hint += "" if same else nearest(text, list(known))
+        same = (synonyms or {}).get(text.lower())
+        hint = assign(where, same) if same else f"one of {', '.join(known)}{nearest(text, list(known))}"
         raise RequestError(f"{where} {text!r} is not known", hint)
     return text
 
@@ -254,7 +242,7 @@ def read_mapping(value: object, readers: Mapping[str, Reader], where: str) -> di
         return {}
     if not isinstance(value, Mapping):
         raise RequestError(f"{where} is a {_kind(value)}, not a mapping of keys", "write key: value, one per line")
-    refuse_unknown(dict.fromkeys(value, f"in {where}"), list(readers), "hpcddp sites schema")
+    refuse_unknown(dict.fromkeys(value, f"in {where}"), list(readers), "docs/sites.md")
     return {key: readers[key](v, f"{key} in {where}") for key, v in value.items() if v != ""}
 
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator, Mapping
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from hpcddp.ranks.launcher import EXPORTED_ALWAYS, FromShell, Launcher, LaunchRequest
@@ -14,6 +14,7 @@ from hpcddp.runs.command import NAME, identify_command
 from hpcddp.runs.folder import RUNS
 from hpcddp.runs.jsonfile import SCHEMA
 from hpcddp.runs.start import RunRequest
+from hpcddp.schedulers.job_id import parse_id
 from hpcddp.schedulers.registry import find_scheduler
 from hpcddp.schedulers.row import LONGEST_NAME
 from hpcddp.script.container import Container
@@ -49,7 +50,7 @@ class JobPlan(Record):
     """One decided job. Templates print these values as they stand; `remarks` are for stderr.
 
     `allocated_nodes`: with spare ones. `rank_maker`: what makes the ranks of each node, if the command itself does.
-    `sources`: job-file key -> where its value came from. `data_size`: ranks that see different samples. `slots`: places
+    `data_size`: ranks that see different samples. `slots`: places
     on each node of an allocation; None: those of the request. `needs_gpus`: whether ranks that see no GPU are refused.
     `by_hand`: whether a person starts the script in an allocation. `scratch`: whether its run is removed at its end.
     `fewer_nodes`: on which ranks may be started again.
@@ -97,7 +98,6 @@ class JobPlan(Record):
     by_hand: bool = False
     scratch: bool = False
     fewer_nodes: tuple[int, ...] = ()
-    sources: Mapping[str, str] = MappingProxyType({})
 
     @property
     def name_limit(self) -> int:
@@ -109,6 +109,21 @@ class JobPlan(Record):
     def job_name(self) -> str:
         """What the scheduler calls the job: the run's name, where it takes that."""
         return job_name(self.name, self.name_limit)
+
+    @property
+    def home_output(self) -> str | None:
+        """The directive by which the job's output lies in the home folder."""
+        pattern = find_scheduler(self.site.scheduler).directives.home_output
+        return next((text for text in self.directives if pattern and re.fullmatch(pattern, text)), None)
+
+    def name_output(self, job: str, folder: str, home: str) -> str:
+        """The file with the output of this job, submitted from `folder`; "" where the scheduler fills in its name."""
+        name = self.options.output or find_scheduler(self.site.scheduler).directives.output_name.format(
+            name=self.job_name, number=parse_id(job).number
+        )
+        if self.options.array or not re.fullmatch(r"[\w.+/-]+", name, re.ASCII):
+            return ""
+        return os.path.join(home if self.home_output and not self.options.output else folder, name)
 
     @property
     def world_size(self) -> int:

@@ -16,9 +16,8 @@ from hpcddp.record import Record
 from hpcddp.runs.command import identify_command
 from hpcddp.runs.folder import RUNS
 from hpcddp.runs.settings import ACCEPT, KEEP
-from hpcddp.schedulers.job_id import parse_id
 from hpcddp.schedulers.registry import find_scheduler, scripted_schedulers
-from hpcddp.script.agents import plan_rank_maker, remark_counted
+from hpcddp.script.agents import plan_rank_maker
 from hpcddp.script.container import plan_container, plan_python
 from hpcddp.script.jobplan import SOME_COMMAND, WARNING, JobPlan, PlannedBy
 from hpcddp.script.recover import (
@@ -41,7 +40,7 @@ from hpcddp.script.sweeping import name_run, plan_sweep
 from hpcddp.supervisor.order import THEN
 from hpcddp.units import format_count, format_walltime
 
-__all__ = ["JobPlan", "PlannedBy", "name_output", "plan_job", "remark_name"]
+__all__ = ["JobPlan", "PlannedBy", "plan_job", "remark_name"]
 
 
 # What a request may choose on a site: queue, account, launcher, and the words that only this site asks for.
@@ -57,9 +56,6 @@ def plan_queue(spec: JobSpec, site: Site) -> str:
             f"--queue one of {', '.join(known)}",
         )
     node = site.queues.get(queue, Queue())
-    for key, word in (("partition", node.partition), ("qos", node.qos), ("gpu_type", node.gpu_type)):
-        if word:
-            directive_word(word, f"{key} of queue {queue} in {site.file}")
     if spec.gpu_type and node.gpu_type and spec.gpu_type != node.gpu_type:
         others = [name for name, other in site.queues.items() if other.gpu_type == spec.gpu_type]
         another = f"--queue {others[0]}, or " if others else ""
@@ -74,9 +70,7 @@ def check_gpu_chunks(spec: JobSpec, site: Site, queue: str, ranks: int, gpus: in
         return
     what = f"queue {queue} of site {site.name} deals out GPUs, each with its share of the node"
     if not gpus:
-        others = [name for name, other in site.queues.items() if not other.gpu_chunks]
-        another = f", or --queue {others[0]}" if others else ""
-        raise RequestError(f"{what}, and 0 GPUs were asked for", f"--gpus-per-node 1{another}")
+        raise RequestError(f"{what}, and 0 GPUs were asked for", "--gpus-per-node 1, or another --queue")
     if ranks > gpus:
         what += f": {ranks} ranks do not go on {format_count(gpus, 'GPU')}"
         raise RequestError(what, "leave out ranks_per_node")
@@ -160,13 +154,9 @@ class Missing(Record):
     of_site: bool
 
 
-def list_missing(spec: JobSpec, site: Site, cpus_known: bool) -> list[Missing]:
+def list_missing(spec: JobSpec, site: Site, cpus_known: bool) -> Iterator[Missing]:
     """Everything that is open but the command, in the order in which people think of it. `cpus_known`: the node is
     this machine."""
-    return list(_missing(spec, site, cpus_known))
-
-
-def _missing(spec: JobSpec, site: Site, cpus_known: bool) -> Iterator[Missing]:
     queue = site.queues.get(spec.queue or site.queue, Queue())
     rule = site.account_of(spec.queue or site.queue)
     if spec.account is None and rule.required:
@@ -176,10 +166,8 @@ def _missing(spec: JobSpec, site: Site, cpus_known: bool) -> Iterator[Missing]:
     rules = () if spec.reservation else queue.limits
     least = min((rule.nodes[0] if rule.nodes else 1 for rule in rules), default=1)
     if spec.nodes is None and least > 1:
-        name = spec.queue or site.queue
-        yield Missing(
-            f"nodes ({least} at least in queue {name}; {site.source(queue.source)})", "--nodes", f"{least}", False
-        )
+        where = f"{spec.queue or site.queue}; {site.source(queue.source)}"
+        yield Missing(f"nodes ({least} at least in queue {where})", "--nodes", f"{least}", False)
     gpus = queue.gpus if spec.gpus_per_node is None else spec.gpus_per_node
     if gpus is None:
         yield Missing("GPUs per node (0 for none)", "--gpus-per-node", "4", True)
@@ -212,7 +200,7 @@ def check_complete(spec: JobSpec, site: Site, cpus_known: bool) -> None:
     """
     if spec.queue and site.queues and spec.queue not in site.queues:
         return  # whose node is it? The queue is refused first
-    found = list_missing(spec, site, cpus_known)
+    found = list(list_missing(spec, site, cpus_known))
     names = [one.what for one in found] + ([] if spec.command else ["a command"])
     if not names:
         return
@@ -261,10 +249,10 @@ def plan_shape(spec: JobSpec, site: Site, queue: Queue, local_cpus: int | None =
     with_gpus = queue.cpus_per_gpu * gpus if queue.cpus_per_gpu and gpus else _even_share(site, queue, gpus)
     available = spec.cpus_per_node or with_gpus or queue.cpus or local_cpus
     cpus = known(available) // ranks if spec.cpus_per_rank is None else spec.cpus_per_rank
+    cpus = max(cpus, 1)
     if local_cpus is None:
         share = f"that go with {format_count(gpus, 'GPU')}" if available == with_gpus else "of a node"
         _check_fit(site, queue, gpus, ranks, cpus, available, share)
-    cpus = max(cpus, 1)
     threads = cpus // 2 if queue.cpu_unit == "hwthread" else cpus
     on_node = spec.cpus_per_node or with_gpus or cpus * ranks
     memory = _plan_memory(spec, site, queue, gpus)
@@ -297,14 +285,10 @@ def _even_share(site: Site, queue: Queue, gpus: int) -> int | None:
 def _check_shares(spec: JobSpec, gpus: int, each: int) -> None:
     """RequestError unless ranks with so many GPUs each take all of a node's."""
     ranks = spec.ranks_per_node or max(gpus // each, 1)
-    if ranks * each == gpus:
-        return
-    hints = [f"--ranks-per-node {gpus // each}"] if spec.ranks_per_node and gpus and gpus % each == 0 else []
-    by_user = "gpus" in spec.sources.get("gpus_per_node", "")  # and not by the machine that is there
-    hints += [f"--gpus-per-node {ranks * each}"] if by_user or ranks * each < gpus else []
-    take = f"{format_count(ranks, 'rank')} per node {'takes' if ranks == 1 else 'take'}"
-    what = f"gpus_per_rank {each}: {take} {ranks * each} GPUs, and a node has {format_count(gpus, 'GPU')} here"
-    raise RequestError(what, ", or ".join([*hints, "leave out gpus_per_rank"]))
+    if ranks * each != gpus:
+        take = f"{format_count(ranks, 'rank')} per node {'takes' if ranks == 1 else 'take'}"
+        what = f"gpus_per_rank {each}: {take} {ranks * each} GPUs, and a node has {format_count(gpus, 'GPU')} here"
+        raise RequestError(what, "leave out gpus_per_rank" + (" or ranks_per_node" if spec.ranks_per_node else ""))
 
 
 def _plan_memory(spec: JobSpec, site: Site, queue: Queue, gpus: int) -> int:
@@ -335,88 +319,13 @@ def _check_fit(site: Site, queue: Queue, gpus: int, ranks: int, cpus: int, avail
         )
     most = min(filter(None, (queue.cpus, available)), default=None)
     whose = share if most != queue.cpus else "of a node"
-    if most is not None and ranks > most:
-        raise RequestError(
-            f"{ranks} ranks do not fit on the {format_count(most, 'CPU')} {whose} ({source})",
-            f"nearest: --ranks-per-node {most}",
-        )
     too_many = queue.cpus is not None and available is not None and available > queue.cpus
     if most is not None and (cpus * ranks > most or too_many):
         raise RequestError(
             f"{format_count(ranks, 'rank')} of {format_count(cpus, 'CPU')} do not fit on the"
             f" {format_count(most, 'CPU')} {whose} ({source})",
-            f"nearest: --cpus-per-rank {most // ranks}",
+            f"nearest: --cpus-per-rank {most // ranks}" if most >= ranks else f"nearest: --ranks-per-node {most}",
         )
-
-
-# Where each value of a plan came from: an option, a key of the job file, the site's file and its source, a default.
-
-
-_DEFAULTS = {
-    "nodes": "default: 1",
-    "ranks_per_node": "default: one per GPU",
-    "name": "default: made from the command",
-    "run_dir": "default: runs/NAME",
-    "python": "default: the Python that runs hpcddp",
-    "pythonpath": "default: where hpcddp is",
-    "launcher": "default: the scheduler's",
-    "min_nodes": "default: half of the nodes",
-}
-# job-file key -> the site's block that decides it where the job asks for nothing
-_OF_SITE = {
-    "walltime": "walltime",
-    "queue": "queue",
-    "modules": "modules",
-    "env": "env",
-    "directives": "directives",
-    "chunk": "chunk",
-    "bind": "launcher",
-    "gpu_order": "gpu_order",
-}
-# What every plan decides, by job-file key or, where there is none, by the plan's own word.
-_DECIDED = (*_DEFAULTS, *_OF_SITE, "gpus_per_node", "cpus_per_node", "cpus_per_rank", "mem_gb", "account")
-
-
-def plan_sources(plan: JobPlan) -> dict[str, str]:
-    """Job-file key -> where its value came from; `env.NAME` for each variable that the job or the site sets."""
-    requested = plan.spec.sources
-    sources = {**{key: _default(key, plan) for key in _DECIDED}, **requested}
-    python = next((key for key in ("venv", "uv", "conda") if key in requested), None)
-    if python:
-        sources["python"] = requested[python]
-    variables = {
-        "HPCDDP_GPUS_PER_RANK": "gpus_per_rank",
-        "HPCDDP_INDEPENDENT": "independent",
-        "HPCDDP_PARALLEL": "parallel",
-        ACCEPT: "accept" if "accept" in requested else "resume",
-        KEEP: "keep",
-    }
-    sources.update({f"env.{name}": requested[key] for name, key in variables.items() if key in requested})
-    for name in plan.site.env:
-        sources[f"env.{name}"] = site_source("env", plan)
-    for name in plan.spec.env or ():
-        sources[f"env.{name}"] = requested.get(f"env.{name}") or requested.get("env", "the request")
-    return sources
-
-
-def site_source(path: str, plan: JobPlan) -> str:
-    """A field of the site, and the source that its block names: `site abci3: walltime (https://…, 2026-07-01)`."""
-    block = path.partition(".")[0]
-    value = getattr(plan.site, block, None)
-    named = getattr(value, "source", "") or plan.site.cited.get(block, "")
-    return f"site {plan.site.name}: {path}" + (f" ({plan.site.source(named)})" if named else "")
-
-
-def _default(key: str, plan: JobPlan) -> str:
-    """What decided where nothing was asked: the site's queue or block, else hpcddp's own rule."""
-    site, queue = plan.site, plan.site.queues.get(plan.queue, Queue())
-    of_queue = {"gpus_per_node": queue.gpus, "cpus_per_rank": queue.cpus, "cpus_per_node": queue.cpus}
-    if of_queue.get(key) is not None:
-        cited = f" ({site.source(queue.source)})" if queue.source else ""
-        return f"site {site.name}: queue {plan.queue}{cited}"
-    if key == "launcher" and site.launcher.name == plan.launcher:
-        return site_source("launcher.name", plan)
-    return site_source(_OF_SITE[key], plan) if key in _OF_SITE else _DEFAULTS.get(key, f"default: {key}")
 
 
 # What runs in each rank: the command, and the variables it gets.
@@ -467,9 +376,12 @@ def find_script(command: tuple[str, ...]) -> str | None:
 
 def plan_variables(spec: JobSpec, site: Site) -> tuple[tuple[str, str], ...]:
     """The site's variables, then the job's, which win."""
+    # schedulers' names without a prefix, such as JOB_ID, may be a program's own as well
+    of_schedulers = (name for row in scripted_schedulers() for name in row.variables.prefixes if name.endswith("_"))
+    reserved = (*_RESERVED_PREFIXES, *of_schedulers) if spec.env else ()
     for name in spec.env or ():
         instead = {"PYTHONPATH": "use pythonpath: [FOLDER]", "PATH": "use python: or venv:"}.get(name)
-        if name in _RESERVED or name.startswith((*_RESERVED_PREFIXES, *_scheduler_prefixes())) or instead:
+        if name in _RESERVED or name.startswith(reserved) or instead:
             raise RequestError(f"env {name} is set by the job script itself", instead or f"leave {name} out of env")
     return tuple({**site.env, **(spec.env or {})}.items())
 
@@ -488,30 +400,17 @@ def _refuse_nothing(command: tuple[str, ...]) -> None:
     empty standard input, and end with 0."""
     if not command:
         return
-    if not command[0].strip():
-        raise RequestError(f"the command begins with an empty word, {command[0]!r}", "-- python train.py")
-    if "\n" in command[0]:
+    first = command[0]
+    if not first.strip() or "\n" in first or first in _OF_SHELL or re.match(r"[A-Za-z_]\w*=", first, re.ASCII):
         raise RequestError(
-            f"the command's program is {command[0]!r}, with a line break", "for a shell's lines: -- bash -c '…'"
+            f"the command begins with {first!r}, which is no program, and no shell reads it",
+            "-- bash -c '…' for a shell's line; env: and modules: of the job file go before it",
         )
-    if command[0] in _OF_SHELL:
-        what = f"the command begins with {command[0]!r}, a shell's own word, and no shell reads it"
-        raise RequestError(what, "-- bash -c '…' for a shell's line; env: and modules: of the job file go before it")
-    if re.match(r"[A-Za-z_]\w*=", command[0], re.ASCII):
-        what = f"the command begins with {command[0]!r}, and no shell reads it as a variable"
-        raise RequestError(what, f"--set {shlex.quote(f'env.{command[0]}')}")
-    program = os.path.basename(command[0])
-    known = identify_command(command)
+    program, known = os.path.basename(first), identify_command(command)
     if known in (("python",), ("python", "-")) and not _ANSWERS & {*command}:
         raise RequestError(f"the command is {shlex.join(command)}, without a program for it", "-- python train.py")
     if program in _SHELLS and known[1:] in ((), ("-",)):
         raise RequestError(f"the command is {shlex.join(command)}, without a script for it", f"-- {program} train.sh")
-
-
-def _scheduler_prefixes() -> Iterator[str]:
-    """Of the schedulers' variables. Those without a prefix, such as JOB_ID, may be a program's own as well."""
-    names = (name for row in scripted_schedulers() for name in row.variables.prefixes)
-    return (name for name in names if name.endswith("_"))
 
 
 _OF_SUPERVISOR = ("chain", "max_restarts", "preflight", "notify", "stage_in", "stage_dir", "fresh", "resume", "sweep")
@@ -535,7 +434,6 @@ def plan_job(spec: JobSpec, site: Site, planned_by: PlannedBy) -> JobPlan:
     check_gpu_chunks(spec, site, queue_name, shape.ranks_per_node, shape.gpus_per_node)
     allocated = shape.nodes + (spec.spares or 0)
     check_whole_nodes(site, queue, allocated, shape.cpus_per_node, requested=spec.cpus_per_node is not None)
-    counted = remark_counted(rank_maker, shape.nodes, shape.ranks_per_node, shape.gpus_per_node)
     walltime_s = known(spec.walltime_s or site.walltime_s)
     if queue_name in site.queues and not spec.reservation:  # a reservation has limits of its own
         check_limits(site, queue_name, allocated, walltime_s, allocated * shape.gpus_per_node)
@@ -562,18 +460,17 @@ def plan_job(spec: JobSpec, site: Site, planned_by: PlannedBy) -> JobPlan:
     options = plan_scheduler_options(spec, site, requested)
     words = plan_site_words(spec, site)
     full = queue.exclusive and not by_agents and shape.ranks_per_node == shape.gpus_per_node == queue.gpus
+    # the order in which a rank's GPU is next to its CPUs, where the site's own list of CPUs does not need all ranks
+    near = len(site.gpu_order) == shape.gpus_per_node and (full or not site.launcher.bind_full)
     run_dir = (spec.run_dir or os.path.join(RUNS, name)).rstrip("/") or "/"
-    if spec.resume and spec.fresh:
-        raise RequestError(
-            f"--fresh begins a new run, and --resume {spec.resume} resumes an old one", "keep one of the two"
-        )
     if spec.resume:
+        if spec.fresh:
+            what = f"--fresh begins a new run, and --resume {spec.resume} resumes an old one"
+            raise RequestError(what, "keep one of the two")
+        if options.array:
+            what = f"resume {spec.resume} is one run, but each index of array {options.array} has its own"
+            raise RequestError(what, "leave out resume: each index resumes its unfinished run")
         run_dir = spec.resume.rstrip("/") if "/" in spec.resume else os.path.join(os.path.dirname(run_dir), name)
-    if spec.resume and options.array:
-        raise RequestError(
-            f"resume {spec.resume} is one run, but each index of array {options.array} has its own",
-            "leave out resume: each index resumes its unfinished run",
-        )
     plan = JobPlan(
         site=site,
         spec=spec,
@@ -601,34 +498,25 @@ def plan_job(spec: JobSpec, site: Site, planned_by: PlannedBy) -> JobPlan:
         chunk=_plan_chunk(site, words, options),
         options=options,
         container=container,
-        gpu_order=_plan_gpu_order(site, shape, full=full),
+        gpu_order=",".join(site.gpu_order) if near else "",
         bind=(full and site.launcher.bind_full) or site.launcher.bind,
         directives=plan_directives(spec, site, queue_name, words, container.directives, requested.values()),
-        remarks=(*counted, *account_remarks),
+        remarks=account_remarks,
     )
     check_placeholders(plan)
     plan = plan._replace(fewer_nodes=plan_fewer_nodes(plan))
     if not plan.supervised:
         _check_bare(plan)
-    return plan._replace(remarks=(*_remarks(plan), *plan.remarks), sources=plan_sources(plan))
-
-
-def _plan_gpu_order(site: Site, shape: Shape, *, full: bool) -> str:
-    """The order in which a rank's GPU is next to its CPUs: for all GPUs of a node, each with its rank where the site's
-    own list of CPUs makes it so."""
-    near = len(site.gpu_order) == shape.gpus_per_node and (full or not site.launcher.bind_full)
-    return ",".join(site.gpu_order) if near else ""
+    return plan._replace(remarks=(*_remarks(plan), *plan.remarks))
 
 
 def _check_bare(plan: JobPlan) -> None:
     """RequestError for what only the supervisor could do."""
-    requested = {key: getattr(plan.spec, key) for key in _OF_SUPERVISOR}
-    requested["signal"] = plan.warns_s
-    for key, value in requested.items():
-        if value:
-            raise RequestError(
-                f"{key} needs the supervisor, and supervise is false", f"leave out supervise: false, or {key}"
-            )
+    key = next((key for key in _OF_SUPERVISOR if getattr(plan.spec, key)), "signal" if plan.warns_s else "")
+    if key:
+        raise RequestError(
+            f"{key} needs the supervisor, and supervise is false", f"leave out supervise: false, or {key}"
+        )
 
 
 def _request_variables(spec: JobSpec) -> tuple[tuple[str, str], ...]:
@@ -653,17 +541,6 @@ def _plan_chunk(site: Site, words: Mapping[str, str], options: SchedulerOptions)
     return (*(word for word in site.chunk if "=" in word), *chosen, *filter(None, [options.constraint]))
 
 
-def _remark_batch(plan: JobPlan, global_batch: int) -> str:
-    """The split; where it is uneven, the numbers of nodes near by with an even one."""
-    from hpcddp.batchplan import list_even_splits, plan_batch  # most requests name no global batch
-
-    told = f"global batch {plan_batch(global_batch, plan.data_size, plan.spec.max_micro_batch)}"
-    if global_batch % plan.data_size == 0 or plan.data_size < plan.world_size:
-        return told
-    even = [str(n // plan.ranks_per_node) for n in list_even_splits(global_batch, plan.world_size, plan.ranks_per_node)]
-    return f"{told}; evenly on {' or '.join(even)} {'node' if even == ['1'] else 'nodes'}" if even else told
-
-
 def remark_name(plan: JobPlan) -> str | None:
     """What the scheduler calls the job, if that is not the run's name."""
     if plan.job_name == plan.name:
@@ -673,25 +550,9 @@ def remark_name(plan: JobPlan) -> str | None:
 
 def _remark_output(plan: JobPlan) -> str | None:
     """Where the job's output lies, if that is not where everybody looks."""
-    keeps = _find_home_output(plan)
+    keeps = plan.home_output
     name, number = ("oID.INDEX", "number and index") if plan.options.array else ("oID", "number")
     return keeps and f"the job's output will be ~/{plan.job_name}.{name}, with the job's {number} ({keeps})"
-
-
-def _find_home_output(plan: JobPlan) -> str | None:
-    """The directive by which the job's output lies in the home folder."""
-    pattern = find_scheduler(plan.site.scheduler).directives.home_output
-    return next((text for text in plan.directives if pattern and re.fullmatch(pattern, text)), None)
-
-
-def name_output(plan: JobPlan, job: str, folder: str, home: str) -> str:
-    """The file with the output of this job, submitted from `folder`; "" where the scheduler fills in its name."""
-    name = plan.options.output or find_scheduler(plan.site.scheduler).directives.output_name.format(
-        name=plan.job_name, number=parse_id(job).number
-    )
-    if plan.options.array or not re.fullmatch(r"[\w.+/-]+", name, re.ASCII):
-        return ""
-    return os.path.join(home if _find_home_output(plan) and not plan.options.output else folder, name)
 
 
 def _remark_literal(plan: JobPlan) -> str | None:
@@ -709,7 +570,6 @@ def _remark_literal(plan: JobPlan) -> str | None:
 def _remarks(plan: JobPlan) -> list[str]:
     """What a person should know of the decision. Raises RequestError for a warning signal that cannot come."""
     remarks: list[str] = []
-    scheduler = find_scheduler(plan.site.scheduler)
     signal_s = plan.options.signal_s
     if signal_s >= plan.walltime_s:
         raise RequestError(f"signal {format_walltime(signal_s)} is not within {plan.walltime}", "--set signal=0:02:00")
@@ -722,22 +582,14 @@ def _remarks(plan: JobPlan) -> list[str]:
     if plan.ranks_per_node > plan.gpus_per_node > 0:
         gpus = format_count(plan.gpus_per_node, "GPU")
         remarks.append(f"{plan.ranks_per_node} ranks share {gpus} on each node; NCCL wants one each")
-    one_gpu = scheduler.one_gpu.option
-    if one_gpu and plan.ranks_per_node > 1 and any(d.startswith(one_gpu) for d in plan.spec.directives or ()):
-        remarks.append(f"{one_gpu} shows each rank one GPU, which can keep them from copying GPU to GPU")
-    for text in plan.spec.directives or ():
-        each = re.fullmatch(rf"{one_gpu or 'none'}=(?:[\w.-]+:)?(\d+)", text, re.ASCII)
-        if each and plan.gpus_per_node and int(each[1]) * plan.ranks_per_node != plan.gpus_per_node:
-            gpus = format_count(plan.gpus_per_node, "GPU")
-            what = f"{plan.ranks_per_node} ranks with {text} are not the {gpus} of each node"
-            raise RequestError(what, f"leave out {text}, or {one_gpu}={plan.gpus_per_rank or 1}")
     if plan.global_batch:
-        remarks.append(_remark_batch(plan, plan.global_batch))
+        from hpcddp.batchplan import plan_batch  # most requests name no global batch
+
+        batch = plan_batch(plan.global_batch, plan.data_size, plan.spec.max_micro_batch)
+        remarks.append(f"global batch {batch}")
     remarks += remark_recovery(plan)
     if plan.launcher in plan.site.launcher.agents:
         remarks.append(f"{plan.launcher}: {plan.site.launcher.agents[plan.launcher]}")
-    if plan.options.chain and plan.options.output and scheduler.directives.overwrites_output:
-        remarks.append(f"each attempt of the chain writes {plan.options.output} anew; attempts/ID/logs/job.log stay")
     if plan.options.array:
         remarks.append(f"each index of the array has a run of its own: {plan.run_dir}.INDEX")
     return remarks

@@ -6,16 +6,16 @@ from hpcddp.errors import HpcddpError, RequestError
 from hpcddp.parallelism import check_one_gpu, plan_split, read_parallel
 from hpcddp.ranks.launchers import JOB_LAUNCHERS
 from hpcddp.schedulers.registry import find_scheduler
-from hpcddp.script.jobplan import SOME_COMMAND, JobPlan
+from hpcddp.script.jobplan import JobPlan
 from hpcddp.script.spec import JobSpec
-from hpcddp.sweep import OF_RANK, batch_numbers, find_placeholders, refuse_one_rank
+from hpcddp.sweep import OF_RANK, batch_numbers, find_placeholders
 from hpcddp.units import format_count
 
 # What each rank gets of the batch and of the model: whether that works out for a number of nodes.
 
 
 def check_placeholders(plan: JobPlan) -> None:
-    """RequestError for a placeholder of the command that no rank could fill, and for a number in place of one."""
+    """RequestError for a placeholder of the command that no rank could fill."""
     if plan.spec.max_micro_batch and not plan.global_batch:
         what = f"max_micro_batch {plan.spec.max_micro_batch} without global_batch: it bounds the parts of that"
         raise RequestError(what, "--global-batch 256")
@@ -32,9 +32,6 @@ def check_placeholders(plan: JobPlan) -> None:
             f"{{{of_rank[0]}}} in the command: {plan.rank_maker} makes the ranks, and the command runs once per node",
             "leave it out",
         )
-    joins = plan.world_size > 1 and not plan.spec.independent
-    if joins and (plan.nodes > 1 or plan.rank_maker != SOME_COMMAND):  # else the program numbers its own ranks
-        refuse_one_rank(plan.command, plan.rank_maker)
 
 
 def plan_data_size(spec: JobSpec, nodes: int, ranks_per_node: int, gpus_per_rank: int) -> int:

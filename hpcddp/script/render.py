@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
-import pickle
+import functools
 import re
-import sys
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
 
 import jinja2
-from jinja2.bccache import Bucket
 
-from hpcddp import __version__
 from hpcddp.errors import RequestError, SiteError
 from hpcddp.ranks.launchers import LAUNCHERS
 from hpcddp.schedulers.registry import find_scheduler
@@ -22,27 +16,6 @@ from hpcddp.script.plan import JobPlan
 from hpcddp.script.scheduler_options import check_script
 from hpcddp.script.site_file import find_data_folder
 from hpcddp.script.spec import quote_line, quote_path, quote_word, quote_words
-
-
-class CompiledTemplates(jinja2.FileSystemBytecodeCache):
-    """Templates that were compiled before, in `__pycache__` beside them: to compile four costs a quarter of `hpcddp
-    render`. jinja2 looks whether the text is the same; another Python or hpcddp has files of its own."""
-
-    def __init__(self, templates: str) -> None:
-        folder = os.path.join(sys.pycache_prefix or "/", templates.lstrip("/"))
-        super().__init__(os.path.join(folder, "__pycache__"), f"%s-{__version__}.{sys.implementation.cache_tag}")
-
-    def load_bytecode(self, bucket: Bucket) -> None:
-        """A file that cannot be read is made again."""
-        with contextlib.suppress(OSError, EOFError, pickle.UnpicklingError):
-            super().load_bytecode(bucket)
-
-    def dump_bytecode(self, bucket: Bucket) -> None:
-        """A folder that cannot be written is no error: the next render compiles again."""
-        if not sys.dont_write_bytecode:
-            with contextlib.suppress(OSError):
-                os.makedirs(self.directory, exist_ok=True)
-                super().dump_bytecode(bucket)
 
 
 def format_command(plan: JobPlan) -> str:
@@ -57,42 +30,41 @@ FILTERS: dict[str, Callable[..., str]] = {
     "path": quote_path,
     "command": format_command,
 }
-# What the text of a template becomes depends on these.
-SETTINGS: dict[str, Any] = {"trim_blocks": True, "lstrip_blocks": True, "keep_trailing_newline": True}
 
 
 def render_script(plan: JobPlan) -> str:
     """The whole job script. Raises SiteError when a template asks for a value that the plan does not have; RequestError
     and SiteError for directives that cannot stand together."""
-    compiled = CompiledTemplates(find_data_folder("templates"))
-    text = "".join(render_pieces(plan.site.scheduler, plan, FILTERS, printable, compiled))
+    text = "".join(render_pieces(plan.site.scheduler, plan, _usual_environment()))
     check_script(plan.spec, plan.site, text)
     return text
 
 
-def render_pieces(
-    scheduler: str,
-    job: object,
-    filters: Mapping[str, Callable[..., str]],
-    finalize: Callable[[object], object],
-    compiled: CompiledTemplates | None = None,
-) -> Iterator[str]:
-    """The script piece by piece: the text of the templates, and each value that they print, after `finalize`.
+@functools.cache
+def _usual_environment() -> jinja2.Environment:
+    return make_environment(FILTERS, printable)
 
-    `compiled` takes the templates' code from their compiled forms, which were made with FILTERS and `printable`: jinja2
-    calls `finalize` on a template's constants when it compiles.
-    """
+
+def make_environment(
+    filters: Mapping[str, Callable[..., str]], finalize: Callable[[object], object]
+) -> jinja2.Environment:
+    """The templates with these filters; `finalize` gets each value that they print."""
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(find_data_folder("templates")),
         undefined=jinja2.StrictUndefined,
         autoescape=False,  # noqa: S701  # shell, not HTML: every value goes through `sh` or was checked by plan_job
         finalize=finalize,
-        cache_size=-1,
-        bytecode_cache=compiled,
-        **SETTINGS,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
     )
     environment.globals.clear()
     environment.filters = dict(filters)
+    return environment
+
+
+def render_pieces(scheduler: str, job: object, environment: jinja2.Environment) -> Iterator[str]:
+    """The script piece by piece: the text of the templates, and each value that they print."""
     template = f"{scheduler}.sh.j2"
     try:
         yield from environment.get_template(template).generate(job=job, warning=WARNING)

@@ -5,8 +5,7 @@ A fact that the guide does not give is absent here as well (None, or empty). doc
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from hpcddp.errors import RequestError
@@ -281,21 +280,3 @@ def _span(span: tuple[int, int], word: str) -> str:
     if first == last:
         return f"{first} {word}" if first == 1 else f"{first} {word}s"
     return f"{first} to {last} {word}s"
-
-
-# A site's file is what its pages said on a day: an old one is said to be.
-
-
-_OLD_DAYS = 366
-
-
-def remark_age(site: Site, now: float) -> Iterator[str]:
-    """What to say of a file whose last look at its pages is more than a year ago; `now`: seconds since 1970. Generic
-    sites say nothing of a cluster, and do not age."""
-    try:
-        looked = time.mktime(time.strptime(site.verified[:10], "%Y-%m-%d"))
-    except (ValueError, OverflowError):
-        return
-    if site.standing != "generic" and now - looked > _OLD_DAYS * 86400:
-        when = f"{site.verified[:10]}, more than a year ago"
-        yield f"site {site.name} was last held against its pages on {when}: hpcddp sites check {site.name}"

@@ -1,6 +1,6 @@
 """A site's YAML file, read and checked: unknown keys, missing ones and values of a wrong form are SiteErrors.
 
-The tables below and `site_keys` are the whole schema; `hpcddp sites schema` exports them for editors.
+The tables below and `site_keys` are the whole schema.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from hpcddp.ranks.launchers import AGENTS
 from hpcddp.record import Record
 from hpcddp.schedulers.registry import find_scheduler, scheduler_names, scripted_schedulers, submit_commands
 from hpcddp.schedulers.row import Scheduler
-from hpcddp.script import fields
 from hpcddp.script.container import RUNTIMES
 from hpcddp.script.fields import (
     Reader,
@@ -48,7 +47,6 @@ from hpcddp.script.site import (
     Variable,
 )
 from hpcddp.script.spec import KEYS, read_launcher
-from hpcddp.units import WALLTIME_PATTERN
 
 # YAML files: text, lists and mappings, nothing else.
 
@@ -258,6 +256,7 @@ LIMIT = readers_of(Limit, nodes=read_range, gpus=read_range)
 QUEUE = readers_of(
     Queue,
     gpus=read_whole_number,
+    **dict.fromkeys(("gpu_type", "partition", "qos"), read_word),
     vendor=read_choice("nvidia", "amd", "intel"),
     cpu_unit=read_choice("core", "hwthread"),
     account=read_text,  # site_keys puts in the block
@@ -412,69 +411,6 @@ def _make_site(name: str, where: str, raw: Mapping[str, Any], guide: str, path: 
             raise SiteError(f"{where}: {variable!r} in vars is a key of every job file already", "give it another name")
     del found["schema"]
     return Site(name=name, file=path, guide=guide, **{FIELDS.get(key, key): v for key, v in found.items()})
-
-
-# The keys of a site file as a JSON Schema, for editors. Made from the tables that read it.
-
-
-_TEXT: dict[str, Any] = {"type": ["string", "number", "boolean"]}
-_WALLTIME = {"type": "string", "pattern": f"^{WALLTIME_PATTERN}$"}
-_COUNT = {"type": "integer", "minimum": 1}
-_LIST = {"type": ["array", "string"], "items": {"type": ["string", "number"]}}
-_FORMS: dict[Reader, dict[str, Any]] = {
-    fields.read_text: _TEXT,
-    fields.read_count: _COUNT,
-    fields.read_whole_number: {"type": "integer", "minimum": 0},
-    fields.read_hours: {"type": "number", "exclusiveMinimum": 0},
-    fields.read_duration: _WALLTIME,
-    fields.read_day: {"type": "string", "pattern": f"^{fields.DAY_PATTERN}$"},
-    fields.read_flag: {"type": "boolean"},
-    fields.read_words: _LIST,
-    fields.read_command: _LIST,
-    fields.read_modules: _LIST,
-    read_chunk: _LIST,
-    read_gpu_order: _LIST,
-    read_pattern: _TEXT,
-    read_word: _TEXT,
-    fields.read_lines: _LIST,
-    fields.read_variables: {"type": ["object", "null"], "additionalProperties": _TEXT},
-    read_range: {"type": ["integer", "string"], "pattern": r"^\d+(-\d+)?$"},
-}
-
-
-def site_schema() -> dict[str, Any]:
-    """The whole schema, of draft 2020-12."""
-    return {
-        "$schema": "https://json-schema.org/draft/2020-12/schema",
-        "title": "a site of hpcddp",
-        **_object(site_keys(scripted_schedulers())),
-        "required": list(MANDATORY),
-    }
-
-
-def _object(readers: Mapping[str, Reader]) -> dict[str, Any]:
-    return {
-        "type": "object",
-        "additionalProperties": False,
-        "properties": {key: _form(reader) for key, reader in readers.items()},
-    }
-
-
-def _form(reader: Reader) -> dict[str, Any]:
-    if reader is read_limits:
-        return {"type": "array", "items": _object(LIMIT)}
-    if reader is read_scheduler:
-        return {"enum": sorted(row.name for row in scripted_schedulers())}
-    if not isinstance(reader, partial):
-        return _FORMS[reader]
-    if reader.func is fields.read_known:
-        words = reader.args[0]
-        return {"enum": [*words, *(int(w) for w in words if w.isdigit())]}
-    readers = reader.args[1]
-    if reader.func is read_block:
-        return _object(readers)
-    like = _object({**readers, "like": fields.read_text})
-    return {"type": "object", "additionalProperties": like}
 
 
 # Where the package's data folders are: inside the package (wheel) or beside it (checkout, editable install, sdist).

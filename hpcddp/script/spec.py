@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from hpcddp.errors import RequestError
 from hpcddp.parallelism import read_parallel
 from hpcddp.ranks.launcher import FromShell, IfSet
-from hpcddp.ranks.launchers import JOB_LAUNCHERS, LAUNCHERS
+from hpcddp.ranks.launchers import JOB_LAUNCHERS
 from hpcddp.record import Record
 from hpcddp.runs.command import check_run_name
 from hpcddp.script.container import RUNTIMES
@@ -67,7 +67,6 @@ class JobSpec(Record):
     pythonpath: tuple[str, ...] | None = None
     python: str | None = None
     venv: str | None = None
-    uv: str | None = None
     conda: str | None = None
     container: str | None = None
     container_runtime: str | None = None
@@ -111,16 +110,7 @@ class JobSpec(Record):
         return getattr(self, FIELDS[key]) is not None
 
 
-def _launcher_synonyms() -> dict[str, tuple[str, ...]]:
-    """What people write for a launcher: the program that its job scripts call, or the scheduler that brings it."""
-    found: dict[str, tuple[str, ...]] = {}
-    for row in map(LAUNCHERS.__getitem__, JOB_LAUNCHERS):
-        for word in (row.program, *(row.schedulers if row.of_scheduler else ())):
-            found[word] = (*found.get(word, ()), row.name)
-    return found
-
-
-read_launcher = read_choice(*JOB_LAUNCHERS, synonyms=_launcher_synonyms())
+read_launcher = read_choice(*JOB_LAUNCHERS)
 
 # Every key of a job file, and how its value is read. `--set KEY=VALUE` takes the same keys.
 KEYS = readers_of(

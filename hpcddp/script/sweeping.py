@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-import shlex
 from collections.abc import Mapping
 from typing import Any
 
@@ -64,7 +62,7 @@ def check_sweep(spec: JobSpec) -> None:
     if spec.chain and is_one_array(spec):
         raise RequestError(
             f"chain {spec.chain} beside sweep: a sweep is one array, and each index would queue the whole array again",
-            f"a chain for each point: {_loop(axes, spec)}",
+            "leave out chain, or submit each point by itself: --set sweep.NAME=VALUE",
         )
     for name in axes:
         if name in _NOT_SWEPT:
@@ -85,17 +83,6 @@ def split_points(spec: JobSpec, run_dir: str) -> list[JobSpec]:
 def is_one_array(spec: JobSpec) -> bool:
     """Whether only the command changes from point to point."""
     return spec.sweep is not None and count_points(spec.sweep) > 1 and not any(name in KEYS for name in spec.sweep)
-
-
-def _loop(axes: Mapping[str, tuple[str, ...]], spec: JobSpec) -> str:
-    """A shell's line that submits each point as a job of its own."""
-    variables = {axis: re.sub(r"\W", "_", axis) for axis in axes}
-    words = ["hpcddp submit", _job_file(spec.sources.get("sweep", "")), _ELSE]
-    words += [f'--set "sweep.{axis}=${variable}"' for axis, variable in variables.items()]
-    name = "".join(f"-{axis}${{{variable}}}" for axis, variable in variables.items())
-    words += [f'--name "{spec.name}{name}"'] if spec.name else []
-    heads = "".join(f"for {variables[axis]} in {shlex.join(values)}; do " for axis, values in axes.items())
-    return f"{heads}{' '.join(dict.fromkeys(words))}{'; done' * len(axes)}"
 
 
 def _job_file(source: str) -> str:

@@ -20,8 +20,6 @@ COMPLETE = {
     "hpcddp env --explain --json": "",
     "hpcddp layout --json": "--site local -- true",
     "hpcddp advise --json": "--params 1e9 --layers 9 --hidden 2048 --sequence 512 --gpu-memory 80GB --global-batch 1",
-    "hpcddp render --explain --json": "--site local -- true",
-    "hpcddp render --diff SITE --json": "--site local --walltime 1h -- true",
     "hpcddp check --json": "--site local",
     "hpcddp lint --json": "job.sh",
     "hpcddp sites --json": "",
@@ -33,7 +31,7 @@ COMPLETE = {
     "hpcddp compare --json": "run run",
     "hpcddp verify --json": f"--steps 1 -- {sys.executable} train.py",
 }
-WORDS = {"SITE": "tsubame4", "NAME": "abci3"}
+WORDS = {"NAME": "abci3"}
 # Keys that a row mentions as "the same keys" of another row.
 SAME_AS = {"hpcddp sites show NAME --json": "hpcddp sites --json"}
 

@@ -1,12 +1,10 @@
 """The arithmetic of the global batch, for any world size."""
 
-import math
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpcddp.batchplan import list_even_splits, plan_batch, scale_learning_rate, split_evenly
+from hpcddp.batchplan import plan_batch, split_evenly
 from hpcddp.errors import RequestError
 
 worlds = st.integers(1, 300)
@@ -66,30 +64,3 @@ def test_more_ranks_than_samples_is_refused_with_both_ways_out() -> None:
 def test_a_rank_whose_share_has_fewer_samples_than_passes_runs_the_last_one_without_any() -> None:
     plan = plan_batch(41, 2, max_micro_batch=1)
     assert (len(plan.micro_batches(0)), plan.micro_batches(1)) == (21, (1,) * 20 + (0,))
-
-
-@given(st.integers(1, 5_000), worlds, st.integers(1, 8))
-def test_the_even_splits_near_by_divide_the_global_batch_over_whole_nodes(batch: int, world: int, step: int) -> None:
-    even = list_even_splits(batch, world, step)
-    assert even == sorted(set(even))
-    assert len(even) <= 4
-    assert all(batch % ranks == 0 and ranks % step == 0 and ranks <= 2 * world for ranks in even)
-    assert (world in even) is (batch % world == 0 and world % step == 0)
-
-
-def test_even_splits_are_the_nearest() -> None:
-    assert list_even_splits(256, 6) == [1, 2, 4, 8]
-    assert list_even_splits(256, 24, step=8) == [8, 16, 32]
-    assert list_even_splits(7, 12, step=4) == []
-
-
-@pytest.mark.parametrize(("rule", "rate"), [("none", 0.1), ("linear", 0.8), ("sqrt", 0.1 * math.sqrt(8))])
-def test_a_learning_rate_follows_the_global_batch_by_the_rule_that_was_asked_for(rule: str, rate: float) -> None:
-    assert scale_learning_rate(0.1, 32, 256, rule) == pytest.approx(rate, rel=1e-15)
-    assert scale_learning_rate(0.1, 256, 256, rule) == 0.1
-
-
-@pytest.mark.parametrize(("base", "batch", "rule"), [(32, 256, "cubic"), (0, 256, "none"), (32, 0, "linear")])
-def test_an_unknown_rule_and_batches_without_samples_are_refused(base: int, batch: int, rule: str) -> None:
-    with pytest.raises(RequestError):
-        scale_learning_rate(0.1, base, batch, rule)

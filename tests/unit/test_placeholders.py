@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hpcddp.errors import RequestError
-from hpcddp.sweep import OF_BATCH, batch_numbers, fill_placeholders, find_placeholders, refuse_one_rank
+from hpcddp.sweep import OF_BATCH, batch_numbers, fill_placeholders, find_placeholders
 
 BATCH = ["python", "train.py", "--micro={micro_batch}", "--steps", "{accumulation}"]
 
@@ -87,40 +87,3 @@ def test_what_would_train_on_another_global_batch_is_refused(
 
 def test_every_name_of_the_batch_has_a_number() -> None:
     assert set(batch_numbers([f"{{{name}}}" for name in OF_BATCH], 2, 8, None)) == set(OF_BATCH)
-
-
-@pytest.mark.parametrize(
-    ("command", "hint"),
-    [
-        ("python train.py --rank 0 --world-size 2", "--rank {rank} --world-size {world_size}"),
-        ("python train.py --world_size=4 --rank=3", "--rank={rank} --world_size={world_size}"),
-        ("python train.py rank=0 world_size=2 lr=0.1", "rank={rank} world_size={world_size}"),
-        ("./train -rank 1 -world-size 8", "-rank {rank} -world-size {world_size}"),
-        ("python train.py --nnodes 2 --node_rank 0", "--node_rank {node_rank} --nnodes {nodes}"),
-    ],
-)
-def test_the_number_of_one_rank_for_all_of_them_is_refused(command: str, hint: str) -> None:
-    with pytest.raises(RequestError, match="in the command: each rank would take itself for this one") as error:
-        refuse_one_rank(command.split())
-    assert error.value.hint == hint
-    with pytest.raises(RequestError, match="hint: leave both out, and read"):
-        refuse_one_rank(command.split(), "torchrun")
-
-
-@pytest.mark.parametrize(
-    "command",
-    [
-        "python train.py --rank 8",
-        "python train.py --rank 8 --world-size 2",
-        "python train.py --rank {rank} --world-size 2",
-        "python train.py --rank 0 --world-size 1",
-        "python train.py --rank -1 --world-size -1",
-        "python train.py --rank --world-size 2",
-        "python train.py --nnodes 1 --node-rank 0",
-        "python train.py --local-rank 0 --world-size 2",
-        "python train.py rank 0 world-size 2",
-        "accelerate launch --num_processes 8 lora.py --rank 4",
-    ],
-)
-def test_a_rank_that_may_be_anothers_is_left_alone(command: str) -> None:
-    refuse_one_rank(command.split())

@@ -31,7 +31,6 @@ SAID = {
     "render": [
         (REQUEST, PROGRAMS),
         (["--explain", *REQUEST], PEOPLE),
-        (["--diff", "generic-pbs", "--gpus-per-node", "0", "--walltime", "1h", *REQUEST], PEOPLE),
         (["--nodes", "…"], PEOPLE),
     ],
     "init": [(["--site", "lökal"], PEOPLE)],

@@ -11,7 +11,6 @@ import pytest
 from hpcddp.cli.exec import refuse_missing_gpus
 from hpcddp.errors import LaunchError
 from hpcddp.ranks.device import (
-    asks_for_cpu,
     choose_devices,
     label_devices,
     read_gpus_per_rank,
@@ -146,26 +145,6 @@ def test_what_hides_all_gpus_is_named(tmp_path: Path, names: list[str], env: dic
 
 
 @pytest.mark.parametrize(
-    ("command", "asks"),
-    [
-        ("python train.py", False),
-        ("python train.py --backend gloo", True),
-        ("python train.py --dist_backend=gloo", True),
-        ("python train.py --device cpu", True),
-        ("python -m lightning fit --trainer.accelerator=cpu", True),
-        ("python train.py --use_cpu", True),
-        ("python train.py --no-cuda", True),
-        ("python train.py --offload_optimizer_device cpu", False),
-        ("python train.py --pin cpu", False),
-        ("python cpu/train.py --name gloo", False),
-    ],
-)
-def test_a_command_that_asks_for_cpus_is_known_by_its_words(command: str, asks: bool) -> None:
-    assert asks_for_cpu(command.split(), {}) is asks
-    assert asks_for_cpu(command.split(), {"ACCELERATE_USE_CPU": "true"})
-
-
-@pytest.mark.parametrize(
     ("command", "refused"),
     [
         ("python train.py", True),
@@ -181,3 +160,4 @@ def test_a_command_that_starts_neither_python_nor_ranks_needs_no_gpu(command: st
     info = Launch({**hidden, "RANK": "0", "WORLD_SIZE": "1"}, "n0", live=False).info
     with pytest.raises(LaunchError) if refused else nullcontext():
         assert refuse_missing_gpus(command.split(), hidden, info, "n0", 2) == {"HPCDDP_GPUS_PER_NODE": "2"}
+    assert refuse_missing_gpus(command.split(), hidden | {"ACCELERATE_USE_CPU": "true"}, info, "n0", 2) == {}

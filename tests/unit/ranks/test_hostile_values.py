@@ -14,25 +14,8 @@ from hpcddp.ranks.resolve import pmi_socket_is_open
 from .captured import env_of
 from .test_rows import WHOLE
 
-HOSTILE = [
-    "",
-    " ",
-    "-1",
-    "²",
-    "٣",
-    "1_0",
-    "+1",
-    "1e3",
-    "nan",
-    "9" * 19,
-    "9" * 5000,
-    "1\n",
-    "\udcff",
-    "0x1",
-    "[",
-    "a[1-",
-]
-BOMBS = ["n[1-99999999999]", "n[1-9999][1-9999][1-9999]", "2(x9999999999999)", "1(x", "2()", "n[2-1]", "n[]"]
+HOSTILE = ["", "-1", "²", "1_0", "1e3", "9" * 19, "9" * 5000, "\udcff", "[", "a[1-"]
+BOMBS = ["n[1-99999999999]", "n[1-9999][1-9999][1-9999]", "2(x9999999999999)", "2()", "n[2-1]"]
 SHELL = env_of("ranks/slurm-22.05-batch-plain", 0)
 
 

@@ -24,8 +24,7 @@ values = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"
 
 @given(env=st.dictionaries(names, values, min_size=1))
 def test_env_0_is_read_back_exactly(env: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> None:
-    folder = tmp_path_factory.mktemp("recorded")
-    assert read(folder, "".join(f"{k}={v}\0" for k, v in env.items())) == env
+    assert read(tmp_path_factory.getbasetemp(), "".join(f"{k}={v}\0" for k, v in env.items())) == env
 
 
 def test_variables_inside_an_exported_function_are_not_the_environments(tmp_path: Path) -> None:

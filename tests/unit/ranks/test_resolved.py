@@ -22,12 +22,6 @@ def test_an_unknown_name_is_named_with_its_source() -> None:
         require_resolved("no-such-host.invalid", "MASTER_ADDR", "node2")
 
 
-def test_nobody_waits_for_the_name_to_become_known(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("time.sleep", lambda _: pytest.fail("it waits"))
-    with pytest.raises(LaunchError):
-        require_resolved("no-such-host.invalid", "MASTER_ADDR", "node2")
-
-
 def test_exec_stops_with_two_lines() -> None:
     env = predict_environment("mpich", ["node1", "node2"], [1, 1], 1)
     env |= {"MASTER_ADDR": "no-such-host.invalid", "MASTER_PORT": "23456"}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import re
 from pathlib import Path
 
@@ -130,83 +131,79 @@ LAUNCHER_ROWS = {PACKAGE / "ranks/launchers.py"}
 HELP_NAMES, HELP_ARGUMENTS = {"_DESCRIPTION", "_EXAMPLE", "VERBS"}, {"example", "help"}
 
 
-def constants(path: Path) -> set[str]:
-    """A file's strings: a name that is one as a whole counts, a text for people that mentions it does not."""
-    nodes = ast.walk(ast.parse(path.read_text()))
-    return {node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)}
+# `env` is torch's own RANK and WORLD_SIZE; PMI and PMIx are protocols that many launchers speak.
+OF_LAUNCHERS = {
+    key: row.prefixes for key, row in LAUNCHERS.items() if row.prefixes and key not in {"env", "pmi", "pmix"}
+}
+OF_SCHEDULERS = {row.name: row.variables.prefixes for row in all_schedulers() if not row.this_machine}
+FILES = sorted(set(PACKAGE.rglob("*.py")) - set((PACKAGE / "lint").iterdir()) - LAUNCHER_ROWS)
+
+
+@functools.cache
+def strings(path: Path) -> tuple[frozenset[str], str]:
+    """A file's strings as a whole, and in one text those that are no docstring and no text of help."""
+    nodes = list(ast.walk(ast.parse(path.read_text())))
+    holders = (ast.Module, ast.ClassDef, ast.FunctionDef)
+    bodies = [node.body[0] for node in nodes if isinstance(node, holders) and node.body]
+    docs = {id(first.value) for first in bodies if isinstance(first, ast.Expr)}
+    for node in nodes:
+        named = isinstance(node, ast.Assign) and {getattr(t, "id", "") for t in node.targets} <= HELP_NAMES
+        if named or (isinstance(node, ast.keyword) and node.arg in HELP_ARGUMENTS):
+            docs |= {id(inner) for inner in ast.walk(node)}
+    constants = [node for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)]
+    return frozenset(str(node.value) for node in constants), "\n".join(
+        str(node.value) for node in constants if id(node) not in docs
+    )
 
 
 def named_in(path: Path, rows: dict[str, tuple[str, ...]]) -> set[str]:
     """The rows, of name -> prefixes of variables, that a file names by either."""
-    words = constants(path)
+    words = strings(path)[0]
     variables = [word for word in words if re.fullmatch(r"[A-Z][A-Z0-9_]+", word)]
     return {name for name, prefixes in rows.items() if name in words or any(v.startswith(prefixes) for v in variables)}
 
 
-FILES = sorted(set(PACKAGE.rglob("*.py")) - set((PACKAGE / "lint").iterdir()) - LAUNCHER_ROWS)
-
-
-@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
-def test_no_file_names_two_launchers_or_two_schedulers_but_rows_and_lint(path: Path) -> None:
-    # `env` is torch's own RANK and WORLD_SIZE; PMI and PMIx are protocols that many launchers speak.
-    launchers = {key: row.prefixes for key, row in LAUNCHERS.items() if key not in {"env", "pmi", "pmix"}}
-    launchers = {key: prefixes for key, prefixes in launchers.items() if prefixes}
-    schedulers = {row.name: row.variables.prefixes for row in all_schedulers() if not row.this_machine}
-    assert len(constants(path) & set(JOB_LAUNCHERS)) < 2
-    assert len(named_in(path, launchers)) < 2
-    assert len(named_in(path, schedulers)) < 2
-
-
-OF_ENVIRONMENTS = PACKAGE / "ranks"  # the room that finds out which launcher's variables an environment has
+def test_no_file_names_two_launchers_or_two_schedulers_but_rows_and_lint() -> None:
+    found = {
+        path: [strings(path)[0] & set(JOB_LAUNCHERS), named_in(path, OF_LAUNCHERS), named_in(path, OF_SCHEDULERS)]
+        for path in FILES
+    }
+    assert {path: named for path, named in found.items() if any(len(one) > 1 for one in named)} == {}
 
 
 def test_outside_of_ranks_schedulers_and_lint_no_file_names_one_launcher_or_scheduler() -> None:
-    rows = {key: row.prefixes for key, row in LAUNCHERS.items() if row.prefixes and key not in {"env", "pmi", "pmix"}}
-    rows |= {row.name: row.variables.prefixes for row in all_schedulers() if not row.this_machine}
+    """The room `ranks` finds out which launcher's variables an environment has."""
     own = {*JOB_LAUNCHERS, *(name for row in LAUNCHERS.values() for name in row.containers)}
     named = {}
     for path in FILES:
-        if path.parent not in {OF_ENVIRONMENTS, PACKAGE / "schedulers"}:
-            found = named_in(path, rows) | (constants(path) & own) | variables_in(texts(path))
+        if path.parent not in {PACKAGE / "ranks", PACKAGE / "schedulers"}:
+            whole, text = strings(path)
+            found = named_in(path, OF_LAUNCHERS | OF_SCHEDULERS) | (whole & own) | variables_in(text)
             named[str(path.relative_to(PACKAGE))] = found
     assert {path: found for path, found in named.items() if found} == {}
 
 
-def programs_and_titles() -> set[str]:
+@functools.cache
+def programs_and_titles() -> re.Pattern[str]:
     """The words by which a text for people names a scheduler or a launcher."""
     found: set[str] = set()
     for row in all_schedulers():
         said = row.commands
-        commands = (said.submit, said.cancel, said.interactive, said.question, said.state, *said.survey)
+        commands = (said.submit, said.cancel, said.interactive, said.state, *said.survey)
         found |= {row.title, *(command[0] for command in commands if command)} if not row.this_machine else set()
     for launcher in LAUNCHERS.values():
         found |= {launcher.program, *launcher.commands, *launcher.version_words} - {""}
         found |= {command for front in launcher.front_ends for command in front.commands}
-    return found
-
-
-def texts(path: Path) -> str:
-    """All strings of a file but the docstrings and what help prints."""
-    tree = ast.parse(path.read_text())
-    holders = (ast.Module, ast.ClassDef, ast.FunctionDef)
-    bodies = [node.body[0] for node in ast.walk(tree) if isinstance(node, holders) and node.body]
-    docs = {id(first.value) for first in bodies if isinstance(first, ast.Expr)}
-    for node in ast.walk(tree):
-        named = isinstance(node, ast.Assign) and {getattr(t, "id", "") for t in node.targets} <= HELP_NAMES
-        if named or (isinstance(node, ast.keyword) and node.arg in HELP_ARGUMENTS):
-            docs |= {id(inner) for inner in ast.walk(node)}
-    constants = (node for node in ast.walk(tree) if isinstance(node, ast.Constant) and id(node) not in docs)
-    return "\n".join(node.value for node in constants if isinstance(node.value, str))
+    return re.compile(rf"(?<![\w-])({'|'.join(map(re.escape, sorted(found, key=len, reverse=True)))})(?![\w-])")
 
 
 def named_to_people(text: str) -> set[str]:
-    return {word for word in programs_and_titles() if re.search(rf"(?<![\w-]){re.escape(word)}(?![\w-])", text)}
+    return {found[0] for found in programs_and_titles().finditer(text)}
 
 
 def variables_in(text: str) -> set[str]:
     """The variables of rows that a text names."""
-    rows = [row.prefixes for key, row in LAUNCHERS.items() if key not in {"env", "pmi", "pmix"}]
-    prefixes = tuple(p for said in (*rows, *(row.variables.prefixes for row in all_schedulers())) for p in said)
+    prefixes = tuple(prefix for said in (*OF_LAUNCHERS.values(), *OF_SCHEDULERS.values()) for prefix in said)
     return {name for name in re.findall(r"\b[A-Z][A-Z0-9]*_[A-Z0-9_]+", text) if name.startswith(prefixes)}
 
 
@@ -220,7 +217,9 @@ OF_ROWS = {
 
 
 def test_errors_and_hints_take_the_names_of_programs_from_the_rows() -> None:
-    found = {str(p.relative_to(PACKAGE)): named_to_people(texts(p)) for p in FILES if p not in OF_ROWS}
+    shared = [PACKAGE / f"schedulers/{name}.py" for name in SHARED]
+    files = [*(path for path in FILES if path not in OF_ROWS), *shared]
+    found = {str(path.relative_to(PACKAGE)): named_to_people(strings(path)[1]) for path in files}
     assert {path: words for path, words in found.items() if words} == {}
 
 
@@ -233,18 +232,13 @@ def test_templates_but_the_schedulers_own_take_the_names_of_programs_and_variabl
     assert {path: words for path, words in found.items() if words} == {}
 
 
-def test_what_schedulers_share_names_no_program() -> None:
-    shared = {name: named_to_people(texts(PACKAGE / f"schedulers/{name}.py")) for name in SHARED}
-    assert {name: words for name, words in shared.items() if words} == {}
-
-
 def test_a_text_that_names_a_program_or_a_title_is_found(tmp_path: Path) -> None:
     (tmp_path / "one.py").write_text(
         '"""Of qsub."""\n\ndef f(x):\n    """Of sbatch."""\n    return f"try {x}: mpirun -n 2"\n'
     )
-    assert named_to_people(texts(tmp_path / "one.py")) == {"mpirun"}
+    assert named_to_people(strings(tmp_path / "one.py")[1]) == {"mpirun"}
     (tmp_path / "help.py").write_text('_EXAMPLE = "| qsub"\nf(help="as srun", hint="try sbatch")\n')
-    assert named_to_people(texts(tmp_path / "help.py")) == {"sbatch"}
+    assert named_to_people(strings(tmp_path / "help.py")[1]) == {"sbatch"}
     assert named_to_people("ask Grid Engine's qstat, not /x/qsub-like") == {"Grid Engine", "qstat"}
     assert variables_in("where $PBS_O_WORKDIR is, not MY_PBS_JOBID") == {"PBS_O_WORKDIR"}
 

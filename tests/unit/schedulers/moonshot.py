@@ -54,7 +54,6 @@ SCHEDULER = Scheduler(
         cancel=("mdel",),
         follow=("msub", "--after={job}", "{script}"),
         interactive=("mshell", "--now"),
-        question=("msub", "--ask"),
         state=("mstat", "{}"),
         parse_job=parse_job,
         survey=(("mqueues",),),
@@ -71,19 +70,6 @@ BARE_MODULE = '''"""Moonshot with next to nothing said of it."""
 from hpcddp.schedulers.row import Scheduler
 
 SCHEDULER = Scheduler(name="moonshot", title="Moonshot", generic_site="generic-moonshot")
-'''
-
-PARTIAL_MODULE = '''"""Moonshot with half of what can be said of it."""
-
-from hpcddp.schedulers.row import Commands, Directives, Scheduler
-
-SCHEDULER = Scheduler(
-    name="moonshot",
-    title="Moonshot",
-    generic_site="generic-moonshot",
-    directives=Directives(prefix="#MOON", options={"mail": "--tell"}, name_limits={"nodes": 15}),
-    commands=Commands(submit=("msub",)),
-)
 '''
 
 TEMPLATE = """\

@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from hpcddp.schedulers.job_id import JobId
@@ -169,7 +169,7 @@ def test_slurm_what_waits_for_a_person_is_held_and_what_waits_for_a_job_names_it
     assert (found.state, found.reason) == (state, says)
 
 
-@pytest.mark.parametrize("shown", ["102.pbs1", "103.pbs1", ""])
+@pytest.mark.parametrize("shown", ["102.pbs1", ""])
 def test_a_job_that_an_answer_neither_shows_nor_names_as_unknown_is_asked_for_alone(tmp_path: Path, shown: str) -> None:
     """OpenPBS's qstat answers for its first id alone (since December 2023)."""
     answer = '{"Jobs": {"%s": {"job_state": "R"}}}'
@@ -193,6 +193,7 @@ case $1 in 104*) exit 153 ;; *) printf '{answer}\\n' $1 ;; esac
 
 def test_torques_xml() -> None:
     jobs = by_id(parse("pbs", TORQUE))
+    assert jobs["13", "2"].state == "failed"
     assert (jobs["12", ""].state, jobs["12", ""].ends) == ("running", 1795226442 + 3600)
     assert str(jobs["13", "2"].id) == "13[2].head"
 
@@ -258,7 +259,6 @@ _JSON = st.recursive(st.none() | st.booleans() | st.integers() | st.text(max_siz
 _FIELDS = st.sampled_from(["job_state", "comment", "Exit_status", "stime", "Resource_List", "estimated", "substate"])
 
 
-@settings(max_examples=200)
 @given(st.dictionaries(st.sampled_from(["1.a", "2[].b", "3[4].c", "x"]), st.dictionaries(_FIELDS, _JSON) | _JSON))
 def test_pbs_values_of_any_type(jobs: dict[str, object]) -> None:
     found = parse("pbs", json.dumps({"Jobs": jobs}))
@@ -292,11 +292,6 @@ def test_torque_is_asked_in_its_own_words_where_it_does_not_know_the_first(tmp_p
     program.chmod(0o755)
     found = ask_jobs("pbs", ["12.head", "13[].head"], {"PATH": f"{tmp_path}:/usr/bin:/bin"})
     assert [str(job.id) for job in found.jobs] == ["12.head", "13[2].head"]
-
-
-def test_torques_completed_jobs_have_ended() -> None:
-    text = "<Data><Job><Job_Id>9.head</Job_Id><job_state>C</job_state><exit_status>{}</exit_status></Job></Data>"
-    assert [by_id(parse("pbs", text.format(n)))["9", ""].state for n in (0, 1)] == ["finished", "failed"]
 
 
 @pytest.mark.parametrize("name", ["pbs", "gridengine"])

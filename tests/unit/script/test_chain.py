@@ -189,11 +189,9 @@ def test_a_run_goes_on_until_it_is_finished_although_an_attempt_is_killed(schedu
     assert "attempt 3 of at most 5, from step 7" in ends[2].said
 
 
-@pytest.mark.parametrize("scheduler", ["pbs", "slurm", "gridengine"])
-def test_a_follow_up_is_found_behind_a_sites_banner(scheduler, tmp_path):
-    server = Server(tmp_path, scheduler)
+def test_a_follow_up_is_found_behind_a_sites_banner(pbs, tmp_path):
     (tmp_path / "banner").write_text("\n-----\n  Welcome to the Example3 Supercomputer\n--> Checking 3 things...OK\n")
-    (end,) = server.run("finished 9")
+    (end,) = pbs.run("finished 9")
     assert "job 42" in end.said
     assert (tmp_path / "cancelled").read_text().startswith("42")
 
@@ -214,12 +212,6 @@ def test_a_chain_goes_on_behind_a_job_that_was_killed_between_two_runs_of_its_sc
     assert "nothing is left to do: 43.pbs1 is cancelled" in ends[1].said
 
 
-def test_a_job_s_run_that_is_finished_does_not_end_the_chain_of_what_its_script_does_then(pbs):
-    ends = pbs.run("finished 7+tuned=3", "done +tuned=5", "done +tuned=5", "done +tuned=9")
-    assert [end.status for end in ends] == [0, 0, 0, 1]
-    assert "no progress: attempt 43.pbs1.1 began and ended at step 12" in ends[3].said
-
-
 def test_the_same_step_twice_ends_the_chain_without_a_launch(pbs):
     ends = pbs.run("unfinished 5", "killed 5", "finished 9")
     assert [end.status for end in ends] == [0, -9, 1]
@@ -233,8 +225,6 @@ def test_an_attempt_that_was_killed_before_its_first_checkpoint_ends_the_chain(p
     ends = pbs.run("killed", "finished 9")
     assert [end.status for end in ends] == [-9, 1]
     assert "attempt 41.pbs1.1 ended before its first checkpoint" in pbs.state["reason"]
-    ends = pbs.run("killed", "finished 9")  # what is there is of another attempt
-    assert [end.status for end in ends] == [-9, 1]
 
 
 def test_a_failed_attempt_cancels_its_follow_up_and_keeps_its_status(pbs):
@@ -250,15 +240,12 @@ def test_a_job_that_was_killed_behind_its_training_is_followed_once(pbs):
     assert "attempt 2 of at most 5, from step 9" in ends[1].said
     assert "no step is left, and attempt 42.pbs1.1 did not end well after that" in ends[2].said
     assert pbs.state["status"] == "finished"
-    ends = pbs.run("killed-finished 19", "finished 19")
-    assert [end.status for end in ends] == [-9, 0]
 
 
 @pytest.mark.parametrize(
     ("by_another", "statuses", "said", "state"),
     [
         ("finished 9", [0, 0], "the chain ends here: attempt 43.pbs1.1 has finished the run at step 9", "finished"),
-        ("unfinished 7", [0, 0], "attempt 2 of at most 5, from step 7", "finished"),
         ("failed 7", [0, 1], "the chain ends here: attempt 43.pbs1.1 failed at step 7: as told", "failed"),
     ],
 )
@@ -296,13 +283,6 @@ def test_a_chain_that_a_rank_of_launch_has_submitted_is_one_chain(pbs):
     assert "HPCDDP_LAUNCH" not in (pbs.folder / "variables").read_text()
 
 
-def test_submitting_again_begins_a_new_chain_on_the_same_run(pbs):
-    assert len(pbs.run("unfinished 5", "unfinished 7", chain="2")) == 2
-    ends = pbs.run("unfinished 8", "finished 9", chain="2")
-    assert [end.status for end in ends] == [0, 0]
-    assert "attempt 1 of at most 2, from step 7" in ends[0].said
-
-
 def test_a_server_that_takes_no_follow_up_is_told_with_the_command_and_the_training_runs(pbs):
     pbs_run = pbs._run
 
@@ -319,33 +299,19 @@ def test_a_server_that_takes_no_follow_up_is_told_with_the_command_and_the_train
     assert pbs.state["status"] == "unfinished"
 
 
-def test_a_relative_folder_is_the_same_for_every_attempt(pbs):
-    assert [end.status for end in pbs.run("unfinished 5", "unfinished 7", "finished 9", workdir="sub")] == [0, 0, 0]
-    assert pbs.run_dir == pbs.folder / "home/sub/runs/long"
-
-
-@pytest.mark.parametrize(
-    ("scheduler", "launcher", "runtime", "starts"),
-    [("pbs", "openmpi", "apptainer", "mpirun"), ("slurm", "srun", "pyxis", "srun")],
-)
-def test_in_a_job_with_a_container_only_the_ranks_run_in_there(scheduler, launcher, runtime, starts, tmp_path):
-    server = Server(tmp_path, scheduler)
-    container = {"container": "torch.sif", "container_runtime": runtime, "python": sys.executable}
-    ends = server.run("unfinished 5", "finished 7", launcher=launcher, **container)
+def test_in_a_job_with_a_container_only_the_ranks_run_in_there(tmp_path):
+    server = Server(tmp_path, "slurm")
+    container = {"container": "torch.sif", "container_runtime": "pyxis", "python": sys.executable}
+    ends = server.run("unfinished 5", "finished 7", launcher="srun", workdir="sub", **container)
     assert [end.status for end in ends] == [0, 0]
-    started = (tmp_path / "started").read_text().splitlines()
-    assert started == [f"{starts} exec"] * 2
+    assert (tmp_path / "started").read_text().splitlines() == ["srun exec"] * 2
+    assert server.run_dir == server.folder / "home/sub/runs/long", "a relative folder is the same for each attempt"
 
 
 def test_a_program_that_writes_no_state_is_not_continued(pbs):
     ends = pbs.run("nothing")
     assert [end.status for end in ends] == [0]
     assert (pbs.folder / "cancelled").read_text() == "42.pbs1\n"
-
-
-def test_a_state_of_another_attempt_says_nothing_of_this_one(pbs):
-    assert [end.status for end in pbs.run("unfinished 5", chain=None)] == [85]
-    assert [end.status for end in pbs.run("nothing", chain=None)] == [0]
 
 
 @pytest.mark.parametrize(
@@ -370,11 +336,6 @@ def test_slurm_appends_to_the_output_of_a_job_that_starts_again_or_goes_on():
     for asked in ({"chain": "5"}, {"requeue": "true"}):
         assert "#SBATCH --open-mode=append\n" in script("generic-slurm", **asked)
     assert "--open-mode" not in script("generic-slurm")
-
-
-def test_a_file_that_each_attempt_writes_anew_is_said():
-    assert any("writes job.log anew" in r for r in plan("generic-pbs", chain="5", output="job.log").remarks)
-    assert not any("anew" in r for r in plan("generic-slurm", chain="5", output="job.log").remarks)
 
 
 STOPPED, DONE, FAILED = (RunState(status, 8, 0, "as told", "7.1") for status in ("unfinished", "finished", "failed"))

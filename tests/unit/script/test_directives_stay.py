@@ -13,7 +13,7 @@ from hpcddp.errors import RequestError
 from hpcddp.lint.directives import read_gridengine, read_pbs, read_slurm
 from hpcddp.runs.command import nearest_name
 
-from .conftest import ENOUGH, StubbedNode, script
+from .conftest import ENOUGH, script
 from .test_nothing_becomes_code import quickly, texts
 
 briefly = settings(quickly, max_examples=settings.default.max_examples // 5)  # each example is two renders
@@ -113,18 +113,6 @@ def test_a_raw_directive_is_one_option_or_refused(site, option, word):
     odd = directives(site, directives=[value])
     assert {name: odd[name] for name in plain} == plain
     assert len(odd) <= len(plain) + 1 + value.count(",")  # -l a=1,b=2 are two resources
-
-
-@briefly
-@given(arguments=st.lists(texts, min_size=1, max_size=5), value=texts)
-def test_arguments_reach_the_program_under_grid_engine_too(node: StubbedNode, arguments, value):
-    asked = {**READERS["generic-gridengine"][1], "name": "odd", "command": ["prog", *arguments], "env": {"ODD": value}}
-    text = script("generic-gridengine", node.planned_by, **asked)
-    done = node.run(text, JOB_ID="77", PE_HOSTFILE=str(node.folder / "nodefile"))
-    assert done.returncode == 0, done.stderr
-    assert node.arguments == ["prog", *arguments]
-    assert node.environment["ODD"] == value
-    assert not list(node.folder.rglob("PWNED"))
 
 
 @pytest.mark.parametrize("read", [read_pbs, read_slurm])

@@ -1,14 +1,14 @@
-"""Where each line came from, and what changes between sites; and that neither text is a job."""
+"""Where each line of a script came from; and that the text is no job."""
 
 from __future__ import annotations
 
-import json
 import subprocess
 
 import pytest
 
+from hpcddp.cli.main import main
 from hpcddp.lint.directives import read_gridengine, read_pbs, read_slurm
-from hpcddp.script.explain import compare_plans, explain_script
+from hpcddp.script.explain import explain_script, list_sources
 from hpcddp.script.plan import plan_job
 from hpcddp.script.site_file import SiteChoice, open_site
 from hpcddp.script.spec import read_spec
@@ -61,46 +61,23 @@ def test_a_derived_value_is_followed_to_what_it_is_worked_out_from():
     assert launch == "--nodes; --ranks_per_node"
 
 
-def test_a_plan_carries_where_each_value_came_from():
-    sources = plan("abci3", nodes="3", venv="/v", env={"A": "1"}).sources
+def test_each_value_of_a_plan_has_its_source():
+    sources = list_sources(plan("abci3", nodes="3", venv="/v", env={"A": "1"}))
     assert (sources["nodes"], sources["python"], sources["env.A"]) == ("--nodes", "--venv", "--env")
     assert sources["walltime"].startswith("site abci3: walltime")
     assert sources["ranks_per_node"] == "default: one per GPU"
 
 
-@pytest.mark.parametrize("site", ENOUGH)
-def test_no_scheduler_takes_an_explanation_or_a_comparison_for_a_job(site):
-    both = (plan(site), script(site)), (plan("generic-pbs", account=None), script("generic-pbs"))
-    for text in (explain_script(plan(site)), compare_plans(*both)):
-        assert read_pbs(text).refusals
-        assert read_slurm(text).refusals
-        assert subprocess.run(["bash"], input=text, text=True, capture_output=True, check=False).returncode == 2
-        assert read_gridengine(text).options[0].name == "-hpcddp-explains-and-queues-nothing"
+def test_no_scheduler_and_no_shell_takes_an_explanation_for_a_job():
+    text = explain_script(plan("generic-pbs"))
+    assert read_pbs(text).refusals
+    assert read_slurm(text).refusals
+    assert subprocess.run(["bash"], input=text, text=True, capture_output=True, check=False).returncode == 2
+    assert read_gridengine(text).options[0].name == "-hpcddp-explains-and-queues-nothing"
 
 
-def test_a_comparison_says_which_decisions_differ_and_how_the_scripts_do():
-    one, two = plan("generic-pbs", nodes="2"), plan("generic-slurm", nodes="2")
-    text = compare_plans((one, script("generic-pbs", nodes="2")), (two, script("generic-slurm", nodes="2")))
-    assert "scheduler  pbs          slurm\n" in text
-    assert "launcher   openmpi      srun\n" in text
-    assert "\n-#PBS -l walltime=01:00:00\n" in text
-    assert "\n+#SBATCH --time=01:00:00\n" in text
-    assert "\nnodes " not in text
-
-
-def test_both_are_printed_when_asked_for(run, tmp_path):
+def test_it_is_printed_when_asked_for(capsys):
     request = ["--site", "generic-pbs", "--gpus-per-node", "1", "--cpus-per-rank", "2", "--walltime", "1:00:00"]
-
-    def render(*words: str):
-        return run(["hpcddp", "render", *request, *words, "--", "true"], cwd=tmp_path, env={"HOME": str(tmp_path)})
-
-    assert "| --walltime\n" in render("--explain").stdout
-    assert "+++ generic-slurm\n" in render("--diff", "generic-slurm").stdout
-    lines = json.loads(render("--explain", "--json").stdout)["lines"]
-    assert {"text": "#PBS -l walltime=01:00:00", "sources": ["--walltime"]} in lines
-    record = json.loads(render("--diff", "generic-slurm", "--json").stdout)
-    assert record["differing"]["launcher"] == ["openmpi", "srun"]
-    assert "+++ generic-slurm" in record["script_diff"]
-    assert render("--json").returncode == 2
-    assert render("--diff", "generic-pbs").returncode == 2
-    assert render("--diff", "nowhere").returncode == 3
+    assert main(["render", "--explain", "--no-check", *request, "--", "true"]) == 0
+    assert "| --walltime\n" in capsys.readouterr().out
+    assert main(["render", "--explain", "--interactive", *request, "--", "true"]) == 2

@@ -176,9 +176,8 @@ def test_render_checks_unless_told_not_to(run, tmp_path):
     def render(*words: str):
         return run(["hpcddp", "render", "--site", "local", *words], cwd=tmp_path, env={"HOME": str(tmp_path)})
 
-    for option in ([], ["--check"]):
-        done = render(*option, "--", "python", "missing.py")
-        assert (done.returncode, done.stdout.splitlines()[0]) == (2, "#PBS hpcddp-render-failed")
-        assert len(done.stderr.splitlines()) == 3  # the site; what is so; the hint
-        assert "--no-check" in done.stderr
+    done = render("--", "python", "missing.py")
+    assert (done.returncode, done.stdout.splitlines()[0]) == (2, "#PBS hpcddp-render-failed")
+    assert len(done.stderr.splitlines()) == 3  # the site; what is so; the hint
+    assert "--no-check" in done.stderr
     assert render("--no-check", "--", "python", "missing.py").stdout.startswith("#!/bin/bash\n")

@@ -89,9 +89,7 @@ def test_an_empty_file_asks_for_nothing():
         ("modules", "unuse", "'unuse' without what it needs: 'unuse'\nhint: unuse NAME$"),
         ("exclusive", "yes", "'yes' is not known\nhint: exclusive: true$"),
         ("requeue", "off", "hint: requeue: false$"),
-        ("launcher", "mpirun", "'mpirun' is not known\nhint: launcher: openmpi$"),
-        ("launcher", "mpiexec", "hint: launcher: mpich, or launcher: pals$"),
-        ("launcher", "slurm", "hint: launcher: srun$"),
+        ("launcher", "mpirun", "'mpirun' is not known\nhint: one of openmpi, "),
         ("launcher", "opnmpi", "did you mean 'openmpi'"),
         ("env", "A=1", "not a mapping"),
         ("env", {"1A": "x"}, "not a variable's name"),
@@ -124,72 +122,37 @@ def test_each_unknown_key_is_named_with_the_nearest_one():
     assert error.value.hint == "known keys: docs/job-file.md"
 
 
-@pytest.mark.parametrize("word", ["|", "&&", ";", ">", "<", "2>&1", ">out", "data;", "&"])
+@pytest.mark.parametrize("word", ["|", "&&", ">", "2>&1", "data;"])
 def test_an_operator_of_the_shells_in_a_commands_text_stands_in_quotes(word):
     with pytest.raises(RequestError, match=rf"has '{re.escape(word)}', and no shell .*\nhint: command: bash -c"):
         read_spec({"command": (f"python train.py 'a b' {word} more", "command in job.yaml")})
-    for text in (
-        f"python train.py '{word}' more",
-        f'python train.py "a {word} b"',
-        r"python \> x",
-        "python a|b c&d=1 x>5",
-    ):
-        read_spec({"command": (text, "command in job.yaml")})
     assert read_spec({"command": (["python", word], "the command after --")}).command == ("python", word)
 
 
 @pytest.mark.parametrize("text", ["export A=1\npython train.py\n", "python a.py\n\npython b.py", "python 'a\nb'\n--x"])
-@pytest.mark.parametrize("where", ["command in job.yaml", "--set command"])
-def test_a_commands_text_of_several_lines_is_refused(text, where):
+def test_a_commands_text_of_several_lines_is_refused(text):
     with pytest.raises(RequestError, match=r"command.* has \d lines, and no shell .*\nhint: .*command.*bash -c '…'"):
-        read_spec({"command": (text, where)})
-
-
-def test_a_backslash_at_the_end_of_a_commands_line_joins_the_next_one_on():
-    text = "python train.py \\\n    --lr 0.1 \\\n --note 'it is\n\\\nso' \"a\\\nb\" \\\\\n"
-    words = ("python", "train.py", "--lr", "0.1", "--note", "it is\n\\\nso", "ab", "\\")
-    assert read_spec({"command": (text, "command in job.yaml")}).command == words
+        read_spec({"command": (text, "command in job.yaml")})
 
 
 @pytest.mark.parametrize(
-    "text",
+    ("text", "words"),
     [
-        "# it's the long run\npython train.py --lr 0.1\n",
-        "python train.py --lr 0.1 # was 0.2, it's too much\n# --epochs 9\n",
-        "python train.py \\\n  # --wd '3 \\\n  --lr 0.1 \\\n  #--epochs 9",
-        "python train.py --lr 0.1 #",
-    ],
-    ids=["in front", "behind", "an option that is left out", "empty"],
-)
-def test_a_comment_is_no_part_of_a_commands_text(text):
-    found = read_spec({"command": (text, "command in job.yaml")}).command
-    assert found == ("python", "train.py", "--lr", "0.1")
-
-
-def test_a_number_sign_in_a_word_or_in_quotes_is_no_comment():
-    text = "bash -c 'a # b\n# c\nd' a#b \\# \"# e\""
-    assert read_spec({"command": (text, "x")}).command == ("bash", "-c", "a # b\n# c\nd", "a#b", "#", "# e")
-
-
-@pytest.mark.parametrize(
-    ("text", "says"),
-    [
-        ("# the long run python train.py", "command has nothing but a comment: # the long run python train.py"),
-        ("python train.py --color #ff0000", "command has '#ff0000', which is a comment or an argument"),
+        ("python train.py --note 'a b'", ["python", "train.py", "--note", "a b"]),
+        ("python a|b c&d=1 x>5 '|' \"a > b\" \\>", ["python", "a|b", "c&d=1", "x>5", "|", "a > b", ">"]),
+        (
+            "python train.py \\\n    --lr 0.1 \\\n --note 'it is\n\\\nso' \"a\\\nb\" \\\\\n",
+            ["python", "train.py", "--lr", "0.1", "--note", "it is\n\\\nso", "ab", "\\"],
+        ),
+        ("# it's the long run\npython train.py --lr 0.1\n", ["python", "train.py", "--lr", "0.1"]),
+        ("python t.py 0.1 # was 0.2, it's too much\n# --epochs 9\n", ["python", "t.py", "0.1"]),
+        ("python t.py \\\n  # --wd '3 \\\n  --lr 0.1 \\\n  #--epochs 9", ["python", "t.py", "--lr", "0.1"]),
+        ("bash -c 'a # b\n# c\nd' a#b \\# \"# e\"", ["bash", "-c", "a # b\n# c\nd", "a#b", "#", "# e"]),
+        ("# the long run python train.py", []),
     ],
 )
-def test_a_comment_that_may_be_the_command_or_an_argument_is_refused(text, says):
-    with pytest.raises(RequestError, match=says):
-        read_spec({"command": (text, "command")})
-
-
-def test_a_commands_text_is_split_like_a_shell_line():
-    assert read_spec({"command": ("python train.py --note 'a b'", "x")}).command == (
-        "python",
-        "train.py",
-        "--note",
-        "a b",
-    )
+def test_a_commands_text_is_split_like_a_shell_line_without_its_comments(text, words):
+    assert read_spec({"command": (text, "command in job.yaml")}).command == tuple(words)
 
 
 def test_no_words_at_all_can_be_asked_for():

@@ -6,7 +6,6 @@ import pytest
 
 from hpcddp.cli.layout import format_layout
 from hpcddp.errors import RequestError
-from hpcddp.script.explain import explain_script
 from hpcddp.script.jobplan import list_placements, plan_record
 
 from .conftest import plan, script
@@ -44,31 +43,21 @@ def test_where_the_launcher_shows_each_rank_its_gpu_it_shows_all_of_them() -> No
     assert "--gpus-per-task=2 --gpu-bind=closest" in script("frontier", **asked, gpus_per_rank="2")
 
 
-def test_it_is_kept_and_explained() -> None:
-    job = plan("abci3", gpus_per_rank="2")
-    assert plan_record(job)["gpus_per_rank"] == 2
-    [line] = [line for line in explain_script(job).splitlines() if "export HPCDDP_GPUS_PER_RANK" in line]
-    assert line.endswith("| --gpus_per_rank")
+def test_it_is_kept() -> None:
+    assert plan_record(plan("abci3", gpus_per_rank="2"))["gpus_per_rank"] == 2
 
 
 @pytest.mark.parametrize(
     ("site", "asked", "words", "hint"),
     [
-        ("abci3", {"gpus_per_rank": "3"}, "2 ranks per node take 6 GPUs, and a node has 8", "--gpus-per-node 6"),
+        ("abci3", {"gpus_per_rank": "3"}, "2 ranks per node take 6 GPUs, and a node has 8", "leave out gpus_per_rank"),
         (
             "abci3",
             {"gpus_per_rank": "2", "ranks_per_node": "8"},
             "8 ranks per node take 16 GPUs, and a node has 8",
-            "--ranks-per-node 4",
-        ),
-        (
-            "abci3",
-            {"gpus_per_rank": "2", "ranks_per_node": "2"},
-            "2 ranks per node take 4 GPUs, and a node has 8",
-            "--gpus-per-node 4",
+            "leave out gpus_per_rank or ranks_per_node",
         ),
         ("abci3", {"gpus_per_rank": "2", "queue": "rt_HG"}, "a node has 1 GPU here", "leave out gpus_per_rank"),
-        ("generic-slurm", {"gpus_per_rank": "4"}, "a node has 2 GPUs here", "--gpus-per-node 4, or leave out"),
     ],
 )
 def test_what_contradicts_the_node_or_its_ranks_is_refused(site: str, asked: dict, words: str, hint: str) -> None:

@@ -34,14 +34,15 @@ def directives(text: str) -> list[str]:
 
 
 # Those of the other sites differ in their directives, which the next test reads.
-SHORT = {"local", "generic-slurm"}
+SHORT = {"generic-slurm", "generic-gridengine"}
+many = st.lists(texts, min_size=20, max_size=60)  # since each job is a second of its own
 
 
 @pytest.mark.parametrize(
     "site", [pytest.param(site, marks=[] if site in SHORT else pytest.mark.slow) for site in SITES]
 )
-@quickly
-@given(arguments=st.lists(texts, min_size=1, max_size=5), value=texts)
+@settings(quickly, max_examples=settings.default.max_examples // 10)
+@given(arguments=many, value=texts)
 def test_arguments_and_variables_reach_the_program_byte_for_byte(site, node: StubbedNode, arguments, value):
     text = script(site, node.planned_by, command=["prog", *arguments], env={"ODD": value}, name="odd")
     done = node.run(text)

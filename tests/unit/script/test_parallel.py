@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from hpcddp.errors import RequestError
-from hpcddp.script.explain import explain_script
 from hpcddp.script.jobplan import plan_record
 
 from .conftest import plan, script
@@ -18,13 +17,6 @@ def test_the_ranks_get_it_in_a_variable_that_the_launcher_forwards() -> None:
     assert "export HPCDDP_PARALLEL=data=-1,shard=8" in lines
     assert any("-x HPCDDP_PARALLEL" in line for line in lines)
     assert "HPCDDP_PARALLEL" not in script("abci3", nodes="4")
-
-
-def test_an_explanation_names_the_key_that_it_came_from() -> None:
-    [line] = [
-        line for line in explain_script(plan("abci3", parallel="fsdp")).splitlines() if "export HPCDDP_PARALLEL" in line
-    ]
-    assert line.endswith("| --parallel")
 
 
 def test_the_plan_has_it() -> None:

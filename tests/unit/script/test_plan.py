@@ -12,13 +12,6 @@ from hpcddp.script.site import Limit, Queue, Site, check_limits
 
 from .conftest import PLANNED_BY, plan, script
 
-ONE_RANK = ("--rank", "0", "--world-size", "2")
-
-
-def test_a_command_that_numbers_the_ranks_of_one_node_may_say_which_node_it_is():
-    assert plan("abci3", nodes="1", ranks="node", command=["python", "x.py", *ONE_RANK]).rank_maker == "the command"
-    assert plan("abci3", nodes="2", independent="true", command=["python", "x.py", *ONE_RANK]).world_size == 16
-
 
 def test_abci_gets_one_rank_per_gpu_and_its_share_of_the_cores():
     job = plan("abci3", nodes="4")
@@ -38,35 +31,22 @@ def test_abci_gets_one_rank_per_gpu_and_its_share_of_the_cores():
         ("abci3", {"nodes": "129"}, ["1 to 128 nodes", "129", "docs.abci.ai", "--nodes 128"]),
         ("abci3", {"nodes": "2", "queue": "rt_HG"}, ["takes 1 node", "--queue rt_HF"]),
         ("abci3", {"walltime": "168:00:01"}, ["168:00:00", "168:00:01", "--walltime 168:00:00"]),
-        ("abci3", {"ranks_per_node": "193"}, ["193 ranks do not fit", "--ranks-per-node 192"]),
+        ("abci3", {"ranks_per_node": "193"}, ["193 ranks of 1 CPU do not fit", "--ranks-per-node 192"]),
         ("abci3", {"cpus_per_rank": "25"}, ["8 ranks of 25 CPUs", "--cpus-per-rank 24"]),
         ("abci3", {"gpus_per_node": "9"}, ["a node has 8", "--gpus-per-node 8"]),
         ("abci3", {"launcher": "srun"}, ["srun does not work", "openmpi"]),
         ("abci3", {"global_batch": "7"}, ["cannot be split over 8 ranks"]),
-        ("abci3", {"python": "bin/python"}, ["not an absolute path"]),
+        ("abci3", {"python": "python3"}, ["is no path of an interpreter"]),
         ("abci3", {"python": "/a", "venv": "/b"}, ["both python"]),
         ("abci3", {"command": []}, ["no command"]),
         ("abci3", {"command": ["mpirun", "x.py"]}, ["starts its own ranks", "-- python train.py"]),
         ("abci3", {"command": ["torchrun", "--nnodes=4", "x.py"]}, ["--nnodes 4, but the job has 1", "--nodes 4"]),
-        ("abci3", {"command": ["deepspeed", "x.py"]}, ["starts its own ranks"]),
         ("abci3", {"command": ["fabric", "run", "x.py"]}, ["starts its own ranks with fabric run"]),
-        ("abci3", {"command": ["lightning", "run", "model", "x.py"]}, ["starts its own ranks with lightning run"]),
-        ("abci3", {"command": ["composer", "-n", "8", "x.py"]}, ["starts its own ranks with composer"]),
-        ("abci3", {"command": ["horovodrun", "-np", "8", "python", "x.py"]}, ["its own ranks with horovodrun"]),
-        ("abci3", {"command": ["colossalai", "run", "x.py"]}, ["starts its own ranks with colossalai run"]),
         ("abci3", {"command": ["python", "-m", "composer.cli.launcher", "x.py"]}, ["-m composer.cli.launcher"]),
-        ("abci3", {"command": ["/opt/bin/mpirun", "x"]}, ["starts its own ranks"]),
         ("abci3", {"command": ["mpirun", "-n", "2", "torchrun", "x.py"]}, ["starts its own ranks with mpirun"]),
-        ("abci3", {"command": ["env", "A=1", "mpirun", "x.py"]}, ["starts its own ranks with mpirun"]),
-        ("abci3", {"command": ["numactl", "-l", "deepspeed", "x.py"]}, ["starts its own ranks with deepspeed"]),
-        ("abci3", {"command": ["torchx", "run", "-s", "slurm", "dist.ddp"]}, ["its own ranks with torchx run"]),
-        ("abci3", {"command": ["python", "x.py", *ONE_RANK]}, ["--rank 0 --world-size 2", "--rank {rank}"]),
-        ("abci3", {"command": ["torchrun", "x.py", *ONE_RANK]}, ["--rank 0 --world-size 2", "leave both out"]),
-        (
-            "abci3",
-            {"command": ["python", "x.py", *ONE_RANK], "ranks": "node", "nodes": "2"},
-            ["--rank 0 --world-size 2", "leave both out, and read RANK"],
-        ),
+        ("abci3", {"command": ["env", "A=1", "/opt/bin/mpirun", "x.py"]}, ["starts its own ranks with mpirun"]),
+        ("abci3", {"command": ["cd", "x"]}, ["begins with 'cd', which is no program", "-- bash -c"]),
+        ("abci3", {"command": ["A=1", "python", "x.py"]}, ["begins with 'A=1', which is no program"]),
         ("abci3", {"env": {"RANK": "0"}}, ["env RANK is set by"]),
         ("abci3", {"env": {"PYTHONPATH": "x"}}, ["pythonpath"]),
         ("local", {"nodes": "2"}, ["takes 1 node", "--nodes 1"]),
@@ -89,21 +69,9 @@ def test_a_fact_that_nobody_gave_is_a_site_error_naming_the_option(site, missing
         plan(site, **{missing: None})
 
 
-@pytest.mark.parametrize(
-    ("nodes", "batch", "words"),
-    [
-        (
-            "3",
-            "256",
-            "256 = 24 ranks x 10 to 11 samples in 1 micro batch, 97% of the devices' time used; evenly on 1 or",
-        ),
-        ("4", "256", "global batch 256 = 32 ranks x 8 x 1"),
-    ],
-)
-def test_an_uneven_split_is_told_with_the_numbers_of_nodes_near_by_that_split_evenly(nodes, batch, words):
-    [told] = [remark for remark in plan("abci3", nodes=nodes, global_batch=batch).remarks if "global batch" in remark]
-    assert words in told
-    assert told.endswith("evenly on 1 or 2 or 4 nodes" if nodes == "3" else words)
+def test_how_a_global_batch_is_dealt_is_told():
+    [told] = [remark for remark in plan("abci3", nodes="3", global_batch="256").remarks if "global batch" in remark]
+    assert told.startswith("global batch 256 = 24 ranks x 10 to 11 samples in 1 micro batch, 97% of")
 
 
 def test_the_nearest_request_that_fits_is_taken_from_the_rules_of_the_size():
@@ -139,12 +107,9 @@ def test_node_hours_bound_the_walltime_of_large_jobs():
     ("name", "nearest"),
     [
         ("a b", "a_b"),
-        ("a/b", "a_b"),
         ("../x", "_x"),
-        ("runs/train", "runs_train"),
         (".hidden", "hidden"),
         ("-x", "x"),
-        ("lr=1e-3", "lr_1e-3"),
         ("実験", "_"),
         ("train.7", "train_7"),
         ("train.old1", "train_old1"),
@@ -175,11 +140,6 @@ def test_two_sweeps_of_one_command_have_two_names_and_a_single_point_is_called_a
     assert name(lr=["1"]) == "t-lr1"
 
 
-def test_a_job_without_a_name_is_called_after_its_command():
-    job = plan("abci3", command=["python", "train.py", "--lr", "1e-3"])
-    assert (job.name, job.job_name, job.run_dir) == ("train-lr1e-3", "train-lr1e-3", "runs/train-lr1e-3")
-
-
 def test_ranks_may_outnumber_this_machines_cores():
     job = plan("local", ranks_per_node="50")
     assert (job.world_size, job.cpus_per_rank, job.threads_per_rank) == (50, 1, 1)
@@ -192,24 +152,10 @@ def test_no_line_grows_with_the_number_of_nodes(size):
     assert f"--nodes={size}\n" in text
 
 
-def test_the_largest_site_takes_its_largest_job():
-    frontier = {"account": "a", "walltime": "12:00:00"}
-    small, large = (script("frontier", **frontier, nodes=n) for n in ("184", "9408"))
-    assert len(large) - len(small) < 20
-    assert "#SBATCH --nodes=9408\n" in large
-
-
 def test_torchrun_is_started_once_per_node_and_only_on_several_nodes_by_a_launcher():
     one, three = plan("generic-slurm", launcher="torchrun"), plan("generic-slurm", launcher="torchrun", nodes="3")
     assert (one.outer_launcher, three.outer_launcher, three.processes, three.cpus_per_process) == ("", "srun", 3, 16)
     assert plan("abci3", launcher="torchrun", nodes="3").outer_launcher == "openmpi"
-
-
-def test_gpus_given_to_each_task_are_remarked_on():
-    shape = {"nodes": "2", "gpus_per_node": "4", "cpus_per_rank": "8", "walltime": "1:00:00"}
-    asked = plan("generic-slurm", **shape, directives=["--gpus-per-task=1"])
-    assert any("shows each rank one GPU" in remark for remark in asked.remarks)
-    assert not any("shows each rank one GPU" in remark for remark in plan("generic-slurm", **shape).remarks)
 
 
 @pytest.mark.parametrize(

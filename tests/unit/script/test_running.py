@@ -12,25 +12,23 @@ from .conftest import StubbedNode, script
 SITES = ["local", "generic-pbs", "generic-slurm"]
 
 
-@pytest.mark.parametrize("launcher", [None, "openmpi", "mpich", "intelmpi", "torchrun"])
-@pytest.mark.parametrize("site", SITES)
+@pytest.mark.parametrize(
+    ("site", "launcher"),
+    [("local", "intelmpi"), ("generic-pbs", "mpich"), ("generic-pbs", "torchrun"), ("generic-slurm", None)],
+)
 def test_the_scripts_status_is_the_commands_although_its_output_goes_through_the_supervisor(
     site, launcher, node: StubbedNode
 ):
-    text = script(site, node.planned_by, launcher=launcher)
-    done = node.run(text, STUB_STATUS="7")
+    done = node.run(script(site, node.planned_by, launcher=launcher), STUB_STATUS="7")
     assert done.returncode == 7
     assert b"ended with status 7" in done.stderr
-    assert node.run(text).returncode == 0
 
 
 @pytest.mark.parametrize(
     ("nodes", "exported", "status"),
     [
-        ("2", "PET_STANDALONE=1", 4),
         ("2", "PET_RDZV_CONF=is_host=1", 4),
         ("2", "PET_STANDALONE=0", 0),
-        ("2", "PET_MAX_RESTARTS=1", 0),
         ("1", "PET_STANDALONE=1", 0),
     ],
 )
@@ -45,7 +43,7 @@ def test_agents_that_would_not_meet_for_an_exported_variable_are_not_started(
     assert (node.folder / "runs").exists() is (status == 0)
 
 
-@pytest.mark.parametrize("site", SITES)
+@pytest.mark.parametrize("site", ["local", "generic-slurm"])
 def test_the_run_folder_gets_what_the_script_says(site, node: StubbedNode):
     text = script(site, node.planned_by, name="x", ranks_per_node="3", nodes="1", global_batch="12")
     assert node.run(text.replace("3 ", "5 ").replace("train.py", "other.py")).returncode == 0
@@ -76,14 +74,8 @@ def test_each_start_of_a_job_is_an_attempt_of_its_own(site, variables, attempt, 
 
 def test_a_job_that_is_started_again_has_an_attempt_of_its_own(node: StubbedNode):
     text = script("generic-slurm", node.planned_by, name="x")
-    for number in (1, 2, 3):
-        assert node.run(text).returncode == 0
-        assert node.environment["HPCDDP_ATTEMPT"] == f"77.{number}"
-
-
-def test_a_local_attempt_is_named_by_time_and_process(node: StubbedNode):
-    assert node.run(script("local", node.planned_by)).returncode == 0
-    assert node.environment["HPCDDP_ATTEMPT"].startswith("local-20")
+    assert [node.run(text).returncode for _ in range(2)] == [0, 0]
+    assert node.environment["HPCDDP_ATTEMPT"] == "77.2"
 
 
 @pytest.mark.parametrize("site", SITES)
@@ -108,9 +100,9 @@ def test_slurms_own_end_time_is_the_deadline_where_it_is_known(node: StubbedNode
     assert node.environment["HPCDDP_DEADLINE"] == "1900000000"
 
 
-def test_this_machine_has_a_deadline_only_where_one_was_asked_for(node: StubbedNode):
-    """Nothing ends a job here: the progress line would show a walltime that nobody gave."""
+def test_on_this_machine_an_attempt_is_named_by_its_time_and_has_no_deadline_that_nobody_gave(node: StubbedNode):
     assert node.run(script("local", node.planned_by)).returncode == 0
+    assert node.environment["HPCDDP_ATTEMPT"].startswith("local-20")
     assert node.environment["HPCDDP_DEADLINE"] == ""
 
 
@@ -169,7 +161,7 @@ exit 7
 """
 
 
-@pytest.mark.parametrize("signal", ["HUP", "TERM", "INT", "USR1", "USR2"])
+@pytest.mark.parametrize("signal", ["TERM", "INT"])
 def test_a_signal_that_comes_before_a_rank_has_started_is_given_to_the_launcher(signal, node: StubbedNode):
     """Also where the terminal is gone, and nothing can be printed: the script waits for the launcher's own end."""
     (node.folder / "bin/mpiexec.hydra").write_text(_SIGNALLED.replace("SIGNAL", signal))

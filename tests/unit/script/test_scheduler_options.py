@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
 
 import pytest
 
@@ -14,7 +13,6 @@ from hpcddp.script.render import interactive_command, render_script
 from hpcddp.script.site import Account
 from hpcddp.script.site_file import load_site
 from hpcddp.script.spec import read_spec
-from hpcddp.script.sweeping import check_sweep
 
 from .conftest import PLANNED_BY, plan, script
 
@@ -108,7 +106,6 @@ def test_what_a_scheduler_or_a_site_cannot_do_is_refused_and_never_left_out(site
         ("slurm", {"gpu_type": "a100"}, "-G 2", "Slurm refuses options that ask for GPUs with a type and without one"),
         ("slurm", {}, "--gres=lustre:1,gpu:2", "Slurm would count GPUs by one of them"),
         ("slurm", {}, "--gpus-per-node=1", "Slurm would read only one of them"),
-        ("slurm", {}, "--gpus-per-task=2", "2 ranks with --gpus-per-task=2 are not the 2 GPUs of each node"),
         ("slurm", {}, "--gpus-per-socket=1", "Slurm takes it with --sockets-per-node or --extra-node-info only"),
         ("slurm", {"gpus_per_node": "0"}, "--mem-per-gpu=1G", "Slurm takes it with --gres or --gpus or"),
         ("slurm", {}, "--cpus-per-gpu=2", "Slurm refuses options that exclude each other"),
@@ -188,23 +185,10 @@ def test_a_gpu_type_is_asked_for_in_the_form_that_the_site_has_for_gpus():
 SWEEP = {"sweep": {"lr": ["0.1", "a b"], "n-x": ["1", "2"]}, "command": ["python", "a.py", "{lr}", "{n-x}"]}
 
 
-def test_a_chain_of_a_sweep_is_refused_as_a_sweep_and_the_hint_is_a_loop_that_submits_one_for_each_point():
+def test_a_chain_of_a_sweep_is_refused_as_a_sweep():
     with pytest.raises(RequestError, match="chain 3 beside sweep: a sweep is one array") as error:
         plan("generic-slurm", **SWEEP, chain="3", name="a")
-    loop = error.value.hint.removeprefix("a chain for each point: ").replace("hpcddp submit …", "printf '%s\\n'")
-    done = subprocess.run(["bash", "-ec", loop], capture_output=True, text=True, check=True)
-    assert done.stdout.splitlines()[:4] == ["--set", "sweep.lr=0.1", "--set", "sweep.n-x=1"]
-    names = done.stdout.splitlines()[5::6]
-    assert names == ["a-lr0.1-n-x1", "a-lr0.1-n-x2", "a-lra b-n-x1", "a-lra b-n-x2"]
-
-
-def test_a_chain_for_each_point_of_a_sweep_is_a_loop_to_type():
-    asked = {"chain": ("3", "--set chain"), "walltime": ("1:00:00", "--walltime"), "nodes": ("2", "nodes in a.yaml")}
-    asked |= {"sweep": ({"lr": ["1", "2"]}, "sweep in a.yaml"), "command": (["python", "a.py", "{lr}"], "a.yaml")}
-    with pytest.raises(RequestError) as error:
-        check_sweep(read_spec(asked))
-    line = 'hpcddp submit a.yaml … --set "sweep.lr=$lr"'
-    assert error.value.hint == f"a chain for each point: for lr in 1 2; do {line}; done"
+    assert error.value.hint == "leave out chain, or submit each point by itself: --set sweep.NAME=VALUE"
 
 
 def test_a_sweep_that_cannot_be_an_array_is_no_one_script():

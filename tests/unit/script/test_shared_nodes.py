@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import time
 from contextlib import suppress
 
 import pytest
 
 from hpcddp.errors import RequestError, SiteError
 from hpcddp.script.plan import PlannedBy, plan_job
-from hpcddp.script.site import Queue, Site, remark_age
+from hpcddp.script.site import Queue, Site
 from hpcddp.script.site_file import load_site, site_files
 from hpcddp.script.spec import read_spec
 
@@ -110,7 +109,7 @@ def test_a_rank_has_the_cpus_next_to_its_gpu_or_is_not_bound() -> None:
 
 HINTS = [
     ("gadi", {"nodes": "2", "cpus_per_node": "24"}, "leave out cpus_per_node, or --nodes 1"),
-    ("sophia", {"queue": "by-gpu", "gpus_per_node": "0"}, "--gpus-per-node 1, or --queue by-node"),
+    ("sophia", {"queue": "by-gpu", "gpus_per_node": "0"}, "--gpus-per-node 1, or another --queue"),
     ("sophia", {"queue": "by-gpu", "gpus_per_node": "3"}, "nearest: --gpus-per-node 2, or --queue by-node"),
     ("miyabi-g", {"nodes": "257"}, "nearest: --nodes 256"),
     ("aurora", {"nodes": "1", "walltime": "30:00:00"}, "nearest: --nodes 256, or --queue capacity"),
@@ -144,12 +143,3 @@ def test_every_queue_of_a_shipped_site_gives_a_script_or_says_what_to_type(name:
         with pytest.raises(SiteError, match=ASKS[name]) as refused:
             plan(site, queue, nodes=str(first))
         assert refused.value.hint
-
-
-def test_a_file_older_than_a_year_is_said_to_be() -> None:
-    site = SITES["abci3"]
-    looked = time.mktime(time.strptime(site.verified[:10], "%Y-%m-%d"))
-    assert list(remark_age(site, looked + 365.5 * 86400)) == []
-    (said,) = remark_age(site, looked + 367 * 86400)
-    assert said.endswith("more than a year ago: hpcddp sites check abci3")
-    assert list(remark_age(SITES["generic-slurm"], looked + 9999 * 86400)) == []
