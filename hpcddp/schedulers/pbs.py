@@ -341,7 +341,6 @@ SCHEDULER = Scheduler(
     title="PBS",
     order=20,
     generic_site="generic-pbs",
-    generic_by_size={"nodes": "generic-torque"},
     directives=Directives(
         prefix="#PBS",
         walltime=r"-l *(?:\S*,)?walltime=([\d:]+)",

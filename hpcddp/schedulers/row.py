@@ -254,7 +254,6 @@ class Scheduler(Record):
     title: str  # as people write it
     order: int = 100  # where an environment or PATH shows several, the lowest goes first
     generic_site: str = ""  # the site for any cluster that has it; "": hpcddp writes no job scripts for it
-    generic_by_size: Mapping[str, str] = _NOTHING  # a site's `size` -> the generic site of it, where that is another
     fits_allocation: bool = True  # whether an allocation says all that a script of the generic site needs
     this_machine: bool = False  # whether jobs run here and now, without a queue
     directives: Directives = Directives()

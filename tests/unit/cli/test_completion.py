@@ -29,7 +29,7 @@ TYPED = [
     ("hpcddp render --site ab", {"abci3"}, {"polaris", "train.py"}),
     ("hpcddp launch --launcher ", {"openmpi", "srun"}, {"train.py"}),
     ("hpcddp train --exact t", {"tree"}, {"integer"}),
-    ("hpcddp sites ", {"show", "new", "schema"}, {"train.py"}),
+    ("hpcddp sites ", {"show", "new", "check"}, {"train.py"}),
     ("hpcddp help la", {"layout", "launch"}, {"render"}),
     ("hpcddp completion ", {"bash", "zsh", "fish", "tcsh"}, {"render"}),
     ("hpcddp launch -- hpcddp-test-prog", {"hpcddp-test-program"}, {"--here"}),

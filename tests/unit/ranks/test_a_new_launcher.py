@@ -11,8 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from hpcddp.ranks.launchers import JOB_LAUNCHERS
-
 REPO = Path(__file__).parents[3]
 # Flux's ranks are known, but no job script starts it. This is what its row would get.
 KNOWN = '        commands=("flux run", "flux submit"),\n'
@@ -101,10 +99,6 @@ class Checkout:
 @pytest.fixture(scope="module")
 def checkout(tmp_path_factory: pytest.TempPathFactory) -> Checkout:
     return Checkout(tmp_path_factory.mktemp("checkout"))
-
-
-def test_flux_is_not_yet_a_launcher_of_job_scripts() -> None:
-    assert "flux" not in JOB_LAUNCHERS
 
 
 def test_render_prints_its_line_and_explain_says_where_the_numbers_came_from(checkout: Checkout) -> None:
@@ -206,13 +200,3 @@ def test_a_row_before_all_others_is_not_the_first_choice(checkout: Checkout) -> 
     asked = ("--json", "--", "python", "main.py", "--multiprocessing-distributed")  # it makes ranks, and is no agent
     made = json.loads(checkout.plan("layout", *asked, launcher="srun").stdout)
     assert made["plan"]["launcher"] == "torchrun"
-
-
-def test_a_site_says_something_of_one_agent_and_not_of_another(checkout: Checkout) -> None:
-    site = (checkout.folder / "templates/sites/generic-pbs.yaml").read_text()
-    assert "launcher:" in site
-    told = site.replace("launcher: {", "launcher: {orbit: it burns up here, ")
-    assert told != site
-    (checkout.folder / "templates/sites/low.yaml").write_text(told)
-    said = [checkout.plan("render", "--", "true", launcher=name, site="low").stderr for name in ("orbit", "torchrun")]
-    assert ["orbit: it burns up here" in text for text in said] == [True, False]

@@ -7,7 +7,7 @@ import subprocess
 import pytest
 
 from hpcddp.ranks.launcher import FromShell, LaunchRequest
-from hpcddp.ranks.launchers import JOB_LAUNCHERS, LAUNCHERS
+from hpcddp.ranks.launchers import LAUNCHERS
 from hpcddp.script.spec import quote_line
 
 SHELL = {
@@ -70,10 +70,6 @@ FORWARDED = "-x HPCDDP_PYTHON -x HPCDDP_RUN_DIR -x HPCDDP_ATTEMPT -x HPCDDP_DEAD
 )
 def test_the_line_says_all_that_is_to_be_started(launcher: str, words: str) -> None:
     assert line_of(launcher, REQUEST) == [word.replace("|", " ") for word in words.split()]
-
-
-def test_every_launcher_of_job_files_has_a_line() -> None:
-    assert all(LAUNCHERS[name].line for name in JOB_LAUNCHERS)
 
 
 def test_bash_hands_on_every_word_as_it_is() -> None:

@@ -79,15 +79,6 @@ def test_the_end_of_a_pbs_job_is_its_start_and_its_walltime(tmp_path: Path) -> N
         assert ask(**changed) is None
 
 
-def test_no_other_module_asks_a_program() -> None:
-    """`hpcddp verify` and `hpcddp check` talk with the processes that they start."""
-    package = Path(run.__file__).parents[1]
-    asking = {
-        str(path.relative_to(package)) for path in package.rglob("*.py") if "import subprocess" in path.read_text()
-    }
-    assert asking == {"schedulers/run.py", "verify/trials.py", "checks/job.py", "checks/process.py"}
-
-
 @pytest.fixture
 def silent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     """An environment in which sinfo, qsub and mpirun never answer, and nobody waits for them."""

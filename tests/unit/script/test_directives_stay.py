@@ -118,7 +118,4 @@ def test_a_raw_directive_is_one_option_or_refused(site, option, word):
 @pytest.mark.parametrize("read", [read_pbs, read_slurm])
 def test_a_failed_render_is_refused_by_the_parsers(read):
     assert read(refusal()).refusals
-
-
-def test_a_failed_render_is_an_unknown_option_to_grid_engine():
     assert [option.name for option in read_gridengine(refusal()).options] == ["-hpcddp-render-failed"]

@@ -3,15 +3,10 @@
 from __future__ import annotations
 
 import json
-import time
-import typing
 
 from hpcddp.runs.folder import RunFolder
 from hpcddp.runs.submitted import JobEnd, note_job_end, read_job_end
-from hpcddp.schedulers.registry import CurrentJob, find_scheduler
-from hpcddp.supervisor.follow import EndTime, MovingEnd, StopRequest
-from hpcddp.supervisor.order import Line, Order
-from hpcddp.supervisor.supervise import Attempts
+from hpcddp.schedulers.registry import find_scheduler
 
 from .conftest import StubbedNode, script
 
@@ -24,29 +19,6 @@ def test_a_job_leaves_its_scheduler_its_id_and_its_end_in_the_attempts_folder(no
     expected = {"scheduler": "slurm", "job": "77", "ends": 2000000000, "source": f"as {end} says", "warns": None}
     assert written == {"schema": 1, **expected}
     assert read_job_end(RunFolder(str(node.folder / "runs/x")).attempt("77.1")) == JobEnd(**expected)
-
-
-def test_the_file_follows_an_end_that_is_moved(tmp_path, monkeypatch):
-    attempt = RunFolder(str(tmp_path)).attempt("77.1")
-    told: list[int] = []
-
-    class Moved(MovingEnd):
-        def look(self) -> bool:
-            self.end = EndTime(2000000600, "as scontrol says")
-            return True
-
-    job, order = CurrentJob("slurm", "77", "77"), Order("slurm", "openmpi", Line((), (), 1), signal_s=100)
-    nobody: typing.Any = None  # no launcher runs
-    attempts = Attempts(order, {}, job, attempt, nobody, nobody, lambda _text: None, by_hand=False)
-    attempts._end, attempts._attempt = Moved(job, EndTime(2000000000, "before"), {}), attempt
-    attempts._stop_request = attempts._stack_requests = StopRequest(attempt)  # nobody has any
-    monkeypatch.setattr(attempts._reports, "tell_end", told.append)
-    attempts._look_around()
-    attempts._reports.close()
-    while read_job_end(attempt) is None:  # it is written beside the supervisor
-        time.sleep(0.01)
-    assert read_job_end(attempt) == JobEnd("slurm", "77", 2000000600, "as scontrol says", 2000000500)
-    assert told == [2000000600]
 
 
 def test_what_is_no_record_of_a_job_is_taken_for_none(tmp_path):

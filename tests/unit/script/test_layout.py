@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -59,12 +57,3 @@ def test_a_large_jobs_table_is_its_first_node_and_its_last():
     lines = format_layout(plan("abci3", nodes="128")).splitlines()
     assert len(lines) < 40
     assert any(line.split()[:2] == ["1023", "127"] for line in lines if line)
-
-
-def test_json_has_the_plan_and_every_rank(run, tmp_path):
-    request = ["--site", "local", "--ranks-per-node", "3", "--", "true"]
-    done = run(["hpcddp", "layout", "--json", *request], cwd=tmp_path)
-    found = json.loads(done.stdout)
-    assert found["plan"]["world_size"] == len(found["ranks"]) == 3
-    assert found["ranks"][2]["local_rank"] == 2
-    assert found["ranks"][2]["environment"]["OMPI_COMM_WORLD_RANK"] == "2"

@@ -98,10 +98,8 @@ def test_a_gpu_type_stands_in_each_form_of_the_request(tmp_path):
     ("scheduler", "key", "value", "title"),
     [
         ("pbs", "gpu_type", "gh200", "PBS"),
-        ("pbs", "partition", "gpu", "PBS"),
         ("pbs", "qos", "gpu", "PBS"),
         ("slurm", "gpu_chunks", "true", "Slurm"),
-        ("gridengine", "gpu_chunks", "true", "Grid Engine"),
         ("gridengine", "gpu_type", "gh200", "Grid Engine"),
     ],
 )
@@ -127,13 +125,6 @@ def test_a_queue_of_gpu_chunks_asks_for_one_chunk_for_each_gpu_and_places_none()
     ):
         with pytest.raises(RequestError, match=message):
             script("sophia", **asked, **more)
-
-
-def test_lint_finds_the_chunks_of_such_a_queue_as_gpus_of_one_node():
-    text = "#!/bin/bash\n#PBS -q by-gpu -l select=4 -l walltime=1:00:00 -A abc\nmpirun -np 4 python a.py\n"
-    site = open_site(SiteChoice("sophia", "test"), {})
-    known = read_script(text, site, lambda path: True)
-    assert (known.request.nodes, known.request.gpus_per_node) == (1, 4)
 
 
 QOS = """\
@@ -202,12 +193,7 @@ def test_queues_may_be_kinds_of_nodes_in_one_partition_each_with_its_rule_for_ac
     [
         ("account: {required: true, source: nosuch}", "account"),
         ("queues: {gpu: {gpus: 4, source: nosuch}}", "gpu"),
-        ("queues: {gpu: {account: {source: nosuch}}}", "account of gpu"),
         ("vars: {fs: {required: true, source: nosuch}}", "fs"),
-        ("modules: {load: [a], source: nosuch}", "modules"),
-        ("launcher: {name: srun, source: nosuch}", "launcher"),
-        ("rendezvous: {suffix: i, source: nosuch}", "rendezvous"),
-        ("staging: {folder: /x, source: nosuch}", "staging"),
         ("container: {runtime: pyxis, source: nosuch}", "container"),
         ("cited: {env: nosuch}", "env"),
     ],
@@ -230,20 +216,6 @@ def test_a_word_of_a_queue_that_no_directive_can_carry_is_refused(tmp_path, word
         SiteError, match=f"{word.split(':')[0]} in debug in queues in .*my.yaml .* is not one plain word"
     ):
         load_site("my", str(tmp_path / "my.yaml"))
-
-
-def test_lint_finds_a_qos_of_a_partition_as_the_queue_that_it_is(tmp_path):
-    (tmp_path / "my.yaml").write_text(QOS)
-    site = load_site("my", str(tmp_path / "my.yaml"))
-    for said, queue in (
-        ("-p prod\n#SBATCH -q debug", "debug"),
-        ("--qos=debug", "debug"),
-        ("-p other\n#SBATCH -q debug", "other"),
-        ("-p prod\n#SBATCH -q unknown", "prod"),
-        ("-N 2", "prod"),
-    ):
-        read = read_script(f"#!/bin/bash\n#SBATCH {said}\nsrun python a.py\n", site, lambda path: True)
-        assert read.queue_name == queue, said
 
 
 @pytest.mark.parametrize("said", ["2024", "last year", "2026-13-01", "2026-11-24 or so"])

@@ -13,12 +13,6 @@ from hpcddp.script.site import Limit, Queue, Site, check_limits
 from .conftest import PLANNED_BY, plan, script
 
 
-def test_abci_gets_one_rank_per_gpu_and_its_share_of_the_cores():
-    job = plan("abci3", nodes="4")
-    assert (job.queue, job.world_size, job.ranks_per_node, job.gpus_per_node) == ("rt_HF", 32, 8, 8)
-    assert (job.cpus_per_rank, job.threads_per_rank, job.walltime) == (24, 12, "01:00:00")
-
-
 @pytest.mark.parametrize(
     ("site", "asked", "words"),
     [
@@ -140,22 +134,11 @@ def test_two_sweeps_of_one_command_have_two_names_and_a_single_point_is_called_a
     assert name(lr=["1"]) == "t-lr1"
 
 
-def test_ranks_may_outnumber_this_machines_cores():
-    job = plan("local", ranks_per_node="50")
-    assert (job.world_size, job.cpus_per_rank, job.threads_per_rank) == (50, 1, 1)
-
-
 @pytest.mark.parametrize("size", ["1", "9408"])
 def test_no_line_grows_with_the_number_of_nodes(size):
     text = script("generic-slurm", nodes=size)
     assert len(text) < 4000
     assert f"--nodes={size}\n" in text
-
-
-def test_torchrun_is_started_once_per_node_and_only_on_several_nodes_by_a_launcher():
-    one, three = plan("generic-slurm", launcher="torchrun"), plan("generic-slurm", launcher="torchrun", nodes="3")
-    assert (one.outer_launcher, three.outer_launcher, three.processes, three.cpus_per_process) == ("", "srun", 3, 16)
-    assert plan("abci3", launcher="torchrun", nodes="3").outer_launcher == "openmpi"
 
 
 @pytest.mark.parametrize(

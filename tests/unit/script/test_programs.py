@@ -137,14 +137,6 @@ def test_a_grid_engine_job_reads_its_hosts_from_the_pe_hostfile(node: StubbedNod
     assert (node.folder / "hosts").read_text() == "node001.hpc.test slots=4\nnode002.hpc.test slots=4\n"
 
 
-@pytest.mark.parametrize(
-    ("variables", "attempt"), [({"SGE_TASK_ID": "undefined"}, "77.1"), ({"SGE_TASK_ID": "3"}, "77-3.1")]
-)
-def test_a_grid_engine_jobs_attempt_is_its_id_and_its_task(variables, attempt, node: StubbedNode):
-    assert node.run(script("generic-gridengine", node.planned_by), **variables).returncode == 0
-    assert node.environment["HPCDDP_ATTEMPT"] == attempt
-
-
 def test_the_warning_comes_before_the_end_and_the_ranks_status_is_kept(node: StubbedNode):
     put(node, "mpirun", _WARNED)
     text = script("generic-slurm", node.planned_by, launcher="openmpi", walltime="1:00:00", signal="0:02:00")
@@ -153,12 +145,6 @@ def test_the_warning_comes_before_the_end_and_the_ranks_status_is_kept(node: Stu
     assert done.returncode == 3, done.stderr
     assert b"warned" in done.stdout
     assert b"the ranks are warned: SIGUSR1 is sent" in done.stderr
-
-
-def test_gpus_are_ordered_where_they_are_numbered_against_the_cpus():
-    polaris = {"account": "a", "queue": "debug", "walltime": "1:00:00"}
-    assert "export CUDA_VISIBLE_DEVICES=3,2,1,0 #" in script("polaris", **polaris)
-    assert "CUDA_VISIBLE_DEVICES" not in script("polaris", **polaris, gpus_per_node="2")
 
 
 def test_ranks_meet_on_the_network_that_the_site_names(node: StubbedNode):

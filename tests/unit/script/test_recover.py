@@ -55,11 +55,6 @@ def test_a_launcher_that_cannot_leave_out_a_host_starts_nothing_again(launcher: 
     assert fits("stampede3", nodes="2", walltime="1h", launcher="intelmpi") == (1, 2)
 
 
-def test_this_machine_has_no_spare_nodes():
-    with pytest.raises(RequestError, match="this machine has no other nodes"):
-        plan("local", max_restarts="3", spares="1")
-
-
 @pytest.mark.parametrize(
     ("asked", "numbers"),
     [

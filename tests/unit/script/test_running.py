@@ -57,8 +57,6 @@ def test_the_run_folder_gets_what_the_script_says(site, node: StubbedNode):
     ("site", "variables", "attempt"),
     [
         ("generic-pbs", {"PBS_JOBID": "12[3].pbs1"}, "12-3.pbs1.1"),
-        ("generic-pbs", {"PBS_JOBID": "1234.pbs1"}, "1234.pbs1.1"),
-        ("generic-slurm", {"SLURM_JOB_ID": "77"}, "77.1"),
         (
             "generic-slurm",
             {"SLURM_JOB_ID": "79", "SLURM_ARRAY_JOB_ID": "77", "SLURM_ARRAY_TASK_ID": "4"},
@@ -95,20 +93,10 @@ def test_the_rank_sees_the_contracts_variables(site, node: StubbedNode):
     assert env["OMP_NUM_THREADS"] == ("6" if site == "local" else "8")
 
 
-def test_slurms_own_end_time_is_the_deadline_where_it_is_known(node: StubbedNode):
-    assert node.run(script("generic-slurm", node.planned_by), SLURM_JOB_END_TIME="1900000000").returncode == 0
-    assert node.environment["HPCDDP_DEADLINE"] == "1900000000"
-
-
 def test_on_this_machine_an_attempt_is_named_by_its_time_and_has_no_deadline_that_nobody_gave(node: StubbedNode):
     assert node.run(script("local", node.planned_by)).returncode == 0
     assert node.environment["HPCDDP_ATTEMPT"].startswith("local-20")
     assert node.environment["HPCDDP_DEADLINE"] == ""
-
-
-def test_the_nodefiles_first_host_is_the_candidate_for_master_addr(node: StubbedNode):
-    assert node.run(script("generic-pbs", node.planned_by)).returncode == 0
-    assert node.environment["MASTER_ADDR"] == "node001.hpc.test"
 
 
 @pytest.mark.parametrize(("site", "variable"), [("generic-pbs", "PBS_NODEFILE"), ("generic-slurm", "SLURM_JOB_ID")])
@@ -142,13 +130,6 @@ def test_a_script_read_from_a_pipe_is_not_eaten_by_what_it_starts(node: StubbedN
     (node.folder / "bin/mpirun").write_text("#!/bin/bash\ncat > eaten\n")
     assert node.run(script("local", node.planned_by)).returncode == 0
     assert (node.folder / "eaten").read_text() == ""
-
-
-def test_the_attempt_keeps_a_copy_of_the_script_where_there_is_a_file(node: StubbedNode):
-    text = script("generic-slurm", node.planned_by, name="x")
-    (node.folder / "job.sh").write_text(text)
-    assert node.run("bash job.sh").returncode == 0
-    assert (node.folder / "runs/x/attempts/77.1/script.sh").read_text() == text
 
 
 # A launcher that sends its script a signal before it has started a rank, and waits to be given it.

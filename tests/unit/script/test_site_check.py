@@ -270,38 +270,6 @@ def test_nodes_that_differ_and_gpus_that_are_there_or_not_are_a_persons_to_corre
     ]
 
 
-def test_a_correction_of_one_queue_is_none_of_those_that_are_like_it() -> None:
-    raw = {"queues": {"a": {"cpus": "64", "gpus": "4"}, "b": {"like": "a", "gpus": "2"}, "c": {"like": "a"}}}
-    merged = merge_overlay(raw, {"queues": {"a": {"cpus": "32"}, "d": {"like": "c"}}})
-    assert merged["queues"] == {
-        "a": {"cpus": "32", "gpus": "4"},
-        "b": {"cpus": "64", "gpus": "2"},
-        "c": {"cpus": "64", "gpus": "4"},
-        "d": {"like": "c"},
-    }
-
-
-def test_a_queue_that_was_like_one_that_is_gone_has_corrections_of_its_own() -> None:
-    raw = {"queues": {"a": {"cpus": "64"}, "b": {"like": "a"}}}
-    assert merge_overlay(raw, {"queues": {"a": "gone", "b": {"gpus": "1"}}}) == {
-        "queues": {"a": "gone", "b": {"cpus": "64", "gpus": "1"}}
-    }
-
-
-def test_a_queue_that_an_overlay_makes_like_another_one_takes_from_that_one() -> None:
-    raw = {"queues": {"a": {"cpus": "64"}, "b": {"cpus": "32"}, "c": {"like": "a", "gpus": "1"}}}
-    merged = merge_overlay(raw, {"queues": {"c": {"like": "b"}}})
-    assert merged["queues"]["c"] == {"like": "b", "gpus": "1"}
-
-
-def test_what_is_empty_in_an_overlay_leaves_what_the_file_says() -> None:
-    raw = {"env": {"A": "b"}, "modules": {"load": ["x"]}, "queues": {"a": {"cpus": "64"}}}
-    empty = {"env": "", "modules": {"load": ""}, "queues": {"a": {"cpus": ""}}}
-    assert merge_overlay(raw, empty) == raw
-    assert merge_overlay(raw, {"queues": {"a": ""}}) == raw
-    assert merge_overlay(raw, {"env": {"A": ""}})["env"] == {"A": ""}
-
-
 def test_a_file_that_is_given_by_its_path_is_refused_before_anything_is_asked(
     machine: Callable[..., Path], capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -61,7 +61,6 @@ def test_a_site_may_come_from_set_and_from_a_file_of_ones_own(hpcddp, tmp_path, 
     ("programs", "site", "reason"),
     [
         ({"qsub": "echo pbs_version = 23.06.06"}, "generic-pbs", "says that it is PBS"),
-        ({"qsub": "echo Grid Engine; exit 1", "sbatch": ""}, "generic-slurm", "sbatch is on PATH"),
         ({}, "local", "there is no qsub and there is no sbatch"),
     ],
 )
