@@ -10,19 +10,15 @@ if TYPE_CHECKING:
 
 
 class AgentCommand(Record):
-    """A command that makes the ranks of one node: the row of its ranks, its options for which hpcddp has others, and
-    those that say where the agents' rendezvous is; `counts_all`: the one that elsewhere
-    is the processes of all nodes; `reads`: the variables that take the place of options; `needs`: an option without
-    which it makes no ranks."""
+    """A command that makes the ranks of one node: the row of its ranks, its options for which hpcddp has others, those
+    that one of several nodes must not be given, and the variables that it `reads` in place of options."""
 
     command: str
     agent: str
     typed: Mapping[str, str]
     rendezvous_options: tuple[str, ...]
     flags: tuple[str, ...]
-    counts_all: str
     reads: Mapping[str, str]
-    needs: str
 
 
 # What starts ranks as well and has no row: no rank's variables of it were ever recorded.
@@ -30,7 +26,7 @@ _FOREIGN = (
     *("aprun", "deepspeed", "-m deepspeed.launcher.runner", "-m deepspeed.launcher.launch"),
     *("fabric run", "lightning run", "-m lightning.fabric.cli", "-m lightning_fabric.cli"),
     *("composer", "-m composer.cli.launcher", "horovodrun", "-m horovod.runner.launch", "colossalai run"),
-    "torchx run",
+    *("torchx run", "tune run"),
 )
 _WORDS = {"composer"}  # it may be a value of a program's option, too
 #: Commands that start one process per rank; of two words where the first alone does not.
@@ -72,8 +68,8 @@ def find_agent(words: Sequence[str]) -> tuple[int, AgentCommand] | None:
     for row in (LAUNCHERS[agent] for agent in AGENTS if LAUNCHERS[agent].reads):
         for made in row.all_commands:
             if name in made.commands:
-                options = (made.typed, made.rendezvous_options, made.flags, made.counts_all)
-                return at, AgentCommand(name, row.name, *options, {**row.reads, **made.reads}, made.needs)
+                options = (made.typed, made.rendezvous_options, made.flags)
+                return at, AgentCommand(name, row.name, *options, {**row.reads, **made.reads})
     return None
 
 

@@ -49,17 +49,14 @@ class JobStep(Record):
 class FrontEnd(Record):
     """A program that starts an agent by options of its own. The agent still reads its variables where they say nothing.
 
-    Fields as in `Launcher`; it `reads` those variables beside the agent's. `counts_all`: the option that elsewhere is
-    the processes of all nodes. `needs`: the option without which, or another of the agent's, it starts no agent.
+    Fields as in `Launcher`; it `reads` those variables beside the agent's.
     """
 
     commands: tuple[str, ...]
     typed: Mapping[str, str]
     rendezvous_options: tuple[str, ...]
     flags: tuple[str, ...]
-    counts_all: str = ""
     reads: Mapping[str, str] = _NO_OPTIONS
-    needs: str = ""
 
 
 class Launcher(Record):
@@ -142,7 +139,8 @@ class Launcher(Record):
     #: An agent that can be the command of a job: what it reads beside its options, variable -> what it holds; `unset`:
     #: one that no user may set on several nodes.
     reads: Mapping[str, str] = _NO_OPTIONS
-    #: Options that tell such agents where their rendezvous is: one of several nodes must not be given them.
+    #: Its options of all nodes together, such as those that say where the rendezvous is: one of several nodes must not
+    #: be given them.
     rendezvous_options: tuple[str, ...] = ()
     #: Its options that no value follows.
     flags: tuple[str, ...] = ()

@@ -275,28 +275,27 @@ _ACCELERATE = FrontEnd(  # it calls torchrun's code, and the last two lines call
         *("axolotl train", "axolotl.cli.main train"),
     ),
     typed={"--num-processes": "--ranks-per-node"},
-    rendezvous_options=("--num-machines", "--machine-rank", "--main-process-ip", "--rdzv-backend", "--rdzv-conf"),
+    # elsewhere the number of processes is that of all nodes
+    rendezvous_options=(
+        "--num-processes",
+        "--num-machines",
+        "--machine-rank",
+        "--main-process-ip",
+        "--rdzv-backend",
+        "--rdzv-conf",
+    ),
     flags=(
         *("-m", "--module", "--no-python", "--multi-gpu", "--cpu", "--use-fsdp", "--use-deepspeed"),
         *("--debug", "-q", "--quiet"),
     ),
-    counts_all="--num-processes",
 )
 
-_TORCHRUN_TYPED = {"--nnodes": "--nodes", "--nproc-per-node": "--ranks-per-node"}
 _TORCHRUN_RENDEZVOUS = (
     *("--standalone", "--rdzv-endpoint", "--rdzv-backend", "--rdzv-conf", "--rdzv-id"),
     *("--node-rank", "--master-addr", "--master-port"),
 )
 _TORCHRUN_UNSET = ("PET_STANDALONE", "PET_RDZV_ENDPOINT", "PET_RDZV_BACKEND", "PET_RDZV_CONF", "PET_RDZV_ID")
 _TORCHRUN_FLAGS = ("--standalone", "--no-python", "-m", "--module", "--run-path", "--use-env", "--virtual-local-rank")
-_TORCHTUNE = FrontEnd(  # torchrun's options; without one of them the recipe is one process (torchtune/_cli/run.py)
-    commands=("tune run",),
-    typed=_TORCHRUN_TYPED,
-    rendezvous_options=_TORCHRUN_RENDEZVOUS,
-    flags=_TORCHRUN_FLAGS,
-    needs="--nproc-per-node",
-)
 _LLAMAFACTORY = FrontEnd(  # it gives torchrun options that it makes of variables (llamafactory/cli.py)
     commands=("llamafactory-cli train", "lmf train"),
     typed={},
@@ -400,7 +399,7 @@ LAUNCHERS: dict[str, Launcher] = {
         agent_store="TORCHELASTIC_USE_AGENT_STORE",
         fills_arguments=True,
         command="torchrun --nproc-per-node={n}",
-        typed=_TORCHRUN_TYPED,
+        typed={"--nnodes": "--nodes", "--nproc-per-node": "--ranks-per-node"},
         commands=("torchrun", "-m torch.distributed.run", "-m torch.distributed.launch"),
         reads={
             "PET_NNODES": "nodes",
@@ -412,7 +411,7 @@ LAUNCHERS: dict[str, Launcher] = {
         },
         rendezvous_options=_TORCHRUN_RENDEZVOUS,
         flags=_TORCHRUN_FLAGS,
-        front_ends=(_ACCELERATE, _TORCHTUNE, _LLAMAFACTORY),
+        front_ends=(_ACCELERATE, _LLAMAFACTORY),
         order=60,
         program="torchrun",
         line=_torchrun_line,

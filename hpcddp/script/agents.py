@@ -41,11 +41,6 @@ def plan_rank_maker(spec: JobSpec) -> tuple[JobSpec, RankMaker]:
         return spec, RankMaker(SOME_COMMAND, AGENTS[0])
     at, agent = found
     given = _options(command[at + len(agent.command.split()) :], agent)
-    if agent.needs and not given:
-        raise RequestError(
-            f"{agent.command} runs its program in one process without {agent.needs}",
-            f"{agent.command} {agent.needs} N …, with the ranks of a node for N",
-        )
     if (spec.nodes or 1) > 1:
         _refuse_options_of_all_nodes(agent, given)
     for option, ours in agent.typed.items():
@@ -72,18 +67,12 @@ def _options(words: Sequence[str], agent: AgentCommand) -> Mapping[str, str]:
 
 def _refuse_options_of_all_nodes(agent: AgentCommand, given: Mapping[str, str]) -> None:
     """Several agents meet where the job script says, unless their own options say otherwise: those would be the same on
-    each node, or each node would train alone. A number of all processes would be taken for that of each node."""
-    if agent.counts_all in given:
-        raise RequestError(
-            f"{agent.command} {agent.counts_all} {given[agent.counts_all]} on several nodes: it may count one node's"
-            " processes, or all",
-            f"leave out {agent.counts_all}; the ranks of each node: --ranks-per-node",
-        )
+    each node, or each node would train alone. A number of processes would be that of each node, or of all."""
     for option in agent.rendezvous_options:
         if option in given:
             raise RequestError(
-                f"{agent.command} {option} on several nodes: hpcddp gives each node's {agent.command} its node rank"
-                " and the rendezvous",
+                f"{agent.command} {option} on several nodes: hpcddp gives each node's {agent.command} its node rank,"
+                " its ranks and the rendezvous",
                 f"leave out {option}",
             )
 

@@ -47,7 +47,7 @@ def explain_script(plan: JobPlan) -> str:
 
 def _lines(plan: JobPlan) -> Iterator[tuple[str, list[str]]]:
     """Each line with the sources of what is printed in it, each once."""
-    text, sources = "", list_sources(plan)
+    text, sources = "", list_plan_sources(plan)
     paths: list[str] = []
     for piece, printed in _watched_pieces(plan):
         for i, part in enumerate(piece.split("\n")):
@@ -193,7 +193,7 @@ _OF_SITE = {
 _DECIDED = (*_DEFAULTS, *_OF_SITE, "gpus_per_node", "cpus_per_node", "cpus_per_rank", "mem_gb", "account")
 
 
-def list_sources(plan: JobPlan) -> dict[str, str]:
+def list_plan_sources(plan: JobPlan) -> dict[str, str]:
     """Job-file key -> where its value came from; `env.NAME` for each variable that the job or the site sets."""
     requested = plan.spec.sources
     sources = {**{key: _default(key, plan) for key in _DECIDED}, **requested}

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from hpcddp.errors import RequestError
 from hpcddp.parallelism import read_parallel
 from hpcddp.ranks.launcher import FromShell, IfSet
-from hpcddp.ranks.launchers import JOB_LAUNCHERS
+from hpcddp.ranks.launchers import JOB_LAUNCHERS, LAUNCHERS
 from hpcddp.record import Record
 from hpcddp.runs.command import check_run_name
 from hpcddp.script.container import RUNTIMES
@@ -20,6 +20,7 @@ from hpcddp.script.fields import (
     read_choice,
     read_command,
     read_directives,
+    read_known,
     read_modules,
     read_name_list,
     read_preflight,
@@ -110,7 +111,16 @@ class JobSpec(Record):
         return getattr(self, FIELDS[key]) is not None
 
 
-read_launcher = read_choice(*JOB_LAUNCHERS)
+def read_launcher(value: object, where: str) -> str:
+    """One of the launchers of job scripts; of those that start a program such as mpirun, the error has each."""
+    programs: dict[str, list[str]] = {}
+    for name in JOB_LAUNCHERS:
+        programs.setdefault(LAUNCHERS[name].program, []).append(name)
+    same = programs.get(text := read_text(value, where), [])
+    if same and text not in JOB_LAUNCHERS:
+        raise RequestError(f"{where} {text!r} is not known", ", or ".join(assign(where, name) for name in same))
+    return read_known(JOB_LAUNCHERS, value, where)
+
 
 # Every key of a job file, and how its value is read. `--set KEY=VALUE` takes the same keys.
 KEYS = readers_of(

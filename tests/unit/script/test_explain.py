@@ -8,7 +8,7 @@ import pytest
 
 from hpcddp.cli.main import main
 from hpcddp.lint.directives import read_gridengine, read_pbs, read_slurm
-from hpcddp.script.explain import explain_script, list_sources
+from hpcddp.script.explain import explain_script, list_plan_sources
 from hpcddp.script.plan import plan_job
 from hpcddp.script.site_file import SiteChoice, open_site
 from hpcddp.script.spec import read_spec
@@ -62,7 +62,7 @@ def test_a_derived_value_is_followed_to_what_it_is_worked_out_from():
 
 
 def test_each_value_of_a_plan_has_its_source():
-    sources = list_sources(plan("abci3", nodes="3", venv="/v", env={"A": "1"}))
+    sources = list_plan_sources(plan("abci3", nodes="3", venv="/v", env={"A": "1"}))
     assert (sources["nodes"], sources["python"], sources["env.A"]) == ("--nodes", "--venv", "--env")
     assert sources["walltime"].startswith("site abci3: walltime")
     assert sources["ranks_per_node"] == "default: one per GPU"

@@ -24,7 +24,6 @@ def spec(command: str, **more: object) -> JobSpec:
         ("trl sft --model_name_or_path gpt2 --bf16 --num_processes 2", "trl sft"),
         ("accelerate test --config_file c.yaml", "accelerate test"),
         ("axolotl train config.yml", "axolotl train"),
-        ("tune run --nproc_per_node 2 full_finetune_distributed --config c", "tune run"),
         ("llamafactory-cli train sft.yaml", "llamafactory-cli train"),
         ("python main.py --multiprocessing_distributed=True", "the command"),
         ("python main.py --multiprocessing-distributed --dist-url env:// --world-size -1 --rank -1", "the command"),
@@ -53,9 +52,8 @@ def test_the_ranks_per_node_are_the_commands(option: str) -> None:
 
 def test_accelerates_processes_are_those_of_a_node() -> None:
     assert plan_rank_maker(spec("accelerate launch --num_processes 4 train.py"))[0].ranks_per_node == 4
-    with pytest.raises(RequestError, match="--num-processes 4 on several nodes") as caught:
+    with pytest.raises(RequestError, match="--num-processes on several nodes"):
         plan_rank_maker(spec("accelerate launch --num_processes 4 train.py", nodes=2))
-    assert caught.value.hint == "leave out --num-processes; the ranks of each node: --ranks-per-node"
 
 
 @pytest.mark.parametrize(
@@ -69,8 +67,6 @@ def test_accelerates_processes_are_those_of_a_node() -> None:
         ("torchrun --nproc-per-node gpu train.py", {}, "the job has to know the number"),
         ("accelerate launch --num_machines 2 t.py", {"nodes": 2}, "--num-machines on several nodes"),
         ("torchrun --rdzv_endpoint=localhost:1 train.py", {"nodes": 2}, "--rdzv-endpoint on several nodes"),
-        ("tune run full_finetune_distributed --config c", {}, "tune run runs its program in one process without"),
-        ("tune run --nnodes 2 --rdzv_backend c10d r --config c", {"nodes": 2}, "tune run --rdzv-backend on several"),
         ("torchrun train.py", {"launcher": "torchrun"}, "launcher torchrun would start it once per rank"),
         ("python train.py", {"launcher": "torchrun", "ranks": "node"}, "the command makes the ranks"),
     ],
