@@ -10,10 +10,11 @@ from hypothesis import strategies as st
 
 from hpcddp.cli.streams import refusal
 from hpcddp.errors import RequestError
-from hpcddp.lint.directives import read_gridengine, read_pbs, read_slurm
+from hpcddp.lint.directives import read_pbs, read_slurm
 from hpcddp.runs.command import nearest_name
 
 from .conftest import ENOUGH, script
+from .gridengine import read_gridengine
 from .test_nothing_becomes_code import quickly, texts
 
 briefly = settings(quickly, max_examples=settings.default.max_examples // 5)  # each example is two renders

@@ -7,13 +7,14 @@ import subprocess
 import pytest
 
 from hpcddp.cli.main import main
-from hpcddp.lint.directives import read_gridengine, read_pbs, read_slurm
+from hpcddp.lint.directives import read_pbs, read_slurm
 from hpcddp.script.explain import explain_script, list_plan_sources
 from hpcddp.script.plan import plan_job
 from hpcddp.script.site_file import SiteChoice, open_site
 from hpcddp.script.spec import read_spec
 
 from .conftest import ENOUGH, PLANNED_BY, plan, script
+from .gridengine import read_gridengine
 
 
 def explain(site: str, **values: object) -> dict[str, str]:

@@ -79,7 +79,7 @@ def test_levels_without_end_are_refused_and_end_no_process(depth, begin, end):
         ("modules", "load gcc", "'load', which is no module's name\nhint: leave out load$"),
         ("modules", "gcc swap a", "'swap' without what it needs: 'gcc swap a'\nhint: swap NAME NAME$"),
         ("exclusive", "yes", "'yes' is not known\nhint: exclusive: true$"),
-        ("launcher", "mpirun", "'mpirun' is not known\nhint: one of openmpi, "),
+        ("launcher", "mpirun", "'mpirun' is not known\nhint: launcher: openmpi"),
         ("launcher", "opnmpi", "did you mean 'openmpi'"),
         ("env", "A=1", "not a mapping"),
         ("env", {"1A": "x"}, "not a variable's name"),
