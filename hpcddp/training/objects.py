@@ -14,8 +14,8 @@ from hpcddp.training.gradient.buffers import BufferMeans
 from hpcddp.training.gradient.gradients import Gradients
 from hpcddp.training.parallel.calls import ForwardCalls
 from hpcddp.training.parallel.sameness import SameWeights
-from hpcddp.training.parallel.sharded import Wanted
-from hpcddp.training.parallel.strategy import check_places, check_uncompiled, check_wanted, list_accelerators
+from hpcddp.training.parallel.sharded import WrapOptions
+from hpcddp.training.parallel.strategy import check_places, check_uncompiled, check_wrap_options, list_accelerators
 from hpcddp.training.setup import RunSetup
 
 
@@ -69,11 +69,11 @@ class Models:
         self.calls = ForwardCalls()
         self.same = SameWeights(self.whole, setup.layout, setup.group.device, self._list_untrained)
 
-    def wrap(self, model: nn.Module, wanted: Wanted) -> nn.Module:
+    def wrap(self, model: nn.Module, wanted: WrapOptions) -> nn.Module:
         """See `Runtime.wrap`."""
         _check_model(model, list(self.wrapped.values()))
         split, exact = self._setup.split, self._setup.options.exactness is not None
-        check_wanted(split, wanted)
+        check_wrap_options(split, wanted)
         check_uncompiled(model, split)
         check_places(list_accelerators(model), self._setup.group.devices, split, exact=exact)
         if split.is_whole:
