@@ -98,25 +98,13 @@ class Models:
         return [model for model in self.tracked if id(model) not in trained]
 
 
-def check_made(model: nn.Module) -> None:
-    """RequestError for a model with lazy layers that have no weights yet."""
-    for name, layer in model.named_modules():
-        tensors = [*layer.parameters(recurse=False), *layer.buffers(recurse=False)]
-        if any(isinstance(tensor, nn.UninitializedParameter | nn.UninitializedBuffer) for tensor in tensors):
-            raise RequestError(
-                f"{name or 'the model'}, a {type(layer).__name__}, has no weights before its first forward pass",
-                "model(next(iter(loader))[0]) once, then make the optimizer, then rt.prepare",
-            )
-
-
 def _check_model(model: nn.Module, others: list[nn.Module]) -> None:
-    """RequestError for a model that is distributed already, has no weights yet, is one of the others, or has a trained
+    """RequestError for a model that is distributed already, is one of the others, or has a trained
     parameter in common with one: two would both average its gradient, and DDP allows each parameter in one model."""
     if isinstance(model, DistributedDataParallel | nn.DataParallel):
         raise RequestError(
             f"the model is in {type(model).__name__} already, and the runtime distributes it", "give it the plain model"
         )
-    check_made(model)
     taken = {id(p): other for other in others for p in other.parameters() if p.requires_grad}
     for name, parameter in model.named_parameters():
         if id(parameter) in taken:

@@ -39,7 +39,7 @@ from hpcddp.training.data.weighing import Count, Weighing
 from hpcddp.training.gradient.gradients import Gradients
 from hpcddp.training.gradient.progress import KnownParameters
 from hpcddp.training.loop import TrainingLoop
-from hpcddp.training.objects import Models, TrainingData, check_made
+from hpcddp.training.objects import Models, TrainingData
 from hpcddp.training.options import refuse_others
 from hpcddp.training.parallel.layout import Layout, ask_all, spread_weights
 from hpcddp.training.parallel.sharded import WrapOptions
@@ -65,8 +65,6 @@ def check_objects(objects: Sequence[Any]) -> None:
             "rt.prepare() was given nothing", "model, optimizer, loader = rt.prepare(model, optimizer, loader)"
         )
     for thing in objects:
-        if isinstance(thing, nn.Module):
-            check_made(thing)
         if isinstance(thing, Dataset):
             raise RequestError(
                 f"rt.prepare was given a data set, {type(thing).__name__}",

@@ -344,7 +344,6 @@ class Runtime:
     def print(self, *words: Any, **options: Any) -> None:
         """As `print`, on rank 0 only."""
         if self.is_main:
-            self._report.clear()
             print(*words, **{"flush": True} | options)
 
     def log(self, **numbers: float | Tensor) -> None:
