@@ -88,7 +88,6 @@ def list_statuses() -> str:
 
 # what stands in a remedy that is made where the mistake happens
 _EXAMPLE = {
-    "hint": "model, optimizer, loader = rt.prepare(model, optimizer, loader), with all optimizers",
     "unit": "epochs",
     "more": 4,
     "count": 2,

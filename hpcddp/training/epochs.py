@@ -128,7 +128,6 @@ class Epochs:
 
     def _close(self) -> None:
         self._open, self._saves.open_epoch, self._saves.in_tail = None, None, False
-        self._report.clear()
 
     def _note_exit(self) -> None:
         """The script leaves the loop."""

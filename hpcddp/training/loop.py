@@ -515,11 +515,7 @@ class TrainingLoop:
             kind = type(optimizer).__name__
             if self._in_backward:
                 raise mistakes.STEP_IN_BACKWARD.error(kind=kind)
-            outer = find_outer(optimizer, [one.optimizer for one in self.optimizers])
-            hint = "model, optimizer, loader = rt.prepare(model, optimizer, loader), with all optimizers"
-            if outer:
-                hint = f"model, optimizer, inner, loader = rt.prepare(model, optimizer, optimizer.{outer}, loader)"
-            raise mistakes.STEP_NOT_PREPARED.error(kind=kind, hint=hint)
+            raise mistakes.STEP_NOT_PREPARED.error(kind=kind)
         self._foreign.add(id(optimizer))
 
     def _step_ends(self, optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
@@ -528,11 +524,6 @@ class TrainingLoop:
         if one is not None:
             one.note_step()
             self.stepped = self.has_stepped = True
-
-
-def find_outer(inner: Optimizer, optimizers: Sequence[Optimizer]) -> str:
-    """The name of the attribute of one among `optimizers` that `inner` is, such as of one for SAM; "" if it is none."""
-    return next((name for outer in optimizers for name, thing in vars(outer).items() if thing is inner), "")
 
 
 class EpochLoops:

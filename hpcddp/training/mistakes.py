@@ -183,7 +183,7 @@ STEP_NOT_PREPARED = Mistake(
     name="step-not-prepared",
     condition="an optimizer with parameters of a prepared model steps, and was not prepared itself",
     message="this {kind} steps a prepared model, and was not prepared itself: no checkpoint has its state",
-    remedy="{hint}",
+    remedy=_PREPARE + ", with all optimizers: also one that another one steps, as optimizer.base_optimizer",
     cost="one look-up per step",
 )
 SCHEDULER_NOT_PREPARED = Mistake(

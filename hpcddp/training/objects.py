@@ -14,8 +14,8 @@ from hpcddp.training.gradient.buffers import BufferMeans
 from hpcddp.training.gradient.gradients import Gradients
 from hpcddp.training.parallel.calls import ForwardCalls
 from hpcddp.training.parallel.sameness import SameWeights
-from hpcddp.training.parallel.sharded import Wanted
-from hpcddp.training.parallel.strategy import check_places, check_uncompiled, check_wanted, list_accelerators
+from hpcddp.training.parallel.sharded import WrapOptions
+from hpcddp.training.parallel.strategy import check_places, check_uncompiled, check_wrap_options, list_accelerators
 from hpcddp.training.setup import RunSetup
 
 
@@ -69,11 +69,11 @@ class Models:
         self.calls = ForwardCalls()
         self.same = SameWeights(self.whole, setup.layout, setup.group.device, self._list_untrained)
 
-    def wrap(self, model: nn.Module, wanted: Wanted) -> nn.Module:
+    def wrap(self, model: nn.Module, wanted: WrapOptions) -> nn.Module:
         """See `Runtime.wrap`."""
         _check_model(model, list(self.wrapped.values()))
         split, exact = self._setup.split, self._setup.options.exactness is not None
-        check_wanted(split, wanted)
+        check_wrap_options(split, wanted)
         check_uncompiled(model, split)
         check_places(list_accelerators(model), self._setup.group.devices, split, exact=exact)
         if split.is_whole:
@@ -98,25 +98,13 @@ class Models:
         return [model for model in self.tracked if id(model) not in trained]
 
 
-def check_made(model: nn.Module) -> None:
-    """RequestError for a model with lazy layers that have no weights yet."""
-    for name, layer in model.named_modules():
-        tensors = [*layer.parameters(recurse=False), *layer.buffers(recurse=False)]
-        if any(isinstance(tensor, nn.UninitializedParameter | nn.UninitializedBuffer) for tensor in tensors):
-            raise RequestError(
-                f"{name or 'the model'}, a {type(layer).__name__}, has no weights before its first forward pass",
-                "model(next(iter(loader))[0]) once, then make the optimizer, then rt.prepare",
-            )
-
-
 def _check_model(model: nn.Module, others: list[nn.Module]) -> None:
-    """RequestError for a model that is distributed already, has no weights yet, is one of the others, or has a trained
+    """RequestError for a model that is distributed already, is one of the others, or has a trained
     parameter in common with one: two would both average its gradient, and DDP allows each parameter in one model."""
     if isinstance(model, DistributedDataParallel | nn.DataParallel):
         raise RequestError(
             f"the model is in {type(model).__name__} already, and the runtime distributes it", "give it the plain model"
         )
-    check_made(model)
     taken = {id(p): other for other in others for p in other.parameters() if p.requires_grad}
     for name, parameter in model.named_parameters():
         if id(parameter) in taken:

@@ -52,7 +52,7 @@ from hpcddp.training.rendezvous.failure import Failure, PeerFailedError
 from hpcddp.training.rendezvous.group import Group
 from hpcddp.training.rendezvous.process_group import claim_failure, open_group
 from hpcddp.training.rendezvous.roll_call import wait_until
-from hpcddp.training.report import DEFAULT_INTERVAL_S, Report
+from hpcddp.training.report import AT_TERMINAL_S, DEFAULT_INTERVAL_S, Report
 from hpcddp.training.runtime import Runtime
 from hpcddp.training.setup import RunSetup
 from hpcddp.training.sinks import choose_sinks
@@ -249,7 +249,8 @@ def open_runtime(env: MutableMapping[str, str], options: RuntimeOptions) -> Iter
         batch = read_planned_batch(folder.run)
     asked = options.parallel or read_parallel(env.get("HPCDDP_PARALLEL") or "ddp", "parallel in the job file")
     sinks, deadline = choose_sinks(options.log_to, env), read_deadline(env)
-    interval_s = read_seconds_or_off(env, "HPCDDP_PROGRESS", DEFAULT_INTERVAL_S)
+    default_s = AT_TERMINAL_S if sys.stderr.isatty() else DEFAULT_INTERVAL_S
+    interval_s = read_seconds_or_off(env, "HPCDDP_PROGRESS", default_s)
     stall_s, end_s = read_hang_limits(env)
     signals = SignalFlag()
     with ExitStack() as stack:
@@ -289,7 +290,7 @@ def open_runtime(env: MutableMapping[str, str], options: RuntimeOptions) -> Iter
             add_line(NameError, lambda: _NO_TURN if rt._saves.is_finished else "")
         stack.enter_context(heartbeat.following(lambda: rt.steps, watch.move_deadline))
         if stall_s is not None and group.world_size > 1:
-            tell = partial(_tell_hang, rt, report)
+            tell = partial(_tell_hang, rt)
             watchdog = Watchdog(group, stall_s, end_s, lambda: watch.pace.batches, report.say, tell)
             stack.enter_context(watchdog.watching())
         try:
@@ -320,10 +321,9 @@ def open_runtime(env: MutableMapping[str, str], options: RuntimeOptions) -> Iter
         end_script(line, UNFINISHED if group.world_size == 1 and not env.get("HPCDDP_ATTEMPT") else 0)
 
 
-def _tell_hang(rt: Runtime, report: Report, hang: Hang) -> None:
+def _tell_hang(rt: Runtime, hang: Hang) -> None:
     """From beside the main thread, which waits for ranks that do not come."""
     with suppress(Exception):  # it may hold any lock
-        report.clear()
         if rt.is_main and rt.folder is not None:
             write_failure(rt.folder, str(hang.error), step=rt.steps, epoch=rt.epoch)
     print_hang(hang)

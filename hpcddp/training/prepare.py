@@ -39,18 +39,18 @@ from hpcddp.training.data.weighing import Count, Weighing
 from hpcddp.training.gradient.gradients import Gradients
 from hpcddp.training.gradient.progress import KnownParameters
 from hpcddp.training.loop import TrainingLoop
-from hpcddp.training.objects import Models, TrainingData, check_made
+from hpcddp.training.objects import Models, TrainingData
 from hpcddp.training.options import refuse_others
 from hpcddp.training.parallel.layout import Layout, ask_all, spread_weights
-from hpcddp.training.parallel.sharded import Wanted
+from hpcddp.training.parallel.sharded import WrapOptions
 from hpcddp.training.parallel.strategy import place
-from hpcddp.training.parallel.zero import OwnSteps, WholeSteps
+from hpcddp.training.parallel.zero import WholeSteps, ZeroSteps
 from hpcddp.training.remarks import describe_share, describe_starving, print_warning
 from hpcddp.training.report import Report
 from hpcddp.training.saves import Saves
 from hpcddp.training.setup import RunSetup
 from hpcddp.training.steps import StepRecord
-from hpcddp.training.torch_compat import kept_assignments, note_steps
+from hpcddp.training.torch_compat import note_steps, shard_assignments
 
 # The kinds of objects that a run takes over, and their names in a checkpoint.
 
@@ -65,8 +65,6 @@ def check_objects(objects: Sequence[Any]) -> None:
             "rt.prepare() was given nothing", "model, optimizer, loader = rt.prepare(model, optimizer, loader)"
         )
     for thing in objects:
-        if isinstance(thing, nn.Module):
-            check_made(thing)
         if isinstance(thing, Dataset):
             raise RequestError(
                 f"rt.prepare was given a data set, {type(thing).__name__}",
@@ -113,9 +111,9 @@ def share_out_steps(
     exact: bool,
 ) -> OwnedStates:
     """Under ZeRO-1 each data rank steps its own parameters; in exact mode shards step whole. Undone by `until_end`."""
-    steps: dict[str, OwnSteps] = {}
+    steps: dict[str, ZeroSteps] = {}
     if split.kind == "zero1" and layout.data_size > 1:
-        steps = {name: OwnSteps(thing, layout, device) for name, thing in optimizers.items()}
+        steps = {name: ZeroSteps(thing, layout, device) for name, thing in optimizers.items()}
     for name, thing in optimizers.items():
         if name in steps:
             steps[name].hook(until_end)
@@ -221,7 +219,7 @@ class Preparation:
         for n, thing in enumerate(objects):
             if is_trained(thing) and id(thing) not in self._models.wrapped:
                 self._record.note_model(thing)
-                prepared[n] = self._models.wrap(thing, Wanted(None, None, {}))
+                prepared[n] = self._models.wrap(thing, WrapOptions(None, None, {}))
             elif isinstance(thing, nn.Module):
                 prepared[n] = place(thing, self._group.device)
                 if id(thing) not in self._models.wrapped:  # no wrapper gives every rank the weights of rank 0
@@ -249,7 +247,7 @@ class Preparation:
         split = self._setup.split
         self._gradients.check(objects)
         if not split.is_whole:
-            self._until_end.enter_context(kept_assignments())
+            self._until_end.enter_context(shard_assignments())
         optimizers = {name: thing for name, thing in objects.items() if isinstance(thing, Optimizer)}
         owned = share_out_steps(optimizers, split, self._layout, self._group.device, self._until_end, exact=self._exact)
         fixed = self._layout.data_size > 1 or self._exact

@@ -6,9 +6,7 @@ import math
 import os
 import sys
 import time
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from shutil import get_terminal_size
 from typing import NamedTuple, TextIO
 
 from hpcddp.runs.folder import list_checkpoints
@@ -17,12 +15,11 @@ from hpcddp.training.setup import RunSetup
 from hpcddp.training.sinks import SinkRequest, Sinks
 from hpcddp.training.stopping import Pace
 
-# The progress of a training: one line that is drawn anew on a terminal, a line per interval in a job's log.
+# The progress of a training: a line per interval.
 
 
 DEFAULT_INTERVAL_S = 30.0
-_REDRAW_S = 0.2  # on a terminal
-_MARKS = 50  # on a terminal samples/s are those of the last 10 seconds, in a log those of the interval
+AT_TERMINAL_S = 2.0
 
 
 class Standing(NamedTuple):
@@ -67,9 +64,8 @@ def _format_rate(per_s: float) -> str:
 
 
 class Progress:
-    """Prints how far a training is to `out`; nothing if `out` is None, as on every rank but the first.
+    """Prints a line every `interval_s` seconds to `out`: how far a training is. Nothing if one of the two is None.
 
-    `interval_s` is the time between two lines where `out` is no terminal; None prints nothing there.
     `deadline` says when the job ends, in seconds since 1970: that may move. `clock` is in seconds, from anywhere.
     """
 
@@ -81,54 +77,37 @@ class Progress:
         total_steps: int | None = None,
         save_every: int | None = None,
         deadline: Callable[[], float | None] = lambda: None,
-        columns: Callable[[], int] = lambda: 80,
         clock: Callable[[], float] = time.monotonic,
         now: Callable[[], float] = time.time,
     ) -> None:
         self.total_steps = total_steps  # may become known later
-        self._out = out if interval_s is not None else None
-        self._is_terminal = self._out is not None and self._out.isatty()
-        self._interval_s = _REDRAW_S if self._is_terminal else interval_s or DEFAULT_INTERVAL_S
+        self._out = out
+        self._interval_s = interval_s or DEFAULT_INTERVAL_S
         self._save_every = save_every
         self._deadline = deadline
-        self._columns = columns
         self._clock = clock
         self._now = now
         self._samples = 0
-        self._next = -math.inf if self._out is not None else math.inf  # when to print; the first step sets it
-        self._marks: deque[tuple[float, int, int]] = deque(maxlen=_MARKS if self._is_terminal else 1)
+        # when to print; the first step sets it
+        self._next = math.inf if out is None or interval_s is None else -math.inf
         self._first: tuple[float, int] | None = None  # time and number of the first step of this attempt
-        self._is_drawn = False
+        self._mark = 0.0, 0  # time and samples when the last line was printed
 
     def step(self, step: int, samples: int, loss: float | None = None) -> None:
         """Step number `step` (from 1, over all attempts) was made, of `samples` samples over all ranks."""
         self._samples += samples
         at = self._clock()
-        if at >= self._next:
-            self._show(at, step, loss)
-
-    def clear(self) -> None:
-        """Leave the line of a terminal empty for what is printed next. A line in a log stays."""
-        if self._is_drawn and self._out is not None:
-            self._write("\r\x1b[K")
-            self._is_drawn = False
-
-    def _show(self, at: float, step: int, loss: float | None) -> None:
+        if at < self._next:
+            return
         self._next = at + self._interval_s
         if self._first is None:  # the first step compiles and fills caches: it starts the clock and is not counted
             self._first = (at, step)
-            self._marks.append((at, step, self._samples))
-            return
-        standing = self._standing(at, step, loss)
-        self._marks.append((at, step, self._samples))
-        if self._is_terminal:
-            self._write("\r" + format_line(standing)[: max(self._columns() - 1, 0)] + "\x1b[K")
-            self._is_drawn = True
         else:
-            self._write(f"hpcddp: {format_line(standing)}\n")
+            self._write(f"hpcddp: {format_line(self._standing(at, step, loss))}\n")
+        self._mark = at, self._samples
 
     def _standing(self, at: float, step: int, loss: float | None) -> Standing:
-        began, _, before = self._marks[0]
+        began, before = self._mark
         left_s = None
         if self.total_steps is not None and self._first is not None and step > self._first[1]:
             pace_s = (at - self._first[0]) / (step - self._first[1])
@@ -238,7 +217,6 @@ class Report:
             interval_s=interval_s,
             save_every=setup.options.save_every.steps,
             deadline=deadline,
-            columns=lambda: get_terminal_size().columns,
         )
         self._began = time.monotonic()
         self._samples = 0  # of this attempt's steps but the first, which the pace does not count either
@@ -279,14 +257,9 @@ class Report:
         self._metrics.log(step, checked)
         self._sinks.write(step, checked)
 
-    def clear(self) -> None:
-        """Something else is printed next."""
-        self._progress.clear()
-
     def say(self, text: str) -> None:
         """One of hpcddp's own lines."""
         if self._speaks:
-            self.clear()
             print(f"hpcddp: {text}", file=sys.stderr, flush=True)
 
     def end(self, summary: Summary) -> None:
@@ -311,7 +284,6 @@ class Report:
     def fail(self) -> None:
         """The attempt is over with an error, which the caller prints."""
         self._has_ended = True
-        self.clear()
         self._sinks.close("failed")
 
     @property

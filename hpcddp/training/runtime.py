@@ -27,7 +27,7 @@ from hpcddp.training.epochs import Epochs
 from hpcddp.training.gradient.gradients import Gradients
 from hpcddp.training.loop import TrainingLoop
 from hpcddp.training.objects import Models, TrainingData
-from hpcddp.training.parallel.sharded import Blocks, Wanted
+from hpcddp.training.parallel.sharded import Blocks, WrapOptions
 from hpcddp.training.parallel.tensor import TensorPlan
 from hpcddp.training.prepare import Preparation
 from hpcddp.training.report import Report, Summary
@@ -129,11 +129,6 @@ class Runtime:
         """Why the run stops here, to be resumed by a later attempt; set on all ranks at the same step."""
         return self._saves.stop_reason
 
-    @property
-    def stopping(self) -> bool:
-        """Whether the loop ends here; a later attempt resumes it."""
-        return self.stop_reason is not None
-
     # ---- what comes before the loop
 
     def prepare(self, *objects: Any) -> Any:
@@ -179,7 +174,7 @@ class Runtime:
         averaged before an evaluation and a checkpoint.
         """
         self._record.note_model(model)
-        return self._models.wrap(model, Wanted(blocks, tensor_plan, options))
+        return self._models.wrap(model, WrapOptions(blocks, tensor_plan, options))
 
     def unwrap(self, model: nn.Module) -> nn.Module:
         """The user's model inside of what `prepare` made of it."""
@@ -349,7 +344,6 @@ class Runtime:
     def print(self, *words: Any, **options: Any) -> None:
         """As `print`, on rank 0 only."""
         if self.is_main:
-            self._report.clear()
             print(*words, **{"flush": True} | options)
 
     def log(self, **numbers: float | Tensor) -> None:

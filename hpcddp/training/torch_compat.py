@@ -278,7 +278,7 @@ def is_as_before(parameter: Tensor, before: Look) -> bool:
 
 
 @contextmanager
-def kept_assignments() -> Iterator[None]:
+def shard_assignments() -> Iterator[None]:
     """Meanwhile `p.data = numbers` changes the numbers of a parameter in parts. Torch would lose them without an error:
     the part lies in another tensor that the parameter only refers to."""
     from torch.distributed.tensor import DTensor

@@ -18,7 +18,7 @@ from torch.optim import Optimizer
 from hpcddp.errors import RequestError
 from hpcddp.training.checkpoint.state_tree import gather_whole, is_split, load_module_state, map_tensors, module_state
 from hpcddp.training.parallel.layout import as_bytes
-from hpcddp.training.parallel.zero import OwnSteps
+from hpcddp.training.parallel.zero import ZeroSteps
 from hpcddp.training.torch_compat import uncompiled
 from hpcddp.units import shorten
 
@@ -28,7 +28,7 @@ from hpcddp.units import shorten
 class OwnedStates:
     """The states of these optimizers, by their names in the checkpoint. Without any its methods do nothing."""
 
-    def __init__(self, steps: Mapping[str, OwnSteps]) -> None:
+    def __init__(self, steps: Mapping[str, ZeroSteps]) -> None:
         self._steps = steps
 
     def drop_others(self, tree: dict[str, Any]) -> dict[str, Any]:
@@ -70,14 +70,14 @@ class OwnedStates:
 class _Owners:
     """Which data rank has the state of a key: of a parameter's number, or of what else an optimizer keeps there."""
 
-    def __init__(self, steps: OwnSteps) -> None:
+    def __init__(self, steps: ZeroSteps) -> None:
         self._by_number = steps.list_owners()
 
     def find(self, key: Any) -> int:
         return self._by_number[key] if isinstance(key, int) and key < len(self._by_number) else 0
 
 
-def _gather_one(mine: Any, outline: Any, owner: int, steps: OwnSteps, *, keep: bool) -> Any:
+def _gather_one(mine: Any, outline: Any, owner: int, steps: ZeroSteps, *, keep: bool) -> Any:
     """The state of one key, from its owner."""
     own: dict[Any, Tensor] = {}
     if owner == steps.layout.data_rank:

@@ -23,7 +23,7 @@ from hpcddp.training.data.sampler import MicroBatch
 from hpcddp.training.gradient.buffers import frozen_statistics
 from hpcddp.training.gradient.gradients import Gradients
 from hpcddp.training.parallel.layout import Layout, ask_all, open_data_group
-from hpcddp.training.parallel.sharded import Wanted
+from hpcddp.training.parallel.sharded import WrapOptions
 from hpcddp.training.parallel.strategy import wrap_ddp
 from hpcddp.training.rendezvous.group import Group
 from hpcddp.training.torch_compat import NormWithStatistics, add_to_each, all_gather_flat, largest_magnitudes
@@ -276,7 +276,7 @@ class ExactGradients(Gradients):
         self._thread = ThreadPoolExecutor(1) if on_cpu and several else None
         self._stream: Any = None if on_cpu else torch.cuda.Stream(group.device)  # type: ignore[no-untyped-call]  # torch does not annotate it
 
-    def wrap(self, model: nn.Module, wanted: Wanted) -> nn.Module:
+    def wrap(self, model: nn.Module, wanted: WrapOptions) -> nn.Module:
         """The model on its device, in DDP where there are several data ranks."""
         check_layers(model)
         wrapped = model = model.to(self._device)

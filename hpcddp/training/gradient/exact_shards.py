@@ -22,7 +22,7 @@ from hpcddp.parallelism import Split
 from hpcddp.training.data.sampler import MicroBatch
 from hpcddp.training.gradient.exact import TWICE, ExactGradients, check_layers
 from hpcddp.training.parallel.layout import Layout
-from hpcddp.training.parallel.sharded import ShardedModel, Wanted, check_optimizers, hand_over
+from hpcddp.training.parallel.sharded import ShardedModel, WrapOptions, check_optimizers, hand_over
 from hpcddp.training.parallel.tensor import replicate
 from hpcddp.training.rendezvous.group import Group
 
@@ -51,7 +51,7 @@ class ExactShards(ExactGradients):
         self._shards: list[nn.Parameter] = []  # the model's; `_parameters` are the same ones, whole, in a pass
         self._is_summed = False  # whether this step's gradients are
 
-    def wrap(self, model: nn.Module, wanted: Wanted) -> nn.Module:
+    def wrap(self, model: nn.Module, wanted: WrapOptions) -> nn.Module:
         """The model in shards, in place."""
         check_layers(model)
         if self._model is not None or isinstance(model, AveragedModel):

@@ -14,7 +14,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from hpcddp.training.data.sampler import MicroBatch
-from hpcddp.training.parallel.sharded import Wanted
+from hpcddp.training.parallel.sharded import WrapOptions
 
 
 class Gradients:
@@ -27,7 +27,7 @@ class Gradients:
     looks_before_steps = False  # whether `collect` is called before the first step on gradients that add up in place
     forward_is_collective = False  # whether a forward pass is a collective: then all ranks need the same number of them
 
-    def wrap(self, model: nn.Module, wanted: Wanted) -> nn.Module:
+    def wrap(self, model: nn.Module, wanted: WrapOptions) -> nn.Module:
         """The model on this rank's device, as the training loop is to use it."""
         raise NotImplementedError
 

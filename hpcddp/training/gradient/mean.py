@@ -18,7 +18,7 @@ from hpcddp.training.gradient.buffers import frozen_statistics
 from hpcddp.training.gradient.gradients import Gradients
 from hpcddp.training.parallel.layout import Layout
 from hpcddp.training.parallel.sameness import UsedAlike
-from hpcddp.training.parallel.sharded import ShardedModel, Wanted, check_optimizers, check_steps, hand_over
+from hpcddp.training.parallel.sharded import ShardedModel, WrapOptions, check_optimizers, check_steps, hand_over
 from hpcddp.training.parallel.strategy import place, split_model, without_exchange
 from hpcddp.training.rendezvous.group import Group
 
@@ -40,7 +40,7 @@ class MeanGradients(Gradients):
         self._untrained: list[nn.Module] = []
         self._used_alike = UsedAlike(layout, group.device)
 
-    def wrap(self, model: nn.Module, wanted: Wanted) -> nn.Module:
+    def wrap(self, model: nn.Module, wanted: WrapOptions) -> nn.Module:
         """The model on its device; neither wrapped nor sharded on one rank."""
         if self._layout.data_size == self._split.tensor == 1:
             return place(model, self._group.device)

@@ -25,7 +25,7 @@ from hpcddp.training.rendezvous.group import Group
 Blocks = type[nn.Module] | tuple[type[nn.Module], ...]
 
 
-class Wanted(NamedTuple):
+class WrapOptions(NamedTuple):
     """What the caller of `rt.wrap` wants besides: classes of layers that are gathered on their own, the layers that
     tensor ranks divide, and options of `fully_shard` or DDP."""
 
@@ -38,7 +38,7 @@ class ShardedModel:
     """A model whose parameters, gradients and optimizer state are sharded over the data ranks, in place; its layers
     may be divided over tensor ranks before."""
 
-    def __init__(self, model: nn.Module, group: Group, layout: Layout, split: Split, wanted: Wanted) -> None:
+    def __init__(self, model: nn.Module, group: Group, layout: Layout, split: Split, wanted: WrapOptions) -> None:
         self.module = model
         self.replaced = [weakref.ref(parameter) for parameter in model.parameters()]
         self._is_sharded = layout.data_size > 1
@@ -57,7 +57,7 @@ class ShardedModel:
                 sharded.set_requires_gradient_sync(True)
 
 
-def divide_and_shard(model: nn.Module, group: Group, layout: Layout, split: Split, wanted: Wanted) -> None:
+def divide_and_shard(model: nn.Module, group: Group, layout: Layout, split: Split, wanted: WrapOptions) -> None:
     """Divide the model's layers over the tensor ranks, and shard it over the data ranks, in place on the device.
 
     Each module of a class in `blocks` is gathered on its own; the rest, or everything without `blocks`, in one piece.

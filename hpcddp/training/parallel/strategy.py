@@ -13,7 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 from hpcddp.errors import RequestError
 from hpcddp.parallelism import Split
 from hpcddp.training.parallel.layout import Layout
-from hpcddp.training.parallel.sharded import ShardedModel, Wanted
+from hpcddp.training.parallel.sharded import ShardedModel, WrapOptions
 from hpcddp.training.rendezvous.group import Group
 from hpcddp.training.torch_compat import NO_BUFFER_BROADCAST, is_compiled, uncompiled
 
@@ -49,7 +49,7 @@ def check_places(places: Iterable[torch.device], own: Sequence[torch.device], sp
             raise RequestError(f"{lies}, and {what} takes a model on one", 'hpcddp.runtime(parallel="ddp")')
 
 
-def check_wanted(split: Split, wanted: Wanted) -> None:
+def check_wrap_options(split: Split, wanted: WrapOptions) -> None:
     """RequestError for what means nothing with this split."""
     if wanted.blocks is not None and not split.is_sharded:
         raise RequestError(
@@ -85,7 +85,7 @@ def wrap_ddp(
 
 
 def split_model(
-    model: nn.Module, group: Group, layout: Layout, split: Split, wanted: Wanted
+    model: nn.Module, group: Group, layout: Layout, split: Split, wanted: WrapOptions
 ) -> DistributedDataParallel | ShardedModel:
     """The model on the group's device, or on several of the rank's, over the ranks. A collective."""
     if not split.is_sharded:

@@ -77,7 +77,7 @@ class _ChangedSteps:
         self._depth = 0
 
 
-class OwnSteps(_ChangedSteps):
+class ZeroSteps(_ChangedSteps):
     """One optimizer whose parameters are shared out among the data ranks. RequestError for one that cannot be."""
 
     def __init__(self, optimizer: Optimizer, layout: Layout, device: torch.device) -> None:

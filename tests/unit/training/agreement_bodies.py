@@ -72,4 +72,4 @@ def _train(group: Any, folder: str, what: str, where: Any, ranks: list[int], sha
             _call(rt, what)
         if where == "epoch" and what == "break" and 0 in ranks:
             rt.sum(1)
-    return [rt.steps, rt.stop_reason, None if rt.stopping else rt._saves.finish_reason]
+    return [rt.steps, rt.stop_reason, None if rt.stop_reason else rt._saves.finish_reason]

@@ -116,16 +116,6 @@ def own_runs_open_again(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(scope="session")
-def bodies() -> ModuleType:
-    return _load("bodies")
-
-
-@pytest.fixture(scope="session")
-def loop_bodies() -> ModuleType:
-    return _load("loop_bodies")
-
-
-@pytest.fixture(scope="session")
 def batch_bodies() -> ModuleType:
     return _load("batch_bodies")
 
@@ -133,11 +123,6 @@ def batch_bodies() -> ModuleType:
 @pytest.fixture(scope="session")
 def checkpoint_bodies() -> ModuleType:
     return _load("checkpoint_bodies")
-
-
-@pytest.fixture(scope="session")
-def exact_bodies() -> ModuleType:
-    return _load("exact_bodies")
 
 
 @pytest.fixture(scope="session")

@@ -6,9 +6,9 @@ ranks, its argument, more environment. The answer is one line: each rank's exit 
 `run_python` asks for one process that runs a script and its arguments as a new Python does, in this environment alone.
 `start_python` is answered at once, with its process id; {"ended": process id} waits for its exit status.
 
-At a program's end Python and C++ take torch apart, which takes longer than all that a short rank does. A rank of a
-quick test does that only where a function of its module runs for the first time: aborts in destructors must show, if
-not each time. The others end behind their last `atexit` function.
+At a program's end Python and C++ take torch apart, which takes longer than all that a short rank does. In a quick test
+rank 0 does that where a function of its module runs for the first time: aborts in destructors must show, if not each
+time. The others end behind their last `atexit` function.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ PATIENCE_S = 600  # a limit for hangs: a busy machine must not reach it
 END = "end\n"
 
 
-def _become_rank(request: dict, rank: int, output: Path) -> None:
+def _become_rank(request: dict, whole_end: bool, rank: int, output: Path) -> None:
     descriptor = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     os.dup2(descriptor, 1)
     os.dup2(descriptor, 2)
@@ -75,7 +75,7 @@ def _become_rank(request: dict, rank: int, output: Path) -> None:
     _run(
         lambda: getattr(importlib.import_module(module), name)(request["argument"]),
         traceback.print_exc,
-        request["whole_end"],
+        whole_end,
     )
 
 
@@ -136,10 +136,13 @@ def serve() -> None:
             bodies = [functools.partial(_become_python, request, outputs)]
         else:
             module = request["function"].partition(":")[0]
-            request["whole_end"] |= module not in ended
+            is_first = module not in ended
             ended.add(module)
             outputs = [folder / f"rank-{rank}.out" for rank in range(request["world_size"])]
-            bodies = [functools.partial(_become_rank, request, *one) for one in enumerate(outputs)]
+            bodies = [
+                functools.partial(_become_rank, request, request["whole_end"] or (is_first and rank == 0), rank, output)
+                for rank, output in enumerate(outputs)
+            ]
         children = {}
         for rank, body in enumerate(bodies):
             sys.stdout.flush()

@@ -155,7 +155,7 @@ def train(argument: dict[str, Any]) -> None:
             "steps": rt.steps,
         }
         torch.save(result, argument["out"])
-        if not rt.stopping:
+        if rt.stop_reason is None:
             assert Path(f"{argument['out']}.pt").exists()
 
 

@@ -6,7 +6,6 @@ import json
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -14,6 +13,8 @@ import pytest
 from hpcddp.advise.measure import Sample, measure_model
 from hpcddp.advise.memory import PRECISIONS, Model, ParallelDims, Work, peak
 from hpcddp.advise.transformer import Numbers, make_transformer
+
+from . import advise_bodies as bodies
 
 RunRanks = Callable[..., Any]
 MEASURED: dict[tuple[Any, ...], Model] = {}
@@ -49,15 +50,15 @@ def cases(split: str) -> list[dict[str, Any]]:
     ]
 
 
-def advise(case: dict[str, Any], ranks: int, bodies: ModuleType, *, by_numbers: bool = False) -> Any:
+def advise(case: dict[str, Any], ranks: int, *, by_numbers: bool = False) -> Any:
     """The estimate for a case."""
     sizes, recompute = case["sizes"], case.get("recompute", False)
     if by_numbers:
-        whole = advise_model(case, bodies)
+        whole = advise_model(case)
         numbers = Numbers(whole.elements, sizes["layers"], sizes["hidden"], sizes["tokens"], sizes["vocabulary"])
         model = make_transformer(numbers, case["precision"], recompute=recompute)
     else:
-        model = advise_model(case, bodies)
+        model = advise_model(case)
     shard = {"fsdp": ranks, "hsdp": 2, "tensor": ranks // 2}.get(case["split"], 1)
     split = ParallelDims(
         ranks, shard=shard, tensor=2 if case["split"] == "tensor" else 1, zero=case["split"] == "zero1"
@@ -72,7 +73,7 @@ def advise(case: dict[str, Any], ranks: int, bodies: ModuleType, *, by_numbers: 
     return peak(model, split, work)
 
 
-def advise_model(case: dict[str, Any], bodies: ModuleType) -> Model:
+def advise_model(case: dict[str, Any]) -> Model:
     """By a pass on tensors without numbers. The same of each split."""
     tokens, recompute = case["model"] == "transformer", case.get("recompute", False)
     key = (case["model"], *case["sizes"].values(), case["micro_batch"], case["precision"], recompute)
@@ -85,12 +86,12 @@ def advise_model(case: dict[str, Any], bodies: ModuleType) -> Model:
     return MEASURED[key]
 
 
-def check(found: list[int], tried: list[dict[str, Any]], ranks: int, bodies: ModuleType) -> None:
+def check(found: list[int], tried: list[dict[str, Any]], ranks: int) -> None:
     wrong = []
     for measured, case in zip(found, tried, strict=True):
         ways = {True} if case["split"] == "tensor" else {False, case["model"] == "transformer"}
         for by_numbers in ways:
-            estimate = advise(case, ranks, bodies, by_numbers=by_numbers)
+            estimate = advise(case, ranks, by_numbers=by_numbers)
             off = estimate.total / measured - 1
             print(f"{off:+.1%} {'numbers' if by_numbers else 'model'} {case} {estimate}")
             if abs(off) > 0.15:
@@ -100,36 +101,24 @@ def check(found: list[int], tried: list[dict[str, Any]], ranks: int, bodies: Mod
     assert not wrong, "\n".join(wrong)
 
 
-@pytest.fixture(scope="module")
-def bodies() -> ModuleType:
-    from importlib.util import module_from_spec, spec_from_file_location
-
-    spec = spec_from_file_location("advise_bodies", Path(__file__).parent / "advise_bodies.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("split", "ranks"), [("ddp", 1), ("ddp", 2), ("zero1", 2), ("fsdp", 2), ("fsdp", 4), ("hsdp", 4)]
 )
 def test_the_memory_of_a_step_is_estimated_within_15_percent(
-    run_ranks: RunRanks, tmp_path: Path, bodies: ModuleType, split: str, ranks: int
+    run_ranks: RunRanks, tmp_path: Path, split: str, ranks: int
 ) -> None:
     tried, out = cases(split), tmp_path / "peaks.json"
     run_ranks("advise_bodies:train", ranks, tried, env={"ADVISE_OUT": str(out)}).check()
-    check(json.loads(out.read_text()), tried, ranks, bodies)
+    check(json.loads(out.read_text()), tried, ranks)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_the_memory_of_tensor_parallelism_is_estimated_within_15_percent_by_numbers(
-    run_ranks: RunRanks, tmp_path: Path, bodies: ModuleType, ranks: int
+    run_ranks: RunRanks, tmp_path: Path, ranks: int
 ) -> None:
     tried = [case for case in cases("tensor") if case["model"] == "transformer" and case["precision"] == "fp32"]
     out = tmp_path / "peaks.json"
     run_ranks("advise_bodies:train", ranks, tried, env={"ADVISE_OUT": str(out)}).check()
-    check(json.loads(out.read_text()), tried, ranks, bodies)
+    check(json.loads(out.read_text()), tried, ranks)

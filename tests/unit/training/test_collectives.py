@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy
@@ -18,7 +17,7 @@ from hpcddp.errors import RequestError
 RunRanks = Callable[..., Any]
 
 
-def test_numbers_rows_and_objects_of_all_ranks(run_ranks: RunRanks, loop_bodies: ModuleType, tmp_path: Path) -> None:
+def test_numbers_rows_and_objects_of_all_ranks(run_ranks: RunRanks, tmp_path: Path) -> None:
     run_ranks("loop_bodies:meet_in_numbers", 3, str(tmp_path)).check()
     for rank in range(3):
         found = json.loads((tmp_path / f"{rank}.json").read_text())
@@ -41,9 +40,7 @@ def test_numbers_rows_and_objects_of_all_ranks(run_ranks: RunRanks, loop_bodies:
         }
 
 
-def test_models_that_are_not_trained_start_alike_on_every_rank(
-    run_ranks: RunRanks, loop_bodies: ModuleType, tmp_path: Path
-) -> None:
+def test_models_that_are_not_trained_start_alike_on_every_rank(run_ranks: RunRanks, tmp_path: Path) -> None:
     run_ranks("loop_bodies:prepare_models_that_are_not_trained", 2, str(tmp_path)).check()
     found = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2)]
     assert found[0] == found[1]

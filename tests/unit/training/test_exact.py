@@ -6,13 +6,14 @@ import json
 import re
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
 
 from hpcddp.errors import LaunchError
 from hpcddp.training.gradient.exact import deterministic_kernels
+
+from .exact_bodies import read_result
 
 RunRanks = Callable[..., Any]
 Options = dict[str, Any]
@@ -35,7 +36,7 @@ SHARDED: dict[str, Options] = {
 
 
 @pytest.fixture
-def results(run_ranks: RunRanks, exact_bodies: ModuleType, tmp_path: Path) -> Callable[..., dict[str, Any]]:
+def results(run_ranks: RunRanks, tmp_path: Path) -> Callable[..., dict[str, Any]]:
     """results(world_size, cases) trains each case on so many ranks: {case: weights' hash and losses}."""
 
     def run(world_size: int, cases: dict[str, Options]) -> dict[str, Any]:
@@ -44,7 +45,7 @@ def results(run_ranks: RunRanks, exact_bodies: ModuleType, tmp_path: Path) -> Ca
             for name, options in cases.items()
         ]
         run_ranks("exact_bodies:train_several", world_size, asked).check()
-        return {name: exact_bodies.read_result(Path(one["run_dir"])) for name, one in zip(cases, asked, strict=True)}
+        return {name: read_result(Path(one["run_dir"])) for name, one in zip(cases, asked, strict=True)}
 
     return run
 
@@ -92,7 +93,7 @@ def test_a_padded_sampler_is_seen(results: Callable[..., dict[str, Any]]) -> Non
     ],
 )
 def test_a_chain_of_killed_attempts_on_other_numbers_of_ranks_ends_as_one_undisturbed_rank(
-    run_ranks: RunRanks, exact_bodies: ModuleType, tmp_path: Path, method: str, sizes: tuple[int, int, int]
+    run_ranks: RunRanks, tmp_path: Path, method: str, sizes: tuple[int, int, int]
 ) -> None:
     common = {"exact": method, "save_every": 2}
     whole, chain = tmp_path / "whole", tmp_path / "chain"
@@ -104,17 +105,17 @@ def test_a_chain_of_killed_attempts_on_other_numbers_of_ranks_ends_as_one_undist
         assert (-9 in outcome.statuses) == bool(fault), "\n".join(outcome.outputs)
         assert None not in outcome.statuses, "a rank hangs"
     outcome.check()
-    assert exact_bodies.read_result(chain) == exact_bodies.read_result(whole)
+    assert read_result(chain) == read_result(whole)
     assert json.loads((chain / "state.json").read_text())["status"] == "finished"
 
 
 @pytest.mark.slow
-def test_a_stopped_run_resumes_exactly(run_ranks: RunRanks, exact_bodies: ModuleType, tmp_path: Path) -> None:
+def test_a_stopped_run_resumes_exactly(run_ranks: RunRanks, tmp_path: Path) -> None:
     whole, chain = tmp_path / "whole", tmp_path / "chain"
     run_ranks("exact_bodies:train", 1, {"run_dir": str(whole), "attempt": "a"}).check()
     run_ranks("exact_bodies:train", 2, {"run_dir": str(chain), "attempt": "a", "stop_at": 3}).check()
     run_ranks("exact_bodies:train", 4, {"run_dir": str(chain), "attempt": "b"}).check()
-    assert exact_bodies.read_result(chain) == exact_bodies.read_result(whole)
+    assert read_result(chain) == read_result(whole)
 
 
 def test_going_on_with_other_sums_is_refused(run_ranks: RunRanks, tmp_path: Path) -> None:

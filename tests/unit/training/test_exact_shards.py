@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
+
+from .exact_bodies import read_result
 
 pytestmark = pytest.mark.slow  # test_exact.py has the quick case
 
@@ -35,7 +36,7 @@ COPIES = {"data": 2, "shard": 2}
 
 
 @pytest.fixture
-def results(run_ranks: RunRanks, exact_bodies: ModuleType, tmp_path: Path) -> Callable[..., dict[str, Any]]:
+def results(run_ranks: RunRanks, tmp_path: Path) -> Callable[..., dict[str, Any]]:
     """results(ranks, parallel, cases) trains each case so: {case: weights' hash and losses}."""
 
     def run(ranks: int, parallel: Any, cases: dict[str, Options]) -> dict[str, Any]:
@@ -45,7 +46,7 @@ def results(run_ranks: RunRanks, exact_bodies: ModuleType, tmp_path: Path) -> Ca
             for name, options in cases.items()
         ]
         run_ranks("exact_bodies:train_several", ranks, asked).check()
-        return {name: exact_bodies.read_result(folder) for name, folder in folders.items()}
+        return {name: read_result(folder) for name, folder in folders.items()}
 
     return run
 
@@ -69,16 +70,14 @@ def test_the_hash_is_that_of_one_rank(
     assert split == one
 
 
-def test_a_chain_of_splits_ends_as_one_undisturbed_rank(
-    run_ranks: RunRanks, exact_bodies: ModuleType, tmp_path: Path
-) -> None:
+def test_a_chain_of_splits_ends_as_one_undisturbed_rank(run_ranks: RunRanks, tmp_path: Path) -> None:
     common, whole, chain = CASES["adamw, clipped"] | {"epochs": 2}, tmp_path / "whole", tmp_path / "chain"
     run_ranks("exact_bodies:train", 1, {**common, "run_dir": str(whole), "attempt": "a"}).check()
     parts: list[tuple[int, Any, int | None]] = [(2, "ddp", 2), (3, "fsdp", 4), (4, COPIES, 6), (2, "zero1", None)]
     for ranks, parallel, stop_at in parts:
         asked = {**common, "parallel": parallel, "run_dir": str(chain), "attempt": f"{ranks}-{stop_at}"}
         run_ranks("exact_bodies:train", ranks, {**asked, "stop_at": stop_at}).check()
-    assert exact_bodies.read_result(chain) == exact_bodies.read_result(whole)
+    assert read_result(chain) == read_result(whole)
 
 
 @pytest.mark.parametrize(

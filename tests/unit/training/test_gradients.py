@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -12,15 +11,17 @@ import torch
 
 from hpcddp.training.data.sampler import permute
 
+from . import bodies
+
 RunRanks = Callable[..., Any]
 
 
-def _deviation(bodies: ModuleType, out: Path, argument: dict[str, Any]) -> float:
+def _deviation(out: Path, argument: dict[str, Any]) -> float:
     """The largest difference of any weight at any step from plain torch on whole global batches."""
-    return max(_deviations(bodies, out, argument))
+    return max(_deviations(out, argument))
 
 
-def _deviations(bodies: ModuleType, out: Path, argument: dict[str, Any]) -> list[float]:
+def _deviations(out: Path, argument: dict[str, Any]) -> list[float]:
     torch.set_num_threads(1)
     expected = bodies.reference_toy(
         argument, lambda epoch: permute(torch.arange(bodies.SAMPLES), bodies.SAMPLES, 5, epoch)
@@ -43,33 +44,31 @@ CASES = {
 
 
 @pytest.mark.parametrize("world_size", [3, *(pytest.param(size, marks=pytest.mark.slow) for size in (1, 2, 4, 8))])
-def test_any_split_gives_the_weights_of_one_process(
-    run_ranks: RunRanks, bodies: ModuleType, tmp_path: Path, world_size: int
-) -> None:
+def test_any_split_gives_the_weights_of_one_process(run_ranks: RunRanks, tmp_path: Path, world_size: int) -> None:
     cases = {
         tmp_path / name: {"global_batch": batch, "max_micro_batch": largest, "out": str(tmp_path / name)}
         for name, (batch, largest) in CASES.items()
     }
     run_ranks("train_toys", world_size, list(cases.values())).check()
-    assert {out.name: _deviation(bodies, out, argument) < 1e-12 for out, argument in cases.items()} == dict.fromkeys(
+    assert {out.name: _deviation(out, argument) < 1e-12 for out, argument in cases.items()} == dict.fromkeys(
         CASES, True
     )
 
 
 @pytest.mark.slow
-def test_the_mean_of_means_is_not_the_mean(run_ranks: RunRanks, bodies: ModuleType, tmp_path: Path) -> None:
+def test_the_mean_of_means_is_not_the_mean(run_ranks: RunRanks, tmp_path: Path) -> None:
     """Negative control: the measure above sees the mistake that it is for."""
     out = tmp_path / "trajectory.pt"
     argument = {"global_batch": 10, "naive": True, "out": str(out)}
     run_ranks("train_toy", 3, argument).check()
-    assert _deviation(bodies, out, argument) > 1e-4
+    assert _deviation(out, argument) > 1e-4
 
 
 @pytest.mark.slow
-def test_a_padded_sampler_gives_other_weights(run_ranks: RunRanks, bodies: ModuleType, tmp_path: Path) -> None:
+def test_a_padded_sampler_gives_other_weights(run_ranks: RunRanks, tmp_path: Path) -> None:
     """Negative control, with torch's own DistributedSampler: equal shares, the last one by a repetition."""
     argument = {"global_batch": 9, "out": str(tmp_path / "trajectory.pt")}  # 23 = 9 + 9 + 5, and 5 + 1 on 3 ranks
     run_ranks("train_padded", 3, argument).check()
-    deviations = _deviations(bodies, tmp_path / "trajectory.pt", argument)
+    deviations = _deviations(tmp_path / "trajectory.pt", argument)
     assert max(deviations[:2]) < 1e-12, "up to there it is the same training"
     assert deviations[2] > 1e-4

@@ -106,7 +106,7 @@ def test_what_follows_the_loop_runs_if_the_run_is_finished(tmp_path: Path, how: 
     assert [line["doubled"] for line in lines if line["kind"] == "log"] == [0.0, 2.0]
     if how == "stop":
         assert after == []
-        assert rt.stopping
+        assert rt.stop_reason == "good enough"
         assert not (tmp_path / "weights").exists()
         return
     assert after == [0]

@@ -106,29 +106,17 @@ def test_no_method_of_torchs_objects_is_replaced() -> None:
     optimizer.step()  # outside of the run: no check of it
 
 
-def test_a_run_without_micro_batches_takes_the_line_for_them_too_and_train_step() -> None:
-    with hpcddp.runtime() as rt:
-        toy = prepare_toy(rt)
-        sizes = []
-        for batch in toy.loader:
-            for micro in rt.micro_batches(batch):
-                assert micro is batch
-                sizes.append((len(micro[0]), rt.samples))
-                rt.backward(cross_entropy(toy.model(micro[0]), micro[1]))
-            toy.optimizer.step()
-    assert sizes == [(6, 6), (6, 6), (6, 6), (2, 2)]
-
-
 @pytest.mark.parametrize(("options", "sizes"), [(MODES[1], [[2, 2, 2]] * 3 + [[2]]), (MODES[0], [[6]] * 3 + [[2]])])
 def test_a_rank_has_its_share_in_micro_batches_of_at_most_the_largest(options: Any, sizes: list[list[int]]) -> None:
     with hpcddp.runtime(**options) as rt:
         toy, seen, counted = prepare_toy(rt), [], []
         for batch in toy.loader:
             seen.append([])
-            for x, y in rt.micro_batches(batch):
+            for micro in rt.micro_batches(batch):
                 seen[-1].append(rt.samples)
-                assert len(x) == rt.samples
-                rt.backward(cross_entropy(toy.model(x), y))
+                assert (micro is batch) is (options == {})
+                assert len(micro[0]) == rt.samples
+                rt.backward(cross_entropy(toy.model(micro[0]), micro[1]))
             counted.append(rt.samples)
             toy.optimizer.step()
             toy.optimizer.zero_grad()

@@ -288,7 +288,7 @@ ON_ONE_RANK: list[Row] = [
         trains,
         {"leaves_out": "optimizer"},
         mistakes.STEP_NOT_PREPARED,
-        SGD | {"hint": "model, optimizer, loader = rt.prepare(model, optimizer, loader), with all optimizers"},
+        SGD,
     ),
     (schedule_without_preparing, {}, mistakes.SCHEDULER_NOT_PREPARED, SGD),
     (

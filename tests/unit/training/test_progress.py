@@ -22,11 +22,6 @@ class Clock:
         return self.at
 
 
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
-
-
 class Broken(io.StringIO):
     def write(self, text: str) -> int:
         raise BrokenPipeError
@@ -104,24 +99,7 @@ def test_no_output_or_no_interval_prints_nothing(nothing: dict[str, object]) -> 
     for step in range(1, 100):
         progress.step(step, 8)
         clock.at += 10
-    progress.clear()
     assert nothing["out"] is None or nothing["out"].getvalue() == ""  # type: ignore[attr-defined]  # a StringIO
-
-
-def test_a_terminal_gets_one_line_that_is_drawn_anew_and_cleared() -> None:
-    out, clock = Terminal(), Clock()
-    progress = Progress(out, total_steps=10, columns=lambda: 16, clock=clock)
-    progress.clear()  # nothing is drawn yet
-    for step in range(1, 11):
-        progress.step(step, 8, 1.0)
-        clock.at += 0.1
-    drawn = out.getvalue()
-    assert "\n" not in drawn
-    texts = [text.removesuffix("\x1b[K") for text in drawn.split("\r")[1:]]
-    assert texts == ["step 3/10  loss", "step 5/10  loss", "step 7/10  loss", "step 9/10  loss"]
-    progress.clear()
-    progress.clear()
-    assert out.getvalue() == drawn + "\r\x1b[K"
 
 
 def test_an_output_that_is_gone_ends_the_lines_and_not_the_training() -> None:

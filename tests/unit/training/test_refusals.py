@@ -39,16 +39,6 @@ def test_two_models_with_a_trained_parameter_in_common_are_refused() -> None:
         rt.prepare(first, second)
 
 
-@pytest.mark.parametrize("make", [lambda model: model, AveragedModel], ids=["trained", "averaged"])
-def test_a_layer_without_weights_yet_is_refused(make: Callable[[nn.Module], nn.Module]) -> None:
-    model = nn.Sequential(nn.Linear(4, 5), nn.LazyLinear(3))
-    with hpcddp.runtime(4) as rt, pytest.raises(RequestError, match="1, a LazyLinear, has no weights before its first"):
-        rt.prepare(make(model))
-    model(torch.zeros(1, 4))
-    with hpcddp.runtime(4) as rt:
-        rt.prepare(make(model))
-
-
 @pytest.mark.parametrize(
     ("loss", "options", "message"),
     [

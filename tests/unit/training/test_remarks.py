@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -22,7 +21,7 @@ RunRanks = Callable[..., Any]
 
 
 def test_what_an_idle_rank_carries_along_is_in_no_gradient_and_in_no_statistics(
-    run_ranks: RunRanks, batch_bodies: ModuleType, tmp_path: Path
+    run_ranks: RunRanks, tmp_path: Path
 ) -> None:
     """4 samples in global batches of 3 on 3 ranks: in the second step ranks 1 and 2 have none."""
     run_ranks("batch_bodies:train_normalised", 3, {"folder": str(tmp_path)}).check()

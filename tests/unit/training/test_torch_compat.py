@@ -93,7 +93,7 @@ def test_numbers_that_are_assigned_to_a_parameter_in_parts_are_kept(group: None)
     parameter: Any = nn.Parameter(distribute_tensor(torch.ones(4), mesh, [Shard(0)]))
     parameter.data = parameter.data * 2
     assert parameter.full_tensor().tolist() == [1, 1, 1, 1], "what torch makes of it; if it is 2, this can go"
-    with torch_compat.kept_assignments(), torch_compat.kept_assignments():
+    with torch_compat.shard_assignments(), torch_compat.shard_assignments():
         parameter.data = parameter.data * 3
         parameter.grad = torch.zeros_like(parameter)
         parameter.grad.data = parameter.grad.data + 4
