@@ -185,12 +185,6 @@ class LossDifference(NamedTuple):
         first, second = self.losses
         return None if first is None or second is None else second - first
 
-    @property
-    def ulps(self) -> int | None:
-        """How many doubles lie between the two, counting one of them."""
-        first, second = self.losses
-        return None if first is None or second is None else abs(_ordinal(first) - _ordinal(second))
-
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
@@ -255,19 +249,10 @@ def _same_bits(first: float | None, second: float | None) -> bool:
     return struct.pack("<d", first) == struct.pack("<d", second)
 
 
-def _ordinal(number: float) -> int:
-    """How many doubles lie between zero and the number, negative below zero; 0 for both zeros."""
-    (bits,) = struct.unpack("<q", struct.pack("<d", number))
-    ordinal: int = bits if bits >= 0 else -(bits & 0x7FFF_FFFF_FFFF_FFFF)
-    return ordinal
-
-
 # A comparison of two runs as text for people, and as JSON values for programs.
 
 
 _SHOWN_STEPS = 12
-_FLOAT32_ULP = 2.0**29  # in units of a double's
-_LIKE_ROUNDING = 1e-4  # of a loss
 _NOTHING_DIFFERED = (
     "nothing that was recorded differed; not recorded are the data beyond their number, the modules of the script, and"
     " libraries other than torch"
@@ -291,7 +276,7 @@ def describe_comparison(result: Comparison) -> dict[str, Any]:
     """The same as JSON values. Pairs are lists of two, the first run's first."""
     loss, record = result.first_difference, asdict(result)
     weights = {"equal_at": record.pop("equal_weights"), "differ_at": record.pop("other_weights")}
-    first = loss and {"step": loss.step, "loss": loss.losses, "difference": loss.size, "ulps": loss.ulps}
+    first = loss and {"step": loss.step, "loss": loss.losses, "difference": loss.size}
     return {**record, "first_difference": first, "weights": weights}
 
 
@@ -323,18 +308,11 @@ def _say_losses(result: Comparison) -> list[str]:
 
 
 def _say_size(loss: LossDifference) -> list[str]:
-    """How much; in ulps where rounding may have made it."""
-    if loss.size is None or loss.ulps is None or loss.losses[0] is None:
+    first = loss.losses[0]
+    if loss.size is None or first is None:
         return []
-    relative = abs(loss.size / loss.losses[0]) if loss.losses[0] else math.inf
-    text = f"the difference is {loss.size:.3g}, {relative:.1g} of the first"
-    if relative < _LIKE_ROUNDING:
-        text += f": {_count(loss.ulps / _FLOAT32_ULP)} of float32, {_count(loss.ulps)} of float64"
-    return [text]
-
-
-def _count(ulps: float) -> str:
-    return "1 ulp" if ulps == 1 else f"{ulps:,.3g} ulps"
+    relative = abs(loss.size / first) if first else math.inf
+    return [f"the difference is {loss.size:.3g}, {relative:.1g} of the first"]
 
 
 def _say_weights(result: Comparison) -> list[str]:

@@ -169,8 +169,10 @@ class StuckDetector:
     def note(self, one: Rank, beat: Beat, now: float) -> None:
         """Note what this rank says of itself."""
         before, one.beat = one.beat, beat
-        # a page is made at some time, too; and the runtime writes to it when it is left
-        touches = one.state != CLOSED and not (beat.looks or before.looks) and before.touched not in {0, beat.touched}
+        touches = not (beat.looks or before.looks) and before.touched not in {
+            0,
+            beat.touched,
+        }  # it is made at some time
         opens = beat.looks > 0 and not before.looks
         if one.state == CLOSED and opens:  # the script opens another runtime, whose first step compiles, too
             self._has_stepped = False

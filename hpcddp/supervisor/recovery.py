@@ -322,7 +322,7 @@ class Recovery:
         attempt: how it ended, at which step, the newest checkpoint, or the hosts of the next one. Where neither a step
         nor a checkpoint is known, a program may have got on."""
         saved = self._find_newest(attempt)
-        end = cause.kind, cause.status, cause.text, cause.step, saved, len(self._opened)
+        end = cause.kind, cause.status, cause.text, cause.step, saved
         is_again = end in self._ends and not has_other_hosts
         self._ends.add(end)
         if not is_again or not (cause.step or saved.step):

@@ -6,8 +6,6 @@ import errno
 import json
 import os
 import shutil
-import signal
-import subprocess
 import time
 import typing
 from pathlib import Path
@@ -235,23 +233,6 @@ def test_a_host_with_too_few_gpus_or_one_that_needs_a_reset_is_left_out(cluster:
     assert "n3.site is left out: it does not have 8 GPUs, or one of them needs a reset" in cluster.told
 
 
-def test_a_rank_that_is_left_on_a_host_is_ended_before_the_next_start(cluster: Cluster):
-    """Its agent's connection broke, and it computes on; one of another attempt is none of our business."""
-    marks = {"HPCDDP_RUN_DIR": cluster.attempt.run.path, "PATH": "/usr/bin:/bin"}
-    left, other = (
-        subprocess.Popen(["sleep", "600"], env=marks | {"HPCDDP_ATTEMPT": name})
-        for name in ("7.server.1", "7.server.11")
-    )
-    try:
-        assert cluster.recovery().goes_on(cluster.attempt, KILL, LATER, set())
-        assert left.wait(timeout=600) == -signal.SIGKILL
-        assert other.poll() is None
-    finally:
-        left.kill()
-        other.kill()
-        other.wait()
-
-
 def test_a_check_of_ours_that_fails_on_every_host_is_not_believed(cluster: Cluster):
     for host in ("n1", "n2", "n3", "n4"):
         cluster.give_gpus(host, 4)  # each is cut in two, say
@@ -332,15 +313,6 @@ def test_what_names_no_host_for_sure_blames_none(cluster: Cluster, cause: Event)
     recovery = cluster.recovery()
     assert all(recovery.goes_on(cluster.attempt, cause, LATER, set()) for _ in range(3))
     assert len(recovery.chosen) == 4
-
-
-def test_no_two_addresses_are_one_host(cluster: Cluster):
-    (cluster.folder / "nodes").write_text("10.0.0.1\n10.0.0.2\n10.0.0.3\n")
-    recovery = cluster.recovery(fits=(2, 3))
-    for step in (3, 6):
-        cluster.reach(step)
-        assert recovery.goes_on(cluster.attempt, KILL._replace(host="10.0.0.3"), LATER, set())
-    assert recovery.chosen == ("10.0.0.1", "10.0.0.2")
 
 
 def test_spare_nodes_wait_and_then_take_the_place_of_lost_ones(cluster: Cluster):

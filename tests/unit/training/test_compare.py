@@ -133,9 +133,8 @@ def test_one_ulp_of_one_loss_is_a_difference_and_no_number_equals_no_number_only
     copy = copy_of()
     _change_loss(copy, lambda loss: math.nextafter(loss, 9.0))
     status, facts, text = compare(train("first"), copy)
-    assert (status, facts["first_difference"]["step"], facts["first_difference"]["ulps"]) == (1, 2, 1)
+    assert (status, facts["first_difference"]["step"]) == (1, 2)
     assert facts["differing_steps"] == 1
-    assert "1 ulp of float64" in text
     assert "nothing that was recorded differed" in text
     _change_loss(copy, lambda _: None)
     assert compare(copy, copy)[1]["verdict"] == "same"
