@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from hpcddp.cli.streams import refusal
 from hpcddp.errors import RequestError
-from hpcddp.lint.directives import read_gridengine, read_pbs, read_slurm
+from hpcddp.lint.directives import read_pbs, read_slurm
 from hpcddp.runs.command import nearest_name
 
 from .conftest import ENOUGH, script
@@ -23,7 +23,6 @@ READERS = {
     "generic-pbs": (read_pbs, ASKED),
     "generic-torque": (read_pbs, ASKED),
     "generic-slurm": (read_slurm, ASKED),
-    "generic-gridengine": (read_gridengine, {**ASKED, "pe": "mpi"}),
     "abci3": (read_pbs, ENOUGH["abci3"]),
 }
 sites = pytest.mark.parametrize("site", READERS)
@@ -118,4 +117,3 @@ def test_a_raw_directive_is_one_option_or_refused(site, option, word):
 @pytest.mark.parametrize("read", [read_pbs, read_slurm])
 def test_a_failed_render_is_refused_by_the_parsers(read):
     assert read(refusal()).refusals
-    assert [option.name for option in read_gridengine(refusal()).options] == ["-hpcddp-render-failed"]
