@@ -320,7 +320,6 @@ CASES: dict[str, tuple[list[str], list[str], int]] = {
             f"{NODES}srun torchrun --nnodes 2 --rdzv_backend c10d a.py --node_rank 0 --rank $SLURM_NODEID\n",
             f"{NODES}srun accelerate launch --num_machines 2 --machine_rank 0 --config_file a.yaml train.py\n",
             f"{NODES}srun trl sft --num_machines 2 --num_processes 8 --model m\n",
-            f"{NODES}srun --label tune run --nnodes 2 --nproc-per-node 4 recipe --config c\n",
             f"{NODES}srun torchrun --nproc-per-node 4 train.py\n",
             f"{NODES}srun accelerate launch --num_machines 1 --num_processes 4 train.py\n",
             f"{NODES}cat > a.sh <<'EOF'\ntorchrun --nnodes 2 --master_addr $A train.py\nEOF\nsrun bash a.sh\n",
