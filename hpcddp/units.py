@@ -10,8 +10,8 @@ from __future__ import annotations
 from hpcddp.errors import RequestError
 
 _MOST_DIGITS = 18  # 64 bits; Python itself refuses to read thousands of digits, with a traceback
-#: Every form of a walltime, as a regular expression for Python's `re` and JSON Schema. Each has one reading.
-WALLTIME_PATTERN = (
+# Every form of a walltime. Each has one reading.
+_WALLTIME = (
     r"(\d{1,9}:[0-5]?\d:[0-5]?\d|\d{1,9}-\d\d?(:[0-5]?\d){0,2}"
     r"|(?=\d)(\d{1,9}d)?(\d{1,9}h)?(\d{1,9}m)?(\d{1,9}s)?)"
 )
@@ -64,7 +64,7 @@ def parse_walltime(text: str, where: str = "walltime") -> int:
     import re
 
     text = text.strip()
-    if not re.fullmatch(WALLTIME_PATTERN, text, re.ASCII):
+    if not re.fullmatch(_WALLTIME, text, re.ASCII):
         raise _refused_walltime(text, where)
     if ":" in text or "-" in text:
         days, _, clock = text.rpartition("-")

@@ -15,7 +15,7 @@ from typing import Any
 from hpcddp.errors import RequestError, nearest
 from hpcddp.units import assign, example, parse_count, parse_walltime, read_number, shorten, wrong_number
 
-DAY_PATTERN = r"\d{4}-\d\d-\d\d"
+_DAY = r"\d{4}-\d\d-\d\d"
 _QUOTED = r"""\\[^\n]|'[^']*'|"(?:\\.|[^"\\])*\""""  # in a shell's line
 _COMMENT = r"(?m:^)[ \t]*#[^\n]*\n?|(?<=\s)#[^\n]*"  # as in a shell, behind a # at the beginning of a word
 _FEW = 12  # keys that a hint lists
@@ -77,7 +77,7 @@ def read_day(value: object, where: str) -> str:
     """A day, as 2026-11-24."""
     text = read_text(value, where)
     try:
-        datetime.date.fromisoformat(text if re.fullmatch(DAY_PATTERN, text, re.ASCII) else "")
+        datetime.date.fromisoformat(text if re.fullmatch(_DAY, text, re.ASCII) else "")
     except ValueError as e:
         raise RequestError(f"{where} {text!r} is not a day", assign(where, "2026-11-24")) from e
     return text

@@ -54,7 +54,6 @@ class Queue(Record):
     cpus_per_gpu: int | None = None
     cpu_unit: str = "core"
     mem_gb: int | None = None
-    local_gb: int | None = None
     exclusive: bool = False
     routing: bool = False
     partition: str = ""

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hpcddp.errors import RequestError
-from hpcddp.sweep import OF_BATCH, batch_numbers, fill_placeholders, find_placeholders
+from hpcddp.sweep import batch_numbers, fill_placeholders, find_placeholders
 
 BATCH = ["python", "train.py", "--micro={micro_batch}", "--steps", "{accumulation}"]
 
@@ -83,7 +83,3 @@ def test_what_would_train_on_another_global_batch_is_refused(
         batch_numbers(word.split(), 8, global_batch, most)
     assert what in caught.value.message
     assert hint in caught.value.hint
-
-
-def test_every_name_of_the_batch_has_a_number() -> None:
-    assert set(batch_numbers([f"{{{name}}}" for name in OF_BATCH], 2, 8, None)) == set(OF_BATCH)

@@ -89,7 +89,6 @@ def typed(tmp_path, monkeypatch, capsys):
         ("status runs/none", "there is no run 'runs/none' in runs/", "cd to the folder that has its runs/"),
         ("render --set mem_gb=x -- python train.py", "--set mem_gb 'x' is not a whole number of 1 or more",
          "--set mem_gb=512"),
-        ("render --launcher mpirun -- python train.py", "--launcher 'mpirun' is not known", "--launcher openmpi"),
         ("render --set exclusive=yes -- python train.py", "--set exclusive 'yes' is not known", "--set exclusive=true"),
         ("render --walltime 10:00 -- python train.py",
          "--walltime '10:00' is either minutes:seconds or hours:minutes", "--walltime 10m, or --walltime 10h"),

@@ -44,10 +44,6 @@ def test_a_pbs_node_file_is_counted_per_host(name: str, hosts: tuple[tuple[str, 
         assert allocation.slots == 4
 
 
-def test_a_host_that_is_full_in_one_line_and_short_in_another_is_one_host(write) -> None:  # type: ignore[no-untyped-def]  # see the fixture
-    assert read_nodefile(write("nodes", "n1.x\nn2\nn1\n")) == (("n1.x", 2), ("n2", 1))
-
-
 @pytest.mark.parametrize("text", ["n1 2\nn2 1\n", "n1 slots=2\nn2 slots=1\n", "n1:2\nn2:1\n", "# hosts\nn1:2\n\nn2\n"])
 def test_other_host_files_are_read_too(write, text: str) -> None:  # type: ignore[no-untyped-def]  # see the fixture
     assert read_nodefile(write("nodes", text)) == (("n1", 2), ("n2", 1))

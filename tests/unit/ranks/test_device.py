@@ -126,7 +126,8 @@ def test_a_device_that_is_named_twice_is_an_error() -> None:
     ("names", "env", "why"),
     [
         ([], {"CUDA_VISIBLE_DEVICES": "0"}, "this host has no GPU"),
-        (["nvidia0"], {}, ""),
+        (["dri/card0"], {}, "this host has no GPU"),  # a screen's
+        (["nvidiactl"], {}, ""),
         (["nvidia0"], {"CUDA_VISIBLE_DEVICES": "NoDevFiles"}, "CUDA_VISIBLE_DEVICES='NoDevFiles' hides all"),
         (["nvidia0"], {"ROCR_VISIBLE_DEVICES": "1", "CUDA_VISIBLE_DEVICES": "1"}, ""),  # as Slurm sets both
         (["kfd"], {"CUDA_VISIBLE_DEVICES": "1"}, ""),

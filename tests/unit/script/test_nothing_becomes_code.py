@@ -127,12 +127,6 @@ def test_a_raw_directive_is_one_option_that_the_script_does_not_print_itself(dir
         plan("generic-pbs", directives=[directive])
 
 
-@pytest.mark.parametrize("directive", ["--time=1", "--nodes=4", "-N 4", "-t 5", "--requeue", "--job-name=x"])
-def test_slurms_own_options_cannot_stand_twice(directive):
-    with pytest.raises(RequestError, match="printed by the script itself"):
-        plan("generic-slurm", directives=[directive])
-
-
 def test_the_local_site_takes_no_directives():
     with pytest.raises(RequestError, match="no scheduler"):
         plan("local", directives=["-W umask=022"])
