@@ -28,8 +28,8 @@ hpcddp render --demo --site local --ranks-per-node 2 | bash"""
 def build_parser() -> VerbParser:
     """The options of `render`."""
     parser = request_parser("render", _DESCRIPTION, example=_EXAMPLE, exits=(2, 3))
-    parser.add_argument("--no-check", action="store_true", help="render without looking at files")
     printed = parser.add_argument_group("what is printed")
+    printed.add_argument("--no-check", action="store_true", help="render without looking at files")
     printed.add_argument("--interactive", action="store_true", help="also say what to type for a shell on these nodes")
     printed.add_argument("--explain", action="store_true", help="show where each line came from; prints no job script")
     return parser
