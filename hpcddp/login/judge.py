@@ -9,7 +9,6 @@ scheduler that does not answer takes nothing away from what the folder says.
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime
@@ -40,10 +39,6 @@ _BY_WEIGHT = (
 )
 # Exit statuses of programs that a signal has ended which is sent to a job: 128 + its number.
 _ENDED_BY = {129: "SIGHUP", 130: "SIGINT", 138: "SIGUSR1", 140: "SIGUSR2", 143: "SIGTERM"}
-# What a line has that names an error, in a log without a traceback.
-_ERROR = re.compile(
-    r"(Error|Exception)\b|\b(error|fatal)\b|No space left|Disk quota|not found|Killed|Segmentation fault|Aborted",
-)
 _NO_ANSWER = "the scheduler does not answer"
 
 
@@ -325,11 +320,11 @@ def _judge_waiting(base: RunStatus, one: OnDisk, job: JobFound | None) -> RunSta
 
 
 def _find_error(path: str) -> str:
-    """The line at the end of a log that names an error; "" where none looks like one."""
+    """The exception or the refusal of hpcddp that a log ends with; "" for none: `diagnose` reads other logs."""
     lines = choose_lines(read_log_end(path, 0)) if path else []
     told = choose_error(lines).strip()
     if "Traceback" not in "".join(lines[:1]) and not told.startswith("hpcddp: "):
-        told = next((line.strip() for line in reversed(lines) if _ERROR.search(line)), "")
+        return ""
     return "".join(c for c in told.removeprefix("hpcddp: ") if c.isprintable())[:300]
 
 

@@ -75,11 +75,7 @@ def test_text_mapping_and_job_file_say_the_same() -> None:
         ({"shard": 8}, "shard=8 is for 8 ranks, and there are 16 ranks", "parallel: {data: -1, shard: 8}"),
         ({"data": -1, "tensor": 2}, "DDP over tensor parallel", "parallel: {shard: -1, tensor: 2}"),
         ({"shard": -1, "tensor": 8}, "tensor 8 would be on node0 and node1", "{shard: -1, tensor: 4}; or"),
-        ({"data": 3, "shard": 5}, "data=3,shard=5 is for 15 ranks", "parallel: fsdp"),
-        ({"data": 2, "tensor": 4}, "is for 8 ranks, and there are 16", "parallel: {shard: -1, tensor: 4}"),
         ({"tensor": 3, "shard": -1}, "for a multiple of 3 ranks", "parallel: {data: -1, shard: 4}"),
-        ({"tensor": 3}, "is for 3 ranks", "parallel: fsdp"),
-        ({"data": 5}, "is for 5 ranks", "parallel: ddp"),
     ],
     ids=str,
 )

@@ -35,13 +35,14 @@ def test_units_add_up(days: int, hours: int, minutes: int, seconds: int) -> None
     [
         ("2h", 7200),
         ("90m", 5400),
-        ("2h30m", 9000),
         ("1d12h", 129600),
         ("1-12", 129600),
         ("1-12:30", 131400),
+        ("1d", 86400),
+        ("2h30m", 9000),
+        ("2-00:00:00", 172800),
         ("1-2:03:04", 93784),
         ("0:10:00", 600),
-        ("100:00:00", 360000),
         (" 1:2:3 ", 3723),
     ],
 )
@@ -107,8 +108,6 @@ def test_a_number_out_of_range_is_told_apart_from_no_number(text: str, least: in
     [
         ("--set mem_gb", "--set mem_gb=512"),
         ("mem_gb in job.yaml", "mem_gb: 512"),
-        ("nodes in nodestr.yaml", "nodes: 4"),
-        ("gpus in a in queues in my.yaml", "gpus: 4"),
         ("--global-batch", "--global-batch 256"),
     ],
 )

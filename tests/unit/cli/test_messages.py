@@ -71,6 +71,12 @@ def typed(tmp_path, monkeypatch, capsys):
             " allocation's",
             "--ranks-per-node 8",
         ),
+        (
+            "launch --here -n2 -- python train.py",
+            "hpcddp launch has no option -n: it is the ranks of each node here; nodes, queue and account are the"
+            " allocation's",
+            "--ranks-per-node 2",
+        ),
         ("env --from train.py", "train.py holds no variable",
          "record it in another file: env -0 > train.py.new"),
         ("env --jsno", "hpcddp env has no option --jsno (did you mean '--json'?)", "hpcddp env --help"),

@@ -142,11 +142,15 @@ CASES: dict[str, tuple[list[str], list[str], int]] = {
             f"{SLURM}{TASKS}srun accelerate launch --num_processes 1 train.py\n",
             f"{SLURM}#SBATCH --nodes=2 --ntasks-per-node=2 --gpus-per-task=4\nsrun torchrun --nproc-per-node=4 a.py\n",
             f"{SLURM}{TASKS}deepspeed --hostfile hosts train.py\n",
+            f"{PBS}{TWO}mpirun -np 2 torchrun --nnodes=2 --nproc_per_node=4 train.py\n",
         ],
         5,
     ),
     "M16": (
-        [f"{PBS}#PBS -l select=2:ngpus=4 -l place=scatter\nexport CUDA_VISIBLE_DEVICES=0,1,2,3,4,5,6,7\n"],
+        [
+            f"{PBS}#PBS -l select=2:ngpus=4 -l place=scatter\nexport CUDA_VISIBLE_DEVICES=0,1,2,3,4,5,6,7\n",
+            f"{SLURM}#SBATCH --nodes=2 --gpus=8\n\nexport CUDA_VISIBLE_DEVICES=0,1,2,3,4,5,6,7\n",
+        ],
         [f"{PBS}#PBS -l select=2:ngpus=4 -l place=scatter\nexport CUDA_VISIBLE_DEVICES=3,2,1,0\n"],
         5,
     ),

@@ -355,7 +355,7 @@ def test_a_table_fits_its_terminal_and_breaks_no_word(width: int) -> None:
     [
         (4, "hpcddp: run runs/x is in use by job 9\nhint: wait\n", "", "failed", "run runs/x is in use by job 9"),
         (1, "Traceback (most recent call last):\n  x\nKeyError: 'lr'\n", "", "failed", "KeyError: 'lr'"),
-        (127, "bash: line 3: trian: command not found\n", "", "failed", "bash: line 3: trian: command not found"),
+        (127, "bash: line 3: trian: command not found\n", "", "failed", "exit status 127"),
         (3, "epoch 3\nloss 0.5\n", "", "failed", "exit status 3"),
         (1, "x\n", "rank 3 on n7: ValueError: no", "failed", "rank 3 on n7: ValueError: no"),
         (138, "Traceback (most recent call last):\nKeyError: 1\n", "", "cancelled", "SIGUSR1"),
