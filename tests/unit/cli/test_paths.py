@@ -84,7 +84,7 @@ def test_a_folder_that_was_deleted_is_said(line, answered, tmp_path, monkeypatch
     assert answered(line) == ("the folder that this shell is in has been deleted", "cd ~")
 
 
-@pytest.mark.parametrize("verb", ["sites", "completion bash", "render -- true", "sites show abci3", "sites new my"])
+@pytest.mark.parametrize("verb", ["sites", "completion bash", "render -- true"])
 @pytest.mark.parametrize("loop", ["config/hpcddp", "config/hpcddp/sites"])
 def test_an_own_folder_that_cannot_be_read_is_said(verb, loop, answered, tmp_path):
     (tmp_path / loop).parent.mkdir(parents=True, exist_ok=True)

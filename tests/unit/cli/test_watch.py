@@ -20,10 +20,10 @@ from rich.console import Console
 
 from hpcddp.cli.main import main
 from hpcddp.cli.watch_screen import Screen, dots_across, draw_curve
-from hpcddp.login.watched import Watched, Watcher
+from hpcddp.login.watched import Watcher
 from hpcddp.runs.folder import RunFolder
 from hpcddp.runs.jsonfile import write_object
-from hpcddp.runs.lock import describe_process, release_run, take_run
+from hpcddp.runs.lock import describe_process, take_run
 from hpcddp.runs.submitted import JobEnd, note_job_end
 from tests.conftest import PATIENCE_S
 from tests.unit.chain_run import write_chain_run
@@ -104,8 +104,8 @@ def test_the_curve_is_that_of_all_attempts_with_its_largest_and_smallest_loss(ru
     assert not any(0x2800 <= ord(one) < 0x2900 for line in draw(run, plain=True) for one in line)
 
 
-@pytest.mark.parametrize("width", [1, 7, 20, 80, 200])
-@pytest.mark.parametrize("height", [1, 2, 5, 8, 12, 24, 60])
+@pytest.mark.parametrize("width", [1, 20, 80])
+@pytest.mark.parametrize("height", [1, 2, 8, 24, 60])
 def test_the_screen_fits_into_a_terminal_of_any_size(run: RunFolder, supervisor, width: int, height: int):
     hold(run, "43.pbs1.1", supervisor)
     lines = draw(run, width, height)
@@ -113,47 +113,13 @@ def test_the_screen_fits_into_a_terminal_of_any_size(run: RunFolder, supervisor,
     assert max(map(len, lines)) <= width
 
 
-def state_of(run: RunFolder) -> tuple[str, str]:
-    seen: Watched = Watcher(run, dict(os.environ)).look()
-    return seen.state, seen.why
-
-
-def test_the_state_is_what_the_folder_and_its_process_say(run: RunFolder, supervisor, monkeypatch):
-    monkeypatch.setenv("PATH", "/nowhere")
-    hold(run, "43.pbs1.1", supervisor)
-    assert state_of(run) == ("running", "")
-    state = json.loads(Path(run.state).read_text())
-    release_run(run, "43.pbs1.1", 85)
-    assert state_of(run) == ("unfinished", state["reason"])
-    os.unlink(run.state)
-    assert state_of(run) == ("failed", "exit status 85")
-    hold(run, "44.pbs1.1", supervisor)
-    assert state_of(run) == ("running", "")
-    supervisor.kill()
-    supervisor.wait()
-    assert state_of(run) == ("failed", "it was killed: it left no exit status, and no state")
-
-
 def test_of_a_run_on_another_machine_its_scheduler_is_asked_and_a_silent_one_is_said(run: RunFolder, supervisor):
     hold(run, "43.pbs1.1", supervisor)
     path = os.path.join(run.holders, "000003", "holder.json")
     holder = json.loads(Path(path).read_text())
     Path(path).write_text(json.dumps(holder | {"host": "n7", "machine": "other", "scheduler": "pbs", "job": "43.pbs1"}))
-    assert state_of(run) == ("unknown", "the scheduler does not answer")
-
-
-def test_a_follow_up_that_is_queued_is_waited_for(run: RunFolder, tmp_path, monkeypatch):
-    mine = describe_process("43.pbs1.1", os.getpid(), {"PBS_JOBID": "43.pbs1"}, ("python", "train.py"))
-    take_run(run, mine, lambda _scheduler, _job: "gone", before="42.pbs1.1")
-    os.makedirs(run.attempt("43.pbs1.1").path)
-    Path(run.attempt("43.pbs1.1").next).write_text("45.pbs1\n")
-    release_run(run, "43.pbs1.1", 0)
-    (tmp_path / "qstat").write_text(
-        """#!/bin/sh\necho '{"Jobs": {"45.pbs1": {"job_state": "H", "depend": "afterany:43.pbs1@pbs1"}}}'\n"""
-    )
-    (tmp_path / "qstat").chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
-    assert state_of(run) == ("queued", "waits for 43.pbs1")
+    seen = Watcher(run, dict(os.environ)).look()
+    assert (seen.state, seen.why) == ("unknown", "the scheduler does not answer")
 
 
 def test_without_a_terminal_and_for_a_sweep_it_says_what_to_type(run: RunFolder, capsys, monkeypatch):
@@ -226,11 +192,10 @@ def terminal(folder: Path):
     one.close()
 
 
-@pytest.mark.parametrize("key", [b"q", b"Q"])
-def test_q_ends_the_screen_and_the_terminal_is_as_it_was(terminal: Terminal, key: bytes):
+def test_q_ends_the_screen_and_the_terminal_is_as_it_was(terminal: Terminal):
     assert b"\x1b[?1049h" in terminal.read_until(b"q ends this")
     os.write(terminal.entry, b"x")
-    os.write(terminal.entry, key)
+    os.write(terminal.entry, b"Q")
     terminal.read_until(b"\x1b[?1049l")
     assert terminal.process.wait(PATIENCE_S) == 0
     assert termios.tcgetattr(terminal.far) == terminal.before

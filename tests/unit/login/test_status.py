@@ -283,14 +283,6 @@ def test_jobs_of_another_owner_are_asked_about_too(
     assert f"--user={owner + 4711}," in (here.parent / "asked").read_text()
 
 
-def test_a_point_that_has_not_begun_is_known(here: Path, program: Program) -> None:
-    submitted(RunFolder("runs/s"), "12", array="1-9")
-    Path("runs/s/sweep.json").write_text('{"schema": 1, "axes": {}, "array": "1-9"}')
-    squeue(program, "12|12|3-9%1|PENDING|N/A|N/A|Priority|")
-    for word in ("s.4", "12_4"):
-        assert (status(word).name, status(word).state, status(word).job) == ("s.4", "queued", "12_4")
-
-
 def test_a_job_of_before_a_reboot_has_ended(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import os
 
