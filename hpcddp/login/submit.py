@@ -42,7 +42,7 @@ from hpcddp.schedulers.row import Scheduler
 from hpcddp.schedulers.run import cancel_job, queue_job
 from hpcddp.script.file_check import check_output, check_plan
 from hpcddp.script.jobplan import plan_record
-from hpcddp.script.plan import JobPlan
+from hpcddp.script.plan import SETTABLE, JobPlan
 from hpcddp.script.render import render_script
 from hpcddp.script.site import Site
 from hpcddp.script.spec import JobSpec
@@ -53,14 +53,7 @@ from hpcddp.sweep import count_points
 
 
 # hpcddp's own that a person sets; all others are those of a job or of a rank.
-_SETTINGS = (
-    "HPCDDP_SITE",
-    "HPCDDP_INTERFACE",
-    "HPCDDP_LOG_TO",
-    "HPCDDP_WATCHDOG",
-    "HPCDDP_WATCHDOG_END",
-    "HPCDDP_PROGRESS",
-)
+_SETTINGS = ("HPCDDP_SITE", "HPCDDP_INTERFACE", *SETTABLE)
 # What schedulers and job scripts set beside the variables with their names in them.
 _OF_JOBS = (
     *("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "ZE_AFFINITY_MASK", "GPU_DEVICE_ORDINAL"),

@@ -339,6 +339,8 @@ _ANSWERS = {"-V", "-VV", "--version", "-h", "-?", "--help", "--help-env", "--hel
 _SEPARATOR = ":"  # of programs, in the command line of every launcher that is no agent
 # Set by the script, the launchers and hpcddp exec: a job's own value would be lost, or would break the ranks.
 _RESERVED = {*(getattr(LAUNCHERS["env"], number) for number in NUMBERS), "MASTER_PORT"}
+#: hpcddp's own variables that a person sets, for the ranks and what watches them.
+SETTABLE = ("HPCDDP_LOG_TO", "HPCDDP_PROGRESS", "HPCDDP_WATCHDOG", "HPCDDP_WATCHDOG_END")
 _RESERVED_PREFIXES = ("HPCDDP_", *(prefix for row in LAUNCHERS.values() for prefix in row.reserved_prefixes))
 
 
@@ -381,7 +383,7 @@ def plan_variables(spec: JobSpec, site: Site) -> tuple[tuple[str, str], ...]:
     reserved = (*_RESERVED_PREFIXES, *of_schedulers) if spec.env else ()
     for name in spec.env or ():
         instead = {"PYTHONPATH": "use pythonpath: [FOLDER]", "PATH": "use python: or venv:"}.get(name)
-        if name in _RESERVED or name.startswith(reserved) or instead:
+        if name not in SETTABLE and (name in _RESERVED or name.startswith(reserved) or instead):
             raise RequestError(f"env {name} is set by the job script itself", instead or f"leave {name} out of env")
     return tuple({**site.env, **(spec.env or {})}.items())
 

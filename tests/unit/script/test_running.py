@@ -7,6 +7,8 @@ import time
 
 import pytest
 
+from hpcddp.errors import RequestError
+
 from .conftest import StubbedNode, script
 
 SITES = ["local", "generic-pbs", "generic-slurm"]
@@ -91,6 +93,13 @@ def test_the_rank_sees_the_contracts_variables(site, node: StubbedNode):
     assert env["PATH"].split(":")[0] == f"{node.folder}/env"
     assert env["PYTHONPATH"] == f"{node.folder}/src:/opt/b c"
     assert env["OMP_NUM_THREADS"] == ("6" if site == "local" else "8")
+
+
+def test_a_job_sets_what_a_person_sets_of_hpcddp_and_nothing_else_of_it(node: StubbedNode):
+    assert node.run(script("generic-pbs", node.planned_by, env={"HPCDDP_WATCHDOG": "off"})).returncode == 0
+    assert node.environment["HPCDDP_WATCHDOG"] == "off"
+    with pytest.raises(RequestError, match="HPCDDP_RUN_DIR is set by the job script itself"):
+        script("generic-pbs", node.planned_by, env={"HPCDDP_RUN_DIR": "x"})
 
 
 def test_on_this_machine_an_attempt_is_named_by_its_time_and_has_no_deadline_that_nobody_gave(node: StubbedNode):
