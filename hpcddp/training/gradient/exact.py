@@ -282,7 +282,7 @@ class ExactGradients(Gradients):
         wrapped = model = model.to(self._device)
         self._may_be_unused |= bool(wanted.options.get("find_unused_parameters"))
         if self._layout.data_size > 1:
-            wrapper = wrap_ddp(model, self._device, self._layout, wanted.options)
+            wrapper = wrap_ddp(model, self._device, wanted.options)
             # a lambda: DDP refuses annotations that it cannot read, and ours are strings
             wrapper.register_comm_hook(None, lambda _state, bucket: self._sum_bucket(bucket))
             wrapped = wrapper

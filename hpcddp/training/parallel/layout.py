@@ -130,11 +130,9 @@ def spread_weights(model: nn.Module, device: torch.device, layout: Layout) -> No
     """
     if layout.world_size == 1:
         return
-    all_share = layout.model_size > 1  # then the first rank of all has the weights
     for tensor in [*model.parameters(), *model.buffers()]:
         if tensor.is_meta or type(tensor.detach()) is not Tensor or not tensor.numel():
             continue
         there = tensor.detach().to(device).contiguous()
-        src, group = (0, None) if all_share else (layout.data_ranks[0], layout.data_group)
-        dist.broadcast(as_bytes(there), src=src, group=group)
+        dist.broadcast(as_bytes(there), src=0)
         tensor.copy_(there)

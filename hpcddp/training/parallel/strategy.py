@@ -72,15 +72,11 @@ def check_uncompiled(model: nn.Module, split: Split) -> None:
         )
 
 
-def wrap_ddp(
-    model: nn.Module, device: torch.device, layout: Layout, options: dict[str, Any]
-) -> DistributedDataParallel:
-    """Torch's DDP over the data ranks. Its buffers are not broadcast at each forward pass, unless `options` say so."""
+def wrap_ddp(model: nn.Module, device: torch.device, options: dict[str, Any]) -> DistributedDataParallel:
+    """Torch's DDP over all ranks. Its buffers are not broadcast at each forward pass, unless `options` say so."""
     defaults: dict[str, Any] = {**NO_BUFFER_BROADCAST, "gradient_as_bucket_view": True}
     if device.type == "cuda" and len(list_accelerators(model)) < 2:  # DDP takes no list for a model on several
         defaults["device_ids"] = [device.index]
-    if layout.data_group is not None:
-        defaults["process_group"] = layout.data_group
     return DistributedDataParallel(model, **(defaults | options))
 
 
@@ -89,7 +85,7 @@ def split_model(
 ) -> DistributedDataParallel | ShardedModel:
     """The model on the group's device, or on several of the rank's, over the ranks. A collective."""
     if not split.is_sharded:
-        return wrap_ddp(place(model, group.device), group.device, layout, wanted.options)
+        return wrap_ddp(place(model, group.device), group.device, wanted.options)
     return ShardedModel(model, group, layout, split, wanted)
 
 
