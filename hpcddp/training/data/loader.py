@@ -504,5 +504,10 @@ def is_of_batch(content: Any, thing: Any) -> bool:
     if content is thing:
         return True
     parts: list[Any] = []
-    map_parts(list(content.values()) if isinstance(content, Mapping) else content, parts.append)
+
+    def note(part: Any) -> Any:
+        parts.append(part)
+        return part
+
+    map_parts(list(content.values()) if isinstance(content, Mapping) else content, note)
     return any(part is thing for part in parts)
