@@ -245,13 +245,6 @@ def is_this_host(name: str) -> bool:
 _LEAST_LEFT_S = 60  # before the job's end: a start and a step would not fit
 
 
-class Saved(Record):
-    """A checkpoint. `nth`: of the job's runs, its own being the first; 0: there is none."""
-
-    nth: int
-    step: int
-
-
 class Recovery:
     """What has happened to one job, and what is done about it."""
 
@@ -325,7 +318,7 @@ class Recovery:
         end = cause.kind, cause.status, cause.text, cause.step, saved
         is_again = end in self._ends and not has_other_hosts
         self._ends.add(end)
-        if not is_again or not (cause.step or saved.step):
+        if not is_again or not (cause.step or any(saved)):
             return ""
         where = f"at step {cause.step}" if cause.step else "before a step"
         return f"an earlier start ended the same way {where}, with the same checkpoint and hosts"
@@ -348,13 +341,14 @@ class Recovery:
         self._tell_start(new)
         return new
 
-    def _find_newest(self, attempt: AttemptFolder) -> Saved:
-        """The newest checkpoint of the run that was begun last, of those that have one."""
+    def _find_newest(self, attempt: AttemptFolder) -> tuple[int, int]:
+        """The newest checkpoint of the run that was begun last, of those that have one: which of the job's runs it is,
+        its own being the first, and the step; (0, 0): there is none."""
         for nth, run in reversed([*enumerate((attempt.run, *self._opened), 1)]):
             saved = list_checkpoints(run.checkpoints)
             if saved:
-                return Saved(nth, step_of(saved[-1]))
-        return Saved(0, 0)
+                return nth, step_of(saved[-1])
+        return 0, 0
 
     def _tell_start(self, attempt: AttemptFolder) -> None:
         where = f" on {', '.join(self.chosen)}" if self.chosen else ""

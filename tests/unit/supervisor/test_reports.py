@@ -96,6 +96,12 @@ def ranks_with(attempt: AttemptFolder) -> Iterator[Callable[[float], Ranks]]:
         ranks.end()
 
 
+@pytest.fixture
+def ranks(ranks_with: Callable[[float], Ranks]) -> Ranks:
+    """Nobody is silent or stuck."""
+    return ranks_with(LONG_S)
+
+
 def report_end(ranks: Ranks, agent: Agent, status: int, text: str = "") -> None:
     """As `hpcddp exec` does; it waits for the supervisor, which is this thread."""
     tells = threading.Thread(target=agent.end, args=(wire.Ended(status, text),))
@@ -103,8 +109,7 @@ def report_end(ranks: Ranks, agent: Agent, status: int, text: str = "") -> None:
     ranks.until(lambda: not tells.is_alive())
 
 
-def test_ranks_are_known_and_their_ends_are_heard(ranks_with: Callable[[float], Ranks]):
-    ranks = ranks_with(LONG_S)
+def test_ranks_are_known_and_their_ends_are_heard(ranks: Ranks):
     well, killed, failed, unfinished = (ranks.start(f"n{rank}") for rank in range(4))
     report_end(ranks, well, 0)
     report_end(ranks, unfinished, 85 << 8)
@@ -119,9 +124,8 @@ def test_ranks_are_known_and_their_ends_are_heard(ranks_with: Callable[[float], 
 
 
 def test_a_signal_after_a_refusal_is_the_launcher_s_own_also_where_the_refusing_process_has_no_rank(
-    ranks_with: Callable[[float], Ranks], attempt: AttemptFolder
+    ranks: Ranks, attempt: AttemptFolder
 ):
-    ranks = ranks_with(LONG_S)
     other = ranks.start("n0")
     refuses = Agent(attempt, NO_RANK, 0, "n1", os.environ)
     tells = threading.Thread(target=refuses.refuse, args=(4, "NODE_RANK=0 is exported too"))
@@ -136,8 +140,7 @@ def test_a_signal_after_a_refusal_is_the_launcher_s_own_also_where_the_refusing_
     assert teardown.find_signal(cause) == 0
 
 
-def test_a_agent_that_is_gone_takes_its_rank_with_it(ranks_with: Callable[[float], Ranks]):
-    ranks = ranks_with(LONG_S)
+def test_a_agent_that_is_gone_takes_its_rank_with_it(ranks: Ranks):
     ranks.start("n0")
     rank = ranks.reports.ranks[0]
     assert rank.connection is not None
@@ -149,8 +152,7 @@ def test_a_agent_that_is_gone_takes_its_rank_with_it(ranks_with: Callable[[float
     assert ranks.reports.lost_hosts == {"n0"}
 
 
-def test_each_rank_gets_each_signal_once_also_one_that_calls_late_or_again(ranks_with: Callable[[float], Ranks]):
-    ranks = ranks_with(LONG_S)
+def test_each_rank_gets_each_signal_once_also_one_that_calls_late_or_again(ranks: Ranks):
     ranks.start("n0")
     ranks.reports.give(signal.SIGUSR1)
     ranks.reports.give(signal.SIGUSR1)
@@ -166,10 +168,9 @@ def test_each_rank_gets_each_signal_once_also_one_that_calls_late_or_again(ranks
 
 
 def test_a_signal_that_comes_to_a_rank_from_elsewhere_is_known_unless_one_has_failed(
-    ranks_with: Callable[[float], Ranks],
+    ranks: Ranks,
 ):
     """Launchers end the other ranks by signals then."""
-    ranks = ranks_with(LONG_S)
     one, other = ranks.start("n0"), ranks.start("n1")
     other.note_signal(signal.SIGUSR1)
     ranks.until(lambda: list(ranks.reports.ranks[1].signals) == [signal.SIGUSR1])
@@ -436,8 +437,7 @@ def test_a_job_ended_by_a_signal_that_came_to_its_ranks_alone_if_the_first_cause
 @pytest.mark.parametrize(
     "line", ["hello wrong 7.1 0 4 n0", "hello {key} 7.1 x 4 n0", "GET / HTTP/1.1", "hello {key}", ""]
 )
-def test_who_does_not_know_the_key_is_not_heard(ranks_with: Callable[[float], Ranks], line: str):
-    ranks = ranks_with(LONG_S)
+def test_who_does_not_know_the_key_is_not_heard(ranks: Ranks, line: str):
     reports = ranks.reports
     told = read_listener(ranks.attempt)
     assert told is not None
@@ -455,8 +455,7 @@ def test_who_does_not_know_the_key_is_not_heard(ranks_with: Callable[[float], Ra
     assert reports.ranks == {}
 
 
-def test_ranks_of_an_attempt_before_are_ended_when_they_call(ranks_with: Callable[[float], Ranks]):
-    ranks = ranks_with(LONG_S)
+def test_ranks_of_an_attempt_before_are_ended_when_they_call(ranks: Ranks):
     ranks.start("n0")
     new = ranks.attempt.run.attempt("7.2")
     os.makedirs(new.path)
@@ -511,8 +510,7 @@ def test_a_rank_that_never_reached_its_supervisor_is_left_alone(ranks_with: Call
     assert not agent.was_ended
 
 
-def test_the_last_words_of_an_attempt_are_no_news_of_the_next(ranks_with: Callable[[float], Ranks]):
-    ranks = ranks_with(LONG_S)
+def test_the_last_words_of_an_attempt_are_no_news_of_the_next(ranks: Ranks):
     before = ranks.start("n0")
     ranks.until(lambda: before._heard is not None)
     new = ranks.attempt.run.attempt("7.2")
@@ -555,8 +553,7 @@ def test_ranks_that_were_started_and_cannot_call_are_left_alone_and_it_is_said_o
     assert "none can call this host" in told[0]
 
 
-def test_ranks_that_wait_for_others_which_were_not_started(ranks_with: Callable[[float], Ranks]):
-    ranks = ranks_with(LONG_S)
+def test_ranks_that_wait_for_others_which_were_not_started(ranks: Ranks):
     pages = [open_page(ranks.start(f"n{rank}").path) for rank in range(2)]  # of 4
     ranks.reports._opened -= 10 * LONG_S
     ranks.until(lambda: True)
@@ -606,8 +603,7 @@ def test_a_rank_that_a_signal_has_stopped_is_named(ranks_with: Callable[[float],
     assert ranks.reports.events[0].text == "was stopped by a signal"
 
 
-def test_a_rank_that_left_early_is_the_cause_of_what_the_others_say(ranks_with: Callable[[float], Ranks]):
-    ranks = ranks_with(LONG_S)
+def test_a_rank_that_left_early_is_the_cause_of_what_the_others_say(ranks: Ranks):
     ranks.start("n0")
     second, third = ranks.start("n1"), ranks.start("n2")
     report_end(ranks, third, 0)
@@ -622,10 +618,9 @@ def test_a_rank_that_left_early_is_the_cause_of_what_the_others_say(ranks_with: 
 
 
 def test_a_rank_that_ends_alone_with_the_status_of_an_unfinished_run_is_the_cause(
-    ranks_with: Callable[[float], Ranks],
+    ranks: Ranks,
 ):
     """Its launcher ends the others, and their agents, for that status."""
-    ranks = ranks_with(LONG_S)
     ranks.start("n0")
     report_end(ranks, ranks.start("n1"), 85 << 8)
     ranks.reports._leave(ranks.reports.ranks[0])
@@ -634,8 +629,7 @@ def test_a_rank_that_ends_alone_with_the_status_of_an_unfinished_run_is_the_caus
     assert str(cause) == "rank 1 on n1 ended with status 85 while others still trained"
 
 
-def test_a_rank_that_was_killed_behind_a_shell_is_a_lost_one(ranks_with: Callable[[float], Ranks]):
-    ranks = ranks_with(LONG_S)
+def test_a_rank_that_was_killed_behind_a_shell_is_a_lost_one(ranks: Ranks):
     first, second = ranks.start("n0"), ranks.start("n1")
     report_end(ranks, first, (128 + signal.SIGKILL) << 8)
     report_end(ranks, second, 200 << 8)
@@ -645,8 +639,7 @@ def test_a_rank_that_was_killed_behind_a_shell_is_a_lost_one(ranks_with: Callabl
     assert str(killed).startswith("rank 0 on n0 was killed by SIGKILL")
 
 
-def test_ranks_that_all_end_well_are_no_cause_of_what_their_launcher_says(ranks_with: Callable[[float], Ranks]):
-    ranks = ranks_with(LONG_S)
+def test_ranks_that_all_end_well_are_no_cause_of_what_their_launcher_says(ranks: Ranks):
     for one in (ranks.start("n0"), ranks.start("n1")):
         report_end(ranks, one, 0)
     cause = Teardown(ranks.reports, print, acts=True).conclude(1)
@@ -659,9 +652,8 @@ def test_ranks_that_all_end_well_are_no_cause_of_what_their_launcher_says(ranks_
 
 
 def test_a_rank_that_comes_after_another_one_has_failed_is_not_ended_before_that_one_could_report(
-    ranks_with: Callable[[float], Ranks],
+    ranks: Ranks,
 ):
-    ranks = ranks_with(LONG_S)
     failed = ranks.start("n0")
     report_end(ranks, failed, 7 << 8, "ValueError: a")
     launcher: Any = None  # nothing is sent to it yet
@@ -696,8 +688,7 @@ def test_more_ranks_than_files_may_be_open_are_heard_once_the_limit_is_raised():
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
 
-def test_the_job_s_new_end_reaches_the_page(ranks_with: Callable[[float], Ranks]):
-    ranks = ranks_with(LONG_S)
+def test_the_job_s_new_end_reaches_the_page(ranks: Ranks):
     page = open_page(ranks.start("n0").path)
     assert page is not None
     assert page.read_end() is None
