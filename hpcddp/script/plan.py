@@ -288,7 +288,7 @@ def _check_shares(spec: JobSpec, gpus: int, each: int) -> None:
     if ranks * each != gpus:
         take = f"{format_count(ranks, 'rank')} per node {'takes' if ranks == 1 else 'take'}"
         what = f"gpus_per_rank {each}: {take} {ranks * each} GPUs, and a node has {format_count(gpus, 'GPU')} here"
-        raise RequestError(what, "leave out gpus_per_rank" + (" or ranks_per_node" if spec.ranks_per_node else ""))
+        raise RequestError(what, "leave out gpus_per_rank")
 
 
 def _plan_memory(spec: JobSpec, site: Site, queue: Queue, gpus: int) -> int:

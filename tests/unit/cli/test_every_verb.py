@@ -18,7 +18,6 @@ from hpcddp.lint.script import read_script
 # Verbs without --json, and why.
 SHOWS_NOTHING = {
     "exec": "it becomes the command",
-    "render": "it prints a script for a scheduler; layout has the plan",
     "init": "it writes a file and prints its name",
     "supervise": "job scripts call it",
     "launch": "it becomes the launcher",

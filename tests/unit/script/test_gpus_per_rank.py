@@ -55,7 +55,7 @@ def test_it_is_kept() -> None:
             "abci3",
             {"gpus_per_rank": "2", "ranks_per_node": "8"},
             "8 ranks per node take 16 GPUs, and a node has 8",
-            "leave out gpus_per_rank or ranks_per_node",
+            "leave out gpus_per_rank",
         ),
         ("abci3", {"gpus_per_rank": "2", "queue": "rt_HG"}, "a node has 1 GPU here", "leave out gpus_per_rank"),
     ],
