@@ -17,7 +17,6 @@ from hpcddp.lint.script import read_script
 
 # Verbs without --json, and why.
 SHOWS_NOTHING = {
-    "render": "it prints a script",
     "exec": "it becomes the command",
     "render": "it prints a script for a scheduler; layout has the plan",
     "init": "it writes a file and prints its name",
