@@ -23,7 +23,6 @@ _ADDRESS = re.compile(
     r"MASTER|ADDR|HEAD|MAIN|RDZV|ENDPOINT|INIT.METHOD|DIST.URL|(^|_)HOST$|IP$|SERVER|COORD|URL|FIRST|ROOT|STORE|LEADER",
     re.IGNORECASE,
 )
-_UNIQUE = re.compile(r"sort\s+(-\w+\s+)*-\w*u|\buniq\b|awk|scontrol")
 #: The variables by which a rank knows its place: launchers set them in what they start.
 _ROWS = [row for name, row in LAUNCHERS.items() if name not in {"env", "torchrun"}]
 _OF_RANK = {getattr(row, number) for row in _ROWS for number in ("rank", "local_rank", "node_rank")} - {""}

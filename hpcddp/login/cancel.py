@@ -131,7 +131,7 @@ def _ask_by_folder(one: _LiveJob, commands: Commands, *, now: bool) -> str:
     name, job = call_run(one.run), one.job.id
     if not one.job.holds:  # its scheduler starts it again
         ends = shlex.join([*commands.cancel, str(job)])
-        return f"{name} was launched by hand in job {job}, which {one.found.state}: {ends}"
+        return f"{name} was launched by hand in job {job}, which is {one.found.state}: {ends}"
     path = _write_request(one)
     done = f"was asked to save and stop, through {path}" if path else "cannot be asked: its folder cannot be written"
     more = f"; --now would end all of job {job}, in which it was launched by hand" if now else ""

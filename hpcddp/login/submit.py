@@ -22,7 +22,8 @@ from hpcddp.record import Record
 from hpcddp.runs.folder import RunFolder, cannot_write, list_holders, show_path
 from hpcddp.runs.jsonfile import write_object
 from hpcddp.runs.lock import name_end
-from hpcddp.runs.start import FINISHED, Outlook, RunRequest, begin_run, foresee, is_run, set_run_aside
+from hpcddp.runs.settings import RUN, read_recorded
+from hpcddp.runs.start import FINISHED, RESUMES, Outlook, RunRequest, begin_run, foresee, is_run, set_run_aside
 from hpcddp.runs.submitted import (
     Submission,
     begin_submission,
@@ -406,7 +407,20 @@ def check_parts(parts: Parts, env: Mapping[str, str]) -> list[str]:
     for part in parts.parts:
         told.update(dict.fromkeys(check_plan(part.plan, here)))
         told.update(dict.fromkeys(check_output(part.plan.site.scheduler, part.script, here)))
+        told.update(dict.fromkeys(_find_other_words(part)))
     return list(told)
+
+
+def _find_other_words(part: Part) -> Iterator[str]:
+    """A line where the run was begun with another command, which its start refuses. Not of an array, whose points
+    have words of their own."""
+    outlook = part.outlooks.get("")
+    recorded = read_recorded(outlook.run) if outlook is not None and outlook.kind == RESUMES else None
+    words = recorded.settings.get(RUN, {}).get("command") if recorded is not None else None
+    takes = part.request.takes_words or "command" in (part.plan.spec.accept or ())
+    if words and "…" not in words and words != [*part.request.command] and not takes:
+        name = call_run(part.place)
+        yield f"run {name} was begun with {shlex.join(words)}; to take these words: --resume {name}"
 
 
 def list_unverified(parts: Parts, env: Mapping[str, str]) -> list[str]:

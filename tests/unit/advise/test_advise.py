@@ -106,6 +106,9 @@ def test_a_checkpoint_gathers_one_tensor_where_the_model_is_sharded() -> None:
     sharded = spike(model, ParallelDims(4, shard=4), ADAM)
     assert sharded.device == 2 * 4 * 500
     assert spike(model, ParallelDims(4), ADAM).device == 0
+    assert (
+        spike(model, ParallelDims(4, zero=True), ADAM).device == 2 * 4 * 2 * 500
+    )  # the states of one rank, and a copy
 
 
 def test_the_table_says_what_fits_and_what_to_paste(capsys) -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from hpcddp.cli.main import main
 from hpcddp.runs.folder import RunFolder
-from hpcddp.runs.lock import BY_HAND
+from hpcddp.runs.lock import BY_HAND, release_run
 from hpcddp.supervisor.follow import LOOK_S, StopRequest
 
 from .runs import held, submitted
@@ -170,6 +170,11 @@ def test_what_was_launched_by_hand_ends_without_the_allocation_around_it(
         assert called(here) == []
         assert Path(run.stop_request(f"12{BY_HAND}7")).exists()
     assert "would end all of job 12, in which it was launched by hand" in capsys.readouterr().err
+    release_run(run, f"12{BY_HAND}7.1", 1)
+    on_slurm(program, "12|12|N/A|PENDING|N/A|N/A|BeginTime|interactive")  # the allocation is to start again
+    assert main(["cancel", "a"]) == 0
+    assert called(here) == []
+    assert "a was launched by hand in job 12, which is queued: scancel 12" in capsys.readouterr().err
 
 
 def test_of_an_array_the_last_job_alone_is_asked_although_it_has_the_arrays_id(here: Path, program: Program) -> None:

@@ -16,6 +16,7 @@ from hpcddp.cli.main import main
 from hpcddp.ranks.frameworks import FRAMEWORK_VARIABLES
 from hpcddp.runs.folder import RunFolder, name_checkpoint
 from hpcddp.runs.lock import release_run
+from hpcddp.runs.settings import Recorded, write_settings
 from hpcddp.runs.start import RunRequest, read_about, set_run_aside
 from hpcddp.runs.state import write_state
 from hpcddp.runs.submitted import begin_submission, note_sweep, read_submissions
@@ -250,6 +251,22 @@ def test_render_and_submit_say_what_a_start_would_do_now(
         assert main([verb, *SLURM, *words, "--name", "a", *TRAIN]) == 0
         is_told = verb == "submit" or not said.endswith("new\n")  # of what is the first here render says nothing
         assert (said in capsys.readouterr().err) == is_told
+
+
+def test_other_words_than_the_run_was_begun_with_are_mentioned(
+    here: Path, program: Program, capsys: pytest.CaptureFixture[str]
+) -> None:
+    program("sbatch", SBATCH)
+    program("squeue", "")
+    run = leave("a", "unfinished")
+    write_settings(run, Recorded({"run": {"command": ["python", "train.py", "--lr", "1"]}}))
+    for words, is_told in ((["--name", "a"], True), (["--name", "a", "--accept", "command"], False)):
+        assert submit("--dry-run", *words, *TRAIN) == 0
+        said = "run a was begun with python train.py --lr 1; to take these words: --resume a"
+        assert (said in capsys.readouterr().err) is is_told
+    write_settings(run, Recorded({"run": {"command": ["python", "-c", "pass"]}}))
+    assert submit("--dry-run", "--name", "a", *TRAIN) == 0
+    assert "was begun with" not in capsys.readouterr().err
 
 
 def test_fresh_sets_the_old_run_aside_when_the_job_is_submitted_and_not_again_when_it_starts(
