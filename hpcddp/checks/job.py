@@ -122,7 +122,7 @@ def judge_links(found: Mapping[Pair, LinkSpeed], *, on_gpu: bool) -> Iterator[tu
     for host in sorted(hosts, key=lambda name: (-sum(name in pair for pair in slow), name)):
         of_host = [pair for pair in found if host in pair]
         others = [pair for pair in found if host not in pair]
-        if len(hosts) > 2 and of_host and left >= {*of_host} and not {*others} <= slow:
+        if of_host and left >= {*of_host} and not {*others} <= slow:
             ill.add(host)
             left -= {*of_host}
             worst = min(of_host, key=lambda pair: found[pair].gbps)

@@ -20,6 +20,7 @@ THERE = {
     "/home/alice",
     "/sub/logs",
     "/home/alice/w",
+    "/tmp",
 }
 HERE = Here("/sub", lambda path: path.rstrip("/") in THERE)
 
