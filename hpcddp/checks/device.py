@@ -71,9 +71,11 @@ def open_store(limit_s: float) -> dict[str, int]:
     return {"port": _stores[0].port}
 
 
-def exchange(rank: int, size: int, address: str, port: int, backend: str, limit_s: float) -> dict[str, float]:
-    """A process group of one device each of several hosts: of two, the Gb/s and milliseconds from one to the other; and
-    a sum over all, as NCCL's tests count it. The best of some tries each, after one that opens the connections."""
+def exchange(
+    rank: int, size: int, address: str, port: int, backend: str, limit_s: float, is_sum: bool
+) -> dict[str, float]:
+    """A process group of one device each of several hosts: a sum over all, as NCCL's tests count it; or of two the Gb/s
+    and milliseconds from one to the other. The best of some tries each, after one that opens the connections."""
     limit, on_gpu = timedelta(seconds=limit_s), backend == "nccl"
     store = _stores.pop() if rank == 0 else TCPStore(address, port, None, False, limit)
     dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=limit)
@@ -94,14 +96,12 @@ def exchange(rank: int, size: int, address: str, port: int, backend: str, limit_
             (dist.send if rank == at else dist.recv)(data, 1 - rank)
 
     try:
-        little = torch.zeros(1, device=device)
-        many = torch.zeros((1 << 26) if on_gpu else (1 << 18), device=device)
-        found = {}
-        if size == 2:
-            found["ms"] = best_s(go_and_return, little, _PINGS) * 1000 / 2
-            found["gbps"] = many.nbytes * 8e-9 * 2 / best_s(go_and_return, many, _TRIES)
-        sum_s = best_s(dist.all_reduce, many, _TRIES)
-        return {**found, "all_reduce_gbps": many.nbytes * 8e-9 * 2 * (size - 1) / size / sum_s}
+        many = torch.zeros((1 << 26) if on_gpu else (1 << 18) if is_sum else (1 << 16), device=device)
+        if is_sum:
+            moved = many.nbytes * 2 * (size - 1) / size
+            return {"all_reduce_gbps": moved * 8e-9 / best_s(dist.all_reduce, many, _TRIES)}
+        ms = best_s(go_and_return, torch.zeros(1, device=device), _PINGS) * 1000 / 2
+        return {"ms": ms, "gbps": many.nbytes * 8e-9 * 2 / best_s(go_and_return, many, _TRIES)}
     finally:
         dist.destroy_process_group()
 

@@ -417,7 +417,7 @@ class Checker:
         return time.monotonic() - self._began < (MOST_S - needed_s) * self._request.patience
 
     def _run_round(self, pairs: Sequence[Pair], on_gpu: bool) -> dict[Pair, LinkSpeed]:
-        answers = self._run_groups(pairs, on_gpu, PAIR_S)
+        answers = self._run_groups(pairs, on_gpu, PAIR_S, is_sum=False)
         late = {"error": f"no answer in {PAIR_S * self._request.patience:.0f} s"}
         found = {}
         for pair in pairs:
@@ -426,11 +426,19 @@ class Checker:
             found[pair] = LinkSpeed(one.get("gbps", 0.0), one.get("ms", 0.0), one.get("error", ""))
         return found
 
-    def _run_groups(self, groups: Sequence[Sequence[str]], on_gpu: bool, limit_s: float) -> dict[str, dict[str, Any]]:
+    def _run_groups(
+        self, groups: Sequence[Sequence[str]], on_gpu: bool, limit_s: float, *, is_sum: bool
+    ) -> dict[str, dict[str, Any]]:
         """What hosts answer that exchange data within these groups, side by side, one device of each."""
         limit = {"limit_s": limit_s * self._request.patience}
         stores = self.ask({group[0]: {"do": "device", "what": "open_store", **limit} for group in groups}, NAME_S)
-        shared = {"do": "device", "what": "exchange", "backend": "nccl" if on_gpu else "gloo", **limit}
+        shared = {
+            "do": "device",
+            "what": "exchange",
+            "backend": "nccl" if on_gpu else "gloo",
+            "is_sum": is_sum,
+            **limit,
+        }
         orders: dict[str, Mapping[str, object]] = {}
         for group in groups:
             if "port" in (where := stores.get(group[0], {})):
@@ -441,7 +449,7 @@ class Checker:
 
     def _reduce(self, hosts: Sequence[str], on_gpu: bool) -> tuple[float | None, str]:
         """Gb/s of a sum over all hosts, one device of each; and why there is none."""
-        answers = self._run_groups([hosts], on_gpu, ALL_S)
+        answers = self._run_groups([hosts], on_gpu, ALL_S, is_sum=True)
         errors = [(host, answers.get(host, {"error": "no answer"}).get("error")) for host in hosts]
         wrong = [f"{host}: {error}" for host, error in errors if error]
         return (None, wrong[0]) if wrong else (answers[hosts[0]]["all_reduce_gbps"], "")
