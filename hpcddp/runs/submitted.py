@@ -179,15 +179,17 @@ def read_span(text: str) -> range | None:
     return range(int(found[1]), int(found[2] or found[1]) + 1, int(found[3] or 1)) if found else None
 
 
-# `attempts/<name>/job.json`: which job an attempt runs in, and when that ends, as its supervisor knows it.
+# `attempts/<name>/job.json`: which job an attempt runs in, its nodes, and when it ends, as its supervisor knows it.
 
 
 class JobEnd(Record):
     """`ends`: seconds since 1970; None: nothing ends the job. `source`: who says so. `warns`: when the ranks get the
-    signal that the job file asks for; None: there is no such signal from hpcddp."""
+    signal that the job file asks for; None: there is no such signal from hpcddp. `nodes`: that it has, spare ones too.
+    """
 
     scheduler: str
     job: str  # the scheduler's id; "" on this machine
+    nodes: int = 1
     ends: int | None = None
     source: str = ""
     warns: int | None = None

@@ -16,12 +16,12 @@ from hpcddp.errors import HpcddpError
 from hpcddp.guard.hpcddp_stand import PHASES
 from hpcddp.ranks.gpus import find_gpu_type
 from hpcddp.record import Record
-from hpcddp.runs.folder import AttemptFolder, RunFolder, job_of, list_holders
+from hpcddp.runs.folder import AttemptFolder, RunFolder, list_holders
 from hpcddp.runs.jsonfile import read_object
 from hpcddp.runs.lock import Holder, read_holder, read_holder_end
 from hpcddp.runs.metrics import AtLine, MetricsReader, StepLine
 from hpcddp.runs.state import read_state
-from hpcddp.runs.submitted import read_submissions
+from hpcddp.runs.submitted import read_job_end, read_submissions
 from hpcddp.units import format_count, format_walltime
 
 #: Each step that an attempt made, and when.
@@ -85,7 +85,7 @@ def read_efficiency(run: RunFolder, *, reads_steps: bool = True) -> Efficiency:
     them nothing is known of speed and lost time."""
     plan, now = _read(run.plan), time.time()
     made = _read_steps if reads_steps else lambda _: []
-    attempts = _read_attempts(run, int(plan.get("nodes") or 1), now, made)
+    attempts = _read_attempts(run, now, made)
     nodes = [node for one in attempts for node in one.used]
     cpu_there = sum(node.cpus * node.seconds for node in nodes)
     gpus = [(gpu, node.seconds) for node in nodes for gpu in node.gpus]
@@ -119,7 +119,7 @@ def _read(path: str) -> dict[str, Any]:
     return {}
 
 
-def _read_attempts(run: RunFolder, nodes: int, now: float, made: StepsOf) -> list[AttemptUse]:
+def _read_attempts(run: RunFolder, now: float, made: StepsOf) -> list[AttemptUse]:
     held: list[tuple[str, Holder]] = []
     for path in list_holders(run):
         holder = read_holder(path)
@@ -138,10 +138,10 @@ def _read_attempts(run: RunFolder, nodes: int, now: float, made: StepsOf) -> lis
         lost_s = 0.0
         if steps[nth] and good is not None and steps[nth][-1][0] > good:
             lost_s = ends - max((at for step, at in steps[nth] if step <= good), default=begins)
-        used = _read_nodes(run.attempt(holder.attempt))
-        # the plan is that of the newest job; one before it may have had other nodes
-        planned = nodes if job_of(holder.attempt) == job_of(held[-1][1].attempt) or not used else 0
-        found.append(AttemptUse(holder.attempt, begins, ends - begins, max(planned, len(used)), lost_s, tuple(used)))
+        attempt = run.attempt(holder.attempt)
+        used, job = _read_nodes(attempt), read_job_end(attempt)
+        nodes = max(len(used), job.nodes if job is not None else 1)
+        found.append(AttemptUse(holder.attempt, begins, ends - begins, nodes, lost_s, tuple(used)))
     return found
 
 

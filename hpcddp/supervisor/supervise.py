@@ -22,7 +22,7 @@ from hpcddp.runs.lock import BY_HAND, release_run
 from hpcddp.runs.start import FRESH
 from hpcddp.runs.state import read_state
 from hpcddp.runs.submitted import JobEnd, note_job_end
-from hpcddp.schedulers.registry import find_scheduler
+from hpcddp.schedulers.registry import find_allocation, find_scheduler
 from hpcddp.signals import name_signal
 from hpcddp.supervisor.events import ERROR, UNFIT, UNKNOWN, Event
 from hpcddp.supervisor.follow import (
@@ -343,8 +343,10 @@ class Attempts:
     def _note_end(self) -> None:
         """Write the end down for people who look at the run from elsewhere; the job does not depend on it."""
         end, job = self._end.end, self._job
+        allocation = find_allocation(self._env) if job.id else None
+        nodes = len(allocation.hosts) if allocation is not None and allocation.hosts else self._order.line.nodes
         with suppress(OSError):
-            note_job_end(self._attempt, JobEnd(job.scheduler, job.id, end.at, end.source, self._warn_at()))
+            note_job_end(self._attempt, JobEnd(job.scheduler, job.id, nodes, end.at, end.source, self._warn_at()))
 
 
 def _variables(attempt: AttemptFolder, staged: str, end: EndTime, env: Mapping[str, str]) -> dict[str, str]:

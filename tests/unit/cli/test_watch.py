@@ -69,7 +69,7 @@ def test_a_running_attempt_is_shown_with_its_deadline_checkpoint_attempts_and_lo
     hold(run, "43.pbs1.1", supervisor)
     now = int(time.time())
     attempt = run.attempt("43.pbs1.1")
-    note_job_end(attempt, JobEnd("pbs", "43.pbs1", now + 7200, "as qstat says", now + 7000))
+    note_job_end(attempt, JobEnd("pbs", "43.pbs1", 1, now + 7200, "as qstat says", now + 7000))
     line = {"kind": "step", "step": 500, "epoch": 3, "loss": 0.25, "samples_per_s": 400.0, "time": now}
     with open(attempt.metrics, "w", encoding="utf-8") as file:
         file.write('{"kind": "expect", "total_steps": 1000, "time": 1}\n' + json.dumps(line) + "\n")

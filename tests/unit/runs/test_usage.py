@@ -12,7 +12,7 @@ import pytest
 from hpcddp.cli.main import main
 from hpcddp.runs.folder import AttemptFolder, RunFolder, list_holders
 from hpcddp.runs.state import RunState, replace_state
-from hpcddp.runs.submitted import Submission, begin_submission, note_submission
+from hpcddp.runs.submitted import JobEnd, Submission, begin_submission, note_job_end, note_submission
 from hpcddp.runs.usage import format_efficiency, read_efficiency
 from tests.unit.login.runs import SINCE, held
 
@@ -148,10 +148,6 @@ def test_a_run_without_any_line_has_its_hours_and_one_that_has_not_begun_is_refu
     assert capsys.readouterr().out == "runs/early: 1 attempt\n  paid       1.00 node-hours\n"
 
 
-def test_a_job_before_is_paid_for_the_nodes_that_it_had(run: RunFolder) -> None:
-    """The plan is that of the newest job."""
-    before = read_efficiency(run)
-    Path(run.plan).write_text(json.dumps({"schema": 1, "nodes": 8, "ranks_per_node": 4}))
-    after = read_efficiency(run)
-    assert [one.nodes for one in before.attempts] == [2, 2]
-    assert [one.nodes for one in after.attempts] == [2, 8]
+def test_a_job_is_paid_for_all_its_nodes_spare_ones_too(run: RunFolder) -> None:
+    note_job_end(run.attempt("8.1"), JobEnd("slurm", "8", 3))
+    assert [one.nodes for one in read_efficiency(run).attempts] == [2, 3]

@@ -16,7 +16,14 @@ def test_a_job_leaves_its_scheduler_its_id_and_its_end_in_the_attempts_folder(no
     assert done.returncode == 0
     written = json.loads((node.folder / "runs/x/attempts/77.1/job.json").read_text())
     end = find_scheduler("slurm").variables.end
-    expected = {"scheduler": "slurm", "job": "77", "ends": 2000000000, "source": f"as {end} says", "warns": None}
+    expected = {
+        "scheduler": "slurm",
+        "job": "77",
+        "nodes": 1,
+        "ends": 2000000000,
+        "source": f"as {end} says",
+        "warns": None,
+    }
     assert written == {"schema": 1, **expected}
     assert read_job_end(RunFolder(str(node.folder / "runs/x")).attempt("77.1")) == JobEnd(**expected)
 
@@ -24,7 +31,7 @@ def test_a_job_leaves_its_scheduler_its_id_and_its_end_in_the_attempts_folder(no
 def test_what_is_no_record_of_a_job_is_taken_for_none(tmp_path):
     attempt = RunFolder(str(tmp_path)).attempt("77.1")
     assert read_job_end(attempt) is None
-    note_job_end(attempt, JobEnd("slurm", "77", 5))
+    note_job_end(attempt, JobEnd("slurm", "77", 2, 5))
     for text in ("{", "[]", '{"job": "77"}', '{"scheduler": "slurm", "job": "77", "ends": "soon"}'):
         (tmp_path / "attempts/77.1/job.json").write_text(text)
         assert read_job_end(attempt) is None
