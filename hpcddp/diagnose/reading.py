@@ -77,8 +77,8 @@ _SIGNALS = {name_signal(number): number for number in range(1, 32)} | {
 class Mark(Record):
     """A line that says something. `row`: None of an exception that no row names. `number`: its line, from 1. `level`:
     that of its row, or of its place. `frame`: the innermost line of the program in its traceback. `chain`: of
-    exceptions of which one led to the other. `went_on`: whether its rank printed more than its end behind it.
-    `is_quoted`: whether it stands in a report of hpcddp's."""
+    exceptions of which one led to the other. `is_quoted`: whether it stands
+    in a report of hpcddp's."""
 
     row: Row | None
     level: str
@@ -94,7 +94,6 @@ class Mark(Record):
     chain: int = 0
     is_raised: bool = False
     is_logged: bool = False
-    went_on: bool = False
     is_quoted: bool = False
     ranks: tuple[int, ...] = ()
 
@@ -152,26 +151,10 @@ class Log:
         ]
         return [(at + 1 + self.skipped, line.split(b"\r")[-1].decode(errors="replace").strip()) for at, line in some]
 
-    def find_alive(self, ranks: Iterable[int], behind: int) -> dict[int, list[int]]:
-        """The last two lines of each of these ranks that are no error's, behind this one."""
-        found: dict[int, list[int]] = {rank: [] for rank in ranks}
-        marked = {mark.number for mark in self.marks}
-        missing = set(found)
-        for at in range(len(self.lines) - 1, behind - 1 - self.skipped, -1):
-            if not missing:
-                break
-            line = self.lines[at].rpartition(b"\r")[2] if b"\r" in self.lines[at] else self.lines[at]
-            if line[:1] == b" " or _TORCH.match(line) or at + 1 + self.skipped in marked:
-                continue
-            label = _LABEL.search(line)
-            if label is None or _ERROR_LEVEL.search(line):
-                continue
-            rank = next(iter(_read_number(label.groups())), -1)
-            if rank in missing:
-                found[rank].append(at + 1 + self.skipped)
-                if len(found[rank]) == 2:
-                    missing.remove(rank)
-        return found
+    def find_rank(self, line: str) -> int | None:
+        """Whose the line is, by what it begins with or says."""
+        label = _LABEL.search(line.encode())
+        return next(iter(_read_number(label.groups())), None) if label is not None else self.source.rank
 
 
 def _is_own(line: bytes) -> bool:

@@ -198,7 +198,7 @@ def judge_phase(frame: FrameType | None, sleeps: Callable[[], bool]) -> int:
 
 class Pulse:
     """Looks at the main thread of this process twice a second, and writes to its entry what that does, and of a
-    plain script where it stands, as long as it has a process group: how often it has looked, since how many seconds the
+    plain script where it stands, until it leaves its process group: how often it has looked, since how many seconds the
     thread stands, whether it waits, its line, what that is in, and since how many seconds it is quiet.
 
     A thread in the user's own code that uses the processor or waits for a disk is at work, and does not stand.
@@ -218,12 +218,13 @@ class Pulse:
         self._used_s = 0.0
         self._nth = self._looks = self._stood = 0
         self._says = waits  # where it stands
+        self._has_group = False
         self._looked = _BEGAN
         entry.phases = [0.0] * len(PHASES)
         threading.Thread(target=self._watch, name="hpcddp-pulse", daemon=True).start()
 
     def _watch(self) -> None:
-        while self._main.is_alive():
+        while True:  # also while Python waits for other threads, or calls what is registered for its end
             time.sleep(_EVERY_S)
             try:
                 self._look()
@@ -233,14 +234,14 @@ class Pulse:
     def _look(self) -> None:
         import hpcddp_guard  # type: ignore[import-not-found]  # this folder is on the path
 
-        frame = None if has_compiled() else sys._current_frames()[self._main.ident or 0]
+        frame = None if has_compiled() else sys._current_frames().get(self._main.ident or 0)
         self._nth += 1
         self._note_phase(frame)
-        if self._says and not has_watchdog() and hpcddp_guard.find_distributed() is not None:
+        had_group, self._has_group = self._has_group, hpcddp_guard.find_distributed() is not None
+        if self._says and not has_watchdog() and self._has_group >= had_group:
             self._note_stand(frame)
-            return
-        if self._says and (self._looks or has_watchdog()):
-            self._says = False  # it has left its group, and what it does then is its own; or it looks itself
+        elif self._says:  # it has left its group, and what it does then is its own; or it looks itself
+            self._says = False
             self._entry.write()
         elif self._nth % _WRITTEN == 0:
             self._entry.write()
@@ -270,9 +271,13 @@ class Pulse:
         self._before, self._used_s, self._looks = places, used_s, self._looks + 1
         if not stands and not self._stood and self._nth % _WRITTEN:
             return
-        line, inside, waits = "", "", OWN
+        line, inside, waits = "Python's end (atexit)", "", OWN
         if is_known := stands or frame is not None:
-            line, inside, waits = find_place(frame or sys._current_frames()[thread])
+            frame = frame or sys._current_frames().get(thread)
+            line, inside, waits = (line, inside, waits) if frame is None else find_place(frame)
+        elif has_compiled():
+            line = ""
+        waits = OWN if waits == MAY_WAIT and not self._has_group else waits  # there is nobody to wait for
         quiet_s = self._quiet.look(is_own=is_known and waits == OWN)
         uses = used_s - before_s > _EVERY_S * _LEAST_CPU
         works = waits == OWN and (uses or self._read_state() == b"D")
