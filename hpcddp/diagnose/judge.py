@@ -49,6 +49,7 @@ _OF_SIGNAL = {
 }
 #: Classes that are no rank's fault.
 _OF_NOBODY = {"launcher", "walltime", "rendezvous", "interrupted", "killed"}
+_NO_WORD = "its log has no word of why: print the reason before the exit"
 _TIMEOUT_STATUS = 124  # of timeout(1)
 _SAYS_WHY = re.compile(
     r"(?i)error|cannot|can't|could not|fail|invalid|missing|not found|refus|abort|no such|unable|must"
@@ -97,6 +98,9 @@ def judge_record(reason: str, status: int | None, state: str = "") -> Cause:
             found = {name.removesuffix("_too"): value for name, value in match.groupdict().items() if value}
             rank = int(found["rank"]) if "rank" in found else None
             return Cause(row.cause, rank, found.get("host", ""), text=reason, whose=row.whose, remedy=row.remedy)
+    end = next((match for row in ROWS if row.level == END and (match := row.match(own))), None)
+    if end is not None and (code := end.groupdict().get("status")) and int(code) < 128:
+        return Cause("exit-status", int(end["rank"]), end["host"], text=reason, whose=PROGRAM, remedy=_NO_WORD)
     number = (status or 0) - 256 if (status or 0) > 256 else (status or 0) - 128
     class_ = _OF_SIGNAL.get(number, "unknown")
     return Cause(
@@ -177,7 +181,9 @@ class _Judge:
                 return cause
         is_empty = all(not line.strip() for log in self._logs for line in log.lines)
         is_bad = bool(self._has_failed) or bool(self._exit_status) or bool(self._ends) or bool(self._lost)
-        is_bad |= is_empty and self._has_failed is None  # which shows nothing
+        is_bad |= (
+            is_empty or any(log.is_cut for log in self._logs)
+        ) and self._has_failed is None  # which shows nothing
         return Cause("unknown") if is_bad else Cause("none")
 
     # Causes
@@ -448,7 +454,7 @@ class _Judge:
             return self._cause(end, rank)._replace(
                 class_="exit-status",
                 whose=PROGRAM,
-                remedy="its log has no word of why: print the reason before the exit",
+                remedy=_NO_WORD,
             )
         return self._own_words(found, rank, end.host)
 
@@ -639,7 +645,9 @@ def _forget_caught(log: Log) -> None:
     last: dict[str, int] = {}
     raised: Counter[str] = Counter()
     for mark in log.marks:
-        is_own = mark.row is None or (mark.level in {RAISED, CAUSE} and mark.row.whose not in of_others)
+        is_weak = mark.level == WEAK and mark.cause != "singletons" and "\n" not in mark.body
+        is_open = is_weak or mark.level in {RAISED, CAUSE}
+        is_own = mark.row is None or (is_open and mark.row.whose not in of_others)
         if (is_own or mark.level == RAISED or (mark.is_raised and mark.level == LOST)) and not mark.is_signed:
             last[_key(mark)] = mark.number
             raised[_key(mark)] += mark.is_raised and mark.level == RAISED
@@ -655,7 +663,7 @@ def _forget_caught(log: Log) -> None:
         over |= {key for key in raised if raised[key]}
     total = 0
     for key in sorted(+raised, key=lambda one: (raised[one] >= size, -last[one])) if size > 1 else ():
-        over |= {key} if 0 < total <= size < total + raised[key] else set()
+        over |= {key} if total > 0 and total + raised[key] > size else set()
         total += raised[key]
     log.marks = [mark for mark in log.marks if mark.is_signed or _key(mark) not in over]
 

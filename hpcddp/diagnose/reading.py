@@ -57,6 +57,7 @@ _NOT_OWN = re.compile(
     rb"\s|\[rank\d|Traceback|During handling|The above|srun: |slurmstepd|hpcddp: |hint: |[-=*]{5}|frame #|=   "
     rb"|\[?[EWI]\d{4} |<omitting|Exception raised|Thread 0x|\S+: line \d+: .*not found"
 )
+_BAR = re.compile(rb"-{60,}\s*$")  # of Open MPI
 _NUMBERS = re.compile(rb"\d+(\.\d+)?(e[+-]?\d+)?|[^\w\s]{2,}")  # and bars
 _BEHIND = 3000  # lines, of those behind an exception and of those at the end, that are looked at
 _NAMED = re.compile(rb"ank[ :=]?(\d+)\b")
@@ -116,6 +117,7 @@ class Log:
         self.lines = text.split(b"\n")
         self.marks: list[Mark] = []
         self.exit_status: int | None = None
+        self.is_cut = False  # inside of a traceback
         labels = (_LABEL.search(line) for line in (text[:_SAMPLE] + text[-_SAMPLE:]).split(b"\n"))
         self.ranks = {*_read_number({*_NAMED.findall(text)})}
         self.ranks |= {rank for label in labels if label is not None for rank in _read_number(label.groups())}
@@ -144,12 +146,15 @@ class Log:
         return max((some[-times - 1] for some in often), default=0)
 
     def list_own_lines(self, before: int) -> list[tuple[int, str]]:
-        """The last of the lines that programs have printed before this one, with their numbers."""
+        """The last of the lines that programs have printed before this one, with their numbers: not what a launcher
+        puts between two bars."""
         stop = before - 1 - self.skipped
-        some = [
-            (at, line) for at, line in enumerate(self.lines[:stop][-_BEHIND:], max(stop - _BEHIND, 0)) if _is_own(line)
-        ]
-        return [(at + 1 + self.skipped, line.split(b"\r")[-1].decode(errors="replace").strip()) for at, line in some]
+        found, is_between = [], False
+        for at in range(max(stop - _BEHIND, 0), stop):
+            is_between ^= _BAR.match(self.lines[at]) is not None
+            if not is_between and _is_own(self.lines[at]):
+                found.append((at + 1 + self.skipped, self.lines[at].split(b"\r")[-1].decode(errors="replace").strip()))
+        return found
 
     def find_rank(self, line: str) -> int | None:
         """Whose the line is, by what it begins with or says."""
@@ -320,6 +325,7 @@ class _Reader:
                     continue
                 if kind.says or self._open or self._quoted:
                     self._look(at, piece, kind)
+        self._log.is_cut = any(not one.is_ignored and not one.is_logged and one.frames for one in self._open)
         for index, number in self._moved.items():
             self._log.marks[index] = self._log.marks[index]._replace(number=number)
 

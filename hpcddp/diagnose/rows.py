@@ -252,7 +252,7 @@ OF_SIGNALS = {
 }
 
 #: What many scripts try to call where it is not there, and go on: a cause only as a log's last line.
-MAY_BE_MISSING = re.compile(r": (module|nvidia-smi|ml|conda|rocm-smi): command not found")
+MAY_BE_MISSING = re.compile(r": (module|nvidia-smi|ml|conda|rocm-smi): (command )?not found")
 #: A line that no row is compared with: it may hold any row's words, and nothing is wrong.
 NOISE = re.compile(
     r"\bNCCL (INFO|TRACE)\b|\[c10d\] The hostname of the client socket"

@@ -111,6 +111,22 @@ def list_places(thread: int) -> list[int]:
     return found
 
 
+def measure_children(process: int) -> int:
+    """How much of the processor the processes have used that this one has started and that live, in clock ticks."""
+    used = 0
+    try:
+        for thread in os.listdir(f"/proc/{process}/task"):
+            with open(f"/proc/{process}/task/{thread}/children", "rb") as file:
+                children = file.read().split()
+            for child in map(int, children):
+                with open(f"/proc/{child}/stat", "rb") as file:
+                    fields = file.read().rpartition(b")")[2].split()
+                used += sum(map(int, fields[11:15])) + measure_children(child)
+    except OSError:  # a process that has ended; a kernel that does not say
+        return used
+    return used
+
+
 class Quiet:
     """For how long a thread has done something of its own, and has neither read nor written anything. A loop without
     end does so, while one that prepares data, evaluates or saves reads or writes now and then."""
@@ -201,7 +217,8 @@ class Pulse:
     plain script where it stands, until it leaves its process group: how often it has looked, since how many seconds the
     thread stands, whether it waits, its line, what that is in, and since how many seconds it is quiet.
 
-    A thread in the user's own code that uses the processor or waits for a disk is at work, and does not stand.
+    A thread in the user's own code that uses the processor or waits for a disk is at work, and does not stand. One that
+    waits for its child processes is at work while these use the processor.
     """
 
     def __init__(self, entry: Entry, has_stepped: Callable[[], bool], *, waits: bool) -> None:
@@ -216,6 +233,7 @@ class Pulse:
         self._quiet = Quiet(self._main.native_id or 0)
         self._before: list[int] = []
         self._used_s = 0.0
+        self._children = 0
         self._nth = self._looks = self._stood = 0
         self._says = waits  # where it stands
         self._has_group = False
@@ -278,8 +296,13 @@ class Pulse:
         elif has_compiled():
             line = ""
         waits = OWN if waits == MAY_WAIT and not self._has_group else waits  # there is nobody to wait for
-        quiet_s = self._quiet.look(is_own=is_known and waits == OWN)
         uses = used_s - before_s > _EVERY_S * _LEAST_CPU
+        children, has_children = self._children, False
+        if stands and waits == OWN and not uses:
+            self._children = measure_children(os.getpid())
+            has_children = self._children > children
+        quiet_s = self._quiet.look(is_own=is_known and waits == OWN and not has_children)
+        uses |= has_children
         works = waits == OWN and (uses or self._read_state() == b"D")
         self._stood = self._stood + 1 if stands and not works else 0
         self._entry.write(self._looks, self._stood * _EVERY_S, waits, line, inside, quiet_s)

@@ -87,6 +87,7 @@ STATUS_3 = "srun: error: node2: task 1: Exited with exit code 3\n"
         (CAUGHT + OF_3 + EPOCHS, "import"),  # no more often than there are ranks
         (CAUGHT + OF_3 + 2 * EPOCHS, "none"),
         (CAUGHT + EPOCHS + raised(None, "KeyError: 'label'"), "exception"),
+        ("/bin/sh: 1: nvidia-smi: not found\n" + 2 * EPOCHS + "batch 7 does not divide\n" + STATUS_3, "exit-status"),
         (CAUGHT + EPOCHS + "JOB 7 ON node1 CANCELLED AT 2026-11-26T06:45:29 DUE TO TIME LIMIT ***\n", "walltime"),
         (CAUGHT + raised(1, "KeyError: 'label'"), "exception"),  # torch signs what ends a rank
         (OF_3 + 3 * CAUGHT + raised(None, "PermissionError: /x"), "permission"),  # each rank ends once
@@ -178,6 +179,7 @@ def test_nothing_that_says_why_is_unknown_and_a_log_without_a_failure_none(told)
     assert told("step 1\nstep 2\n", has_failed=True).class_ == "unknown"
     assert told("step 1\nstep 2\n").class_ == "none"
     assert told("\n").class_ == "unknown"
+    assert told(raised(1, "KeyError: 'x'").rpartition("[rank1]: Key")[0]).class_ == "unknown"  # it is cut off
 
 
 def test_a_progress_bar_in_the_line_is_no_matter_and_the_piece_is_the_text(told):
@@ -373,6 +375,7 @@ def test_a_workers_own_traceback_is_read_behind_every_label_of_the_launcher(told
         ("", 0, "finished", "none"),
         ("no rank gets on; rank 1 on node2 stands at train.py:7, in main: work()", 137, "failed", "hang"),
         ("rank 1 on node2: ValueError: a", 1, "failed", "unknown"),
+        ("rank 1 on node2 ended with status 5", 5, "failed", "exit-status"),
     ],
 )
 def test_a_record_alone_says_what_it_can(reason, status, state, cause):
