@@ -19,7 +19,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from hpcddp.diagnose.judge import Cause, diagnose
+from hpcddp.diagnose.cause import Cause
+from hpcddp.diagnose.judge import diagnose
 from hpcddp.diagnose.reading import find_logs
 
 SEED = 37

@@ -10,7 +10,8 @@ from collections.abc import Mapping
 
 from hpcddp.cli.parser import VerbParser
 from hpcddp.cli.streams import tell
-from hpcddp.diagnose.judge import Cause, cause_record, diagnose, format_cause
+from hpcddp.diagnose.cause import Cause, cause_record, format_cause
+from hpcddp.diagnose.judge import diagnose
 from hpcddp.diagnose.reading import find_logs
 from hpcddp.errors import RequestError
 from hpcddp.login.find_cause import find_cause, find_cause_of_job

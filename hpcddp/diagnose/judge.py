@@ -10,10 +10,10 @@ import re
 import shlex
 from collections import Counter
 
+from hpcddp.diagnose.cause import ALL, Cause, printable
 from hpcddp.diagnose.reading import Log, Mark, read_logs
 from hpcddp.diagnose.rows import (
     CAUSE,
-    CLASSES,
     CLUSTER,
     END,
     LATE,
@@ -30,7 +30,7 @@ from hpcddp.diagnose.rows import (
     SENDER,
     WEAK,
 )
-from hpcddp.record import TYPE_CHECKING, Record
+from hpcddp.record import TYPE_CHECKING
 from hpcddp.signals import name_signal
 
 if TYPE_CHECKING:
@@ -38,7 +38,6 @@ if TYPE_CHECKING:
 
     from hpcddp.runs.logs import LogFile
 
-ALL = "all"
 _SIGABRT, _SIGKILL, _SIGTERM, _SIGINT = 6, 9, 15, 2
 _OF_SIGNAL = {
     2: "interrupted",
@@ -49,7 +48,8 @@ _OF_SIGNAL = {
     25: "disk-full",
 }
 #: Classes that are no rank's fault.
-_OF_NOBODY = {"launcher", "walltime", "rendezvous", "interrupted"}
+_OF_NOBODY = {"launcher", "walltime", "rendezvous", "interrupted", "killed"}
+_NO_WORD = "its log has no word of why: print the reason before the exit"
 _TIMEOUT_STATUS = 124  # of timeout(1)
 _SAYS_WHY = re.compile(
     r"(?i)error|cannot|can't|could not|fail|invalid|missing|not found|refus|abort|no such|unable|must"
@@ -59,8 +59,10 @@ _OF_LAUNCHER = re.compile(r"ChildFailedError|CalledProcessError|SignalException"
 _BY_LAUNCHER = re.compile(
     r"(torchrun|accelerate|deepspeed|srun|mpirun|mpiexec|prterun)\b.*: (error|unrecognized|unknown)"
 )
-#: What only tells where to read more.
-_TELLS_WHERE = re.compile(r"(?i)(set the environment|try|for|see|please|usage:|run) ")
+#: What only tells where to read more, or that all is well.
+_SAYS_NOTHING = re.compile(
+    r"(?i)^(set the environment|try|for|see|please|usage:|run) |\b(bye|done|finished|completed?|saved|ok)\W*$"
+)
 _LABELLED = re.compile(r"\b[Rr]ank[ =:]?(\d+)\b|^\[(\d+)\] ")
 #: An error of hpcddp's that tells of another rank's.
 _OF_ANOTHER = re.compile(r"^hpcddp: (?:\S+: )?rank (?P<rank>\d+) on \S+ failed: ")
@@ -69,21 +71,6 @@ _FOLLOWS = re.compile(r"^hpcddp: (?:\S+: )?(?:a rank failed, and rank |rank 0 le
 _IN_USE = re.compile(r"EADDRINUSE|[Aa]ddress already in use")
 _CANCELLED = re.compile(r"CANCELLED AT|job killed: ")
 _WORDS = re.compile(r"[A-Za-z]{2,}")
-
-
-class Cause(Record):
-    """Why a job ended. `class_`: one of CLASSES. `rank`: None where it is no rank's fault, or nobody says whose.
-    `also`: classes that the logs alone cannot tell from it."""
-
-    class_: str
-    rank: int | str | None = None
-    host: str = ""
-    file: str = ""
-    line: int | None = None
-    text: str = ""
-    whose: str = NOBODY
-    remedy: str = ""
-    also: tuple[str, ...] = ()
 
 
 def diagnose(sources: Sequence[LogFile], *, beside: Sequence[LogFile] = (), has_failed: bool | None = None) -> Cause:
@@ -111,6 +98,9 @@ def judge_record(reason: str, status: int | None, state: str = "") -> Cause:
             found = {name.removesuffix("_too"): value for name, value in match.groupdict().items() if value}
             rank = int(found["rank"]) if "rank" in found else None
             return Cause(row.cause, rank, found.get("host", ""), text=reason, whose=row.whose, remedy=row.remedy)
+    end = next((match for row in ROWS if row.level == END and (match := row.match(own))), None)
+    if end is not None and (code := end.groupdict().get("status")) and int(code) < 128:
+        return Cause("exit-status", int(end["rank"]), end["host"], text=reason, whose=PROGRAM, remedy=_NO_WORD)
     number = (status or 0) - 256 if (status or 0) > 256 else (status or 0) - 128
     class_ = _OF_SIGNAL.get(number, "unknown")
     return Cause(
@@ -135,45 +125,13 @@ def add_record(cause: Cause, why: str, status: int | None) -> Cause:
     return said if is_better and said.class_ != "unknown" else cause
 
 
-def cause_record(cause: Cause) -> dict[str, object]:
-    """As JSON values."""
-    record = cause._asdict()
-    return {"class": record.pop("class_"), **record, "file": cause.file or None, "text": cause.text or None}
-
-
-def say_cause(cause: Cause) -> str:
-    """What and who, in a few words: `disk-full on rank 1 (node1)`."""
-    who = "" if cause.rank is None else " on all ranks" if cause.rank == ALL else f" on rank {cause.rank}"
-    where = f" ({cause.host})" if cause.host and cause.rank is not None else f" on {cause.host}" if cause.host else ""
-    return f"{cause.class_}{f', or {chr(32).join(cause.also)}' if cause.also else ''}{who}{where}"
-
-
-def show_line(cause: Cause) -> str:
-    """The line that proves it, with its file and number, as a terminal may show it."""
-    return f"{cause.file}:{cause.line}: {_printable(cause.text)}" if cause.file else _printable(cause.text)
-
-
-def format_cause(cause: Cause, what: str) -> str:
-    """What it is, the line that proves it, and what to type, for people."""
-    lines = [f"{what}: {say_cause(cause)}: {CLASSES[cause.class_]}"]
-    if cause.text:
-        lines.append(f"  {show_line(cause)}")
-    if cause.remedy:
-        turn = "" if cause.whose == NOBODY else f" ({cause.whose})"
-        lines.append(f"hint{turn}: {cause.remedy}")
-    return "\n".join(lines) + "\n"
-
-
-def _printable(text: str) -> str:
-    shown = re.sub(r"\x1b\[[0-9;]*[A-Za-z]", "", text)
-    return "".join(c if c.isprintable() else " " for c in shown)[:400]
-
-
 class _Judge:
     def __init__(self, logs: Sequence[Log], has_failed: bool | None) -> None:
         self._logs, self._has_failed = logs, has_failed
         own = {log.source.rank for log in logs}  # of these, what a report quotes is there in full
-        marks = [mark for log in logs for mark in _judge_life(log)]
+        for log in logs:
+            _forget_caught(log)
+        marks = [mark for log in logs for mark in log.marks]
         self._marks = [mark for mark in marks if not (mark.is_quoted and mark.rank in own)]
         ends = sorted(
             (mark for mark in self._of(END) if not self._is_doubled(mark)), key=lambda one: (one.log, one.number)
@@ -193,7 +151,7 @@ class _Judge:
             else set(range(size))
         )
         self._exit_status = next((log.exit_status for log in logs if log.exit_status is not None), None)
-        ended = any(mark.is_raised and not mark.is_logged and not mark.went_on for mark in self._marks)
+        ended = any(mark.is_raised and not mark.is_logged for mark in self._marks)
         #: Nothing says that the job has failed.
         self._seems_well = not has_failed if has_failed is not None else not (self._ends or self._exit_status or ended)
         lost = [mark for mark in self._of(LOST, LATE) if mark.is_raised or mark.rank is not None]
@@ -201,7 +159,7 @@ class _Judge:
         self._lost = [mark for mark in of_ranks if not (mark.is_logged and self._seems_well)]
 
     def _of(self, *levels: str) -> list[Mark]:
-        return [mark for mark in self._marks if mark.level in levels and not mark.went_on]
+        return [mark for mark in self._marks if mark.level in levels]
 
     def _is_doubled(self, mark: Mark) -> bool:
         """MPICH prints an exit code above the signal that it stands for."""
@@ -223,7 +181,9 @@ class _Judge:
                 return cause
         is_empty = all(not line.strip() for log in self._logs for line in log.lines)
         is_bad = bool(self._has_failed) or bool(self._exit_status) or bool(self._ends) or bool(self._lost)
-        is_bad |= is_empty and self._has_failed is None  # which shows nothing
+        is_bad |= (
+            is_empty or any(log.is_cut for log in self._logs)
+        ) and self._has_failed is None  # which shows nothing
         return Cause("unknown") if is_bad else Cause("none")
 
     # Causes
@@ -251,17 +211,8 @@ class _Judge:
         first = min(found, key=self._order(found))
         if first.cause == "crash" and "terminate called" in first.body:  # its what() says more
             first = next((m for m in found if m.log == first.log and 0 < m.number - first.number < 3), first)
-        if (
-            first.row is not None
-            and first.row.level == CAUSE
-            and not first.is_raised
-            and first.rank is None
-            and first.cause == "killed"
-        ):
-            return self._cause(first, None)
         rank = self._find_rank(first, found)
-        own = [mark for mark in found if _alike(mark) == _alike(first) and self._logs[mark.log].source.rank == rank]
-        return self._cause(own[0] if own and rank is not None else first, rank)
+        return self._cause(first, rank)
 
     def _is_too_late(self, mark: Mark) -> bool:
         """Whether the scheduler ended a job, of which ranks had ended badly before, and others waited for them."""
@@ -273,19 +224,18 @@ class _Judge:
         """Whether ranks had lost others, or ended by themselves, before this line and all of its kind."""
         first = min(one.number for one in self._marks if one.log == mark.log and _CANCELLED.search(one.body))
         ends = [end for end in self._ends if _signal(end) != _SIGTERM and (end.signal or end.status)]
-        return any(one.log == mark.log and one.number < first for one in (*ends, *self._lost))
+        at = self._logs[mark.log].find_time(first)
+        return any(
+            one.number < first if one.log == mark.log else 0 < self._logs[one.log].find_time(one.number) < at
+            for one in (*ends, *self._lost)
+        )
 
     def _choose_of_chains(self, marks: Sequence[Mark]) -> list[Mark]:
-        """One of exceptions that led to one another: of the first class that a row names the last, else the last."""
+        """One of exceptions that led to one another: the first that a row names, else the last."""
         chains: dict[tuple[int, int], list[Mark]] = {}
         for mark in marks:
             chains.setdefault((mark.chain, 0 if mark.chain else id(mark)), []).append(mark)
-        chosen = []
-        for chain in chains.values():
-            named = [mark for mark in chain if mark.row is not None]
-            same = [mark for mark in named if mark.cause == named[0].cause]
-            chosen.append((same or chain)[-1] if chain[0].chain and not _is_message(same) else (same or chain)[0])
-        return chosen
+        return [next((mark for mark in chain if mark.row is not None), chain[-1]) for chain in chains.values()]
 
     def _order(self, marks: Sequence[Mark]):  # type: ignore[no-untyped-def]
         """By the place in one log; of several logs by time, as far as lines have one, and the rank that ended first."""
@@ -504,7 +454,7 @@ class _Judge:
             return self._cause(end, rank)._replace(
                 class_="exit-status",
                 whose=PROGRAM,
-                remedy="its log has no word of why: print the reason before the exit",
+                remedy=_NO_WORD,
             )
         return self._own_words(found, rank, end.host)
 
@@ -538,7 +488,7 @@ class _Judge:
         best = None
         for number, line in reversed(lines[-12 * times :]):
             label = _LABELLED.search(line)
-            if number in marked or not _WORDS.search(line) or _TELLS_WHERE.match(line):
+            if number in marked or not _WORDS.search(line) or _SAYS_NOTHING.search(line):
                 continue
             if label is not None and isinstance(rank, int) and int(label[1] or label[2]) != rank:
                 continue
@@ -548,7 +498,7 @@ class _Judge:
                 continue
             if _SAYS_WHY.search(line):
                 return log, number, line
-            if label is not None or rank in {ALL, log.source.rank} or len(self._world) < 2:  # else nobody's last word
+            if not went_on or label is not None:  # else nobody's last word
                 best = best or (log, number, line)
         return best
 
@@ -560,6 +510,7 @@ class _Judge:
         if not late:
             return None
         ended = {rank for end in self._ends if end.status for rank in end.ranks or (end.rank,)}
+        ended |= {0} if any("clients joined" in mark.body for mark in late) else set()  # whom the others call
         named = next((mark for mark in late if mark.ranks and mark.ranks[0] not in ended), None)
         first = named or min(late, key=self._order(late))
         rank = named.ranks[0] if named is not None else None
@@ -628,32 +579,26 @@ class _Judge:
     def _find_last_word(self, rank: int) -> tuple[Log, int, str] | None:
         """The last line of a rank, if it is unlike all others of the log."""
         for log in sorted(self._logs, key=lambda one: one.source.rank != rank):
-            numbers = log.find_alive([rank], 0).get(rank, []) if log.source.rank is None else [len(log.lines)]
-            lines = [line.split(b"\r")[-1].decode(errors="replace").strip() for line in log.lines]
-            for number in numbers[:1]:
-                at = number - 1 - log.skipped
-                while log.source.rank is not None and at > 0 and not lines[at]:
-                    at -= 1
-                shape = _shape(lines[at]).replace(f"ank {rank}", "")
-                if lines[at] and sum(_shape(line) == _shape(lines[at]) for line in lines) == 1 and _WORDS.search(shape):
-                    return log, at + 1 + log.skipped, lines[at]
+            lines = log.list_own_lines(len(log.lines) + log.skipped + 1)
+            counts = Counter(_shape(line) for _, line in lines)
+            said = [(number, line) for number, line in lines if log.source.rank == rank or log.find_rank(line) == rank]
+            if (
+                said
+                and counts[_shape(said[-1][1])] == 1
+                and _WORDS.search(_shape(said[-1][1]).replace(f"ank {rank}", ""))
+            ):
+                return log, *said[-1]
         return None
 
     def _find_weak(self) -> Cause | None:
         """What a shell, or the program itself, says of errors, where nothing else is known and the job has failed."""
         is_bad = bool(self._has_failed) or bool(self._exit_status) or bool(self._ends)
         said = [mark for mark in self._of(RAISED) if not mark.is_raised]
-        waits = [mark for mark in said if mark.cause == "rendezvous" and self._is_last(mark)]
-        if waits:
-            first = next(mark for mark in said if _alike(mark) == _alike(waits[0]))
-            return self._cause(first, None)
         weak = [mark for mark in self._of(WEAK) if mark.cause != "singletons"]
         weak = [mark for mark in weak if not MAY_BE_MISSING.search(mark.text) or self._is_last(mark)]
         ran = self._has_run
         if not ran and self._has_failed is None:  # a job script that ended with an error of a program in it
             is_bad = is_bad or any(self._is_last(mark) for mark in (*said, *weak))
-        if self._lost and self._find_missing() is not None:
-            said = [mark for mark in said if mark.rank in {None, self._find_missing()}]
         if said and is_bad:
             return self._cause(said[-1], said[-1].rank)
         refused = [mark for mark in weak if "\n" in mark.body]
@@ -687,36 +632,24 @@ class _Judge:
         )
 
 
-def _judge_life(log: Log) -> list[Mark]:
-    """The marks; a rank that goes on behind an exception has caught it, or was started again."""
-    _forget_caught(log)
-    doubted = [mark for mark in log.marks if mark.level in {RAISED, LOST, LATE} and mark.rank is not None]
-    if not doubted:
-        return log.marks
-    ranks = {mark.rank for mark in doubted if mark.rank is not None}
-    alive = log.find_alive(ranks, min(mark.number for mark in doubted))
-    found = []
-    for mark in log.marks:
-        later = [number for number in alive.get(-1 if mark.rank is None else mark.rank, ()) if number > mark.number]
-        least = 1 if mark.is_logged or not mark.is_raised else 2
-        found.append(
-            mark._replace(went_on=len(later) >= least) if later and mark.level in {RAISED, LOST, LATE} else mark
-        )
-    return found
-
-
 def _forget_caught(log: Log) -> None:
-    """Exceptions that torch has not signed, and other words of programs, were no end if a line like another comes more
-    often behind the last of them than there are ranks: these print no second one once another has ended. More than
-    once, where all ends that the launcher tells of have other reasons."""
+    """Remove exceptions, and other words of programs, that were nobody's end, though torch has not signed them.
+
+    They were caught if a line like another comes more often behind the last of them than there are ranks, which print
+    no second one once another has ended, or more than once, where all ends that the launcher tells of have other
+    reasons; if these are other statuses than 1; and if there are more of them than ranks, of which each ends once: then
+    what all ranks have raised, and what was raised before, was caught.
+    """
     of_others = (CLUSTER, REQUEST, SENDER)
     last: dict[str, int] = {}
+    raised: Counter[str] = Counter()
     for mark in log.marks:
-        is_open = mark.level == RAISED or (
-            mark.level == CAUSE and mark.row is not None and mark.row.whose not in of_others
-        )
-        if (is_open or (mark.is_raised and mark.level == LOST)) and not mark.is_signed:
-            last[_alike(mark) + mark.frame] = mark.number
+        is_weak = mark.level == WEAK and mark.cause != "singletons" and "\n" not in mark.body
+        is_open = is_weak or mark.level in {RAISED, CAUSE}
+        is_own = mark.row is None or (is_open and mark.row.whose not in of_others)
+        if (is_own or mark.level == RAISED or (mark.is_raised and mark.level == LOST)) and not mark.is_signed:
+            last[_key(mark)] = mark.number
+            raised[_key(mark)] += mark.is_raised and mark.level == RAISED
     if not last:
         return
     ends = [mark for mark in log.marks if mark.level == END and (mark.signal or mark.status is not None)]
@@ -724,24 +657,18 @@ def _forget_caught(log: Log) -> None:
     is_explained = bool(ends) and all(end.signal or end.status != 1 or end.rank in lost for end in ends)
     size = max(log.world_size, *(rank + 1 for end in ends for rank in end.ranks), 1)
     progress = log.find_progress(min(last.values()), 1 if is_explained else size)
-    over = {alike for alike, number in last.items() if number < progress}
-    raised = Counter(_alike(mark) + mark.frame for mark in log.marks if mark.is_raised and mark.level == RAISED)
+    over = {key for key, number in last.items() if number < progress}
+    if is_explained and not any(end.signal for end in ends):
+        over |= {key for key in raised if raised[key]}
     total = 0
-    for alike in sorted(raised, key=lambda one: -last.get(one, 0)):  # each rank ends once
-        over |= (
-            {alike}
-            if 0 < total <= size - (size == 1 and not log.world_size) and total + raised[alike] > size
-            else set()
-        )
-        total += raised[alike]
-    log.marks = [mark for mark in log.marks if mark.is_signed or _alike(mark) + mark.frame not in over]
+    for key in sorted(+raised, key=lambda one: (raised[one] >= size, -last[one])) if size > 1 else ():
+        over |= {key} if total > 0 and total + raised[key] > size else set()
+        total += raised[key]
+    log.marks = [mark for mark in log.marks if mark.is_signed or _key(mark) not in over]
 
 
-def _is_message(marks: Sequence[Mark]) -> bool:
-    """Whether the first is an exception, and the others are lines of its message."""
-    return (
-        bool(marks) and len({mark.frame for mark in marks[1:]} | {""}) == 1 and len(marks) > 1 and bool(marks[0].frame)
-    )
+def _key(mark: Mark) -> str:
+    return _alike(mark) + mark.frame
 
 
 def _signal(mark: Mark) -> int:
@@ -769,7 +696,7 @@ def _fill(remedy: str, mark: Mark) -> str:
         words = (found.get(f"{name[1]}{end}") for end in ("", "_too", "_more"))
         word = next(filter(None, words), "").strip("'\" ")
         if name[1] == "hint":
-            return _printable(word)
-        return shlex.quote(_printable(word)) if word else name[1].upper()
+            return printable(word)
+        return shlex.quote(printable(word)) if word else name[1].upper()
 
     return re.sub(r"\{(\w+)\}", fill, remedy)

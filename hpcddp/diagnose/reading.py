@@ -57,6 +57,7 @@ _NOT_OWN = re.compile(
     rb"\s|\[rank\d|Traceback|During handling|The above|srun: |slurmstepd|hpcddp: |hint: |[-=*]{5}|frame #|=   "
     rb"|\[?[EWI]\d{4} |<omitting|Exception raised|Thread 0x|\S+: line \d+: .*not found"
 )
+_BAR = re.compile(rb"-{60,}\s*$")  # of Open MPI
 _NUMBERS = re.compile(rb"\d+(\.\d+)?(e[+-]?\d+)?|[^\w\s]{2,}")  # and bars
 _BEHIND = 3000  # lines, of those behind an exception and of those at the end, that are looked at
 _NAMED = re.compile(rb"ank[ :=]?(\d+)\b")
@@ -77,8 +78,8 @@ _SIGNALS = {name_signal(number): number for number in range(1, 32)} | {
 class Mark(Record):
     """A line that says something. `row`: None of an exception that no row names. `number`: its line, from 1. `level`:
     that of its row, or of its place. `frame`: the innermost line of the program in its traceback. `chain`: of
-    exceptions of which one led to the other. `went_on`: whether its rank printed more than its end behind it.
-    `is_quoted`: whether it stands in a report of hpcddp's."""
+    exceptions of which one led to the other. `is_quoted`: whether it stands
+    in a report of hpcddp's."""
 
     row: Row | None
     level: str
@@ -94,7 +95,6 @@ class Mark(Record):
     chain: int = 0
     is_raised: bool = False
     is_logged: bool = False
-    went_on: bool = False
     is_quoted: bool = False
     ranks: tuple[int, ...] = ()
 
@@ -117,6 +117,7 @@ class Log:
         self.lines = text.split(b"\n")
         self.marks: list[Mark] = []
         self.exit_status: int | None = None
+        self.is_cut = False  # inside of a traceback
         labels = (_LABEL.search(line) for line in (text[:_SAMPLE] + text[-_SAMPLE:]).split(b"\n"))
         self.ranks = {*_read_number({*_NAMED.findall(text)})}
         self.ranks |= {rank for label in labels if label is not None for rank in _read_number(label.groups())}
@@ -145,33 +146,20 @@ class Log:
         return max((some[-times - 1] for some in often), default=0)
 
     def list_own_lines(self, before: int) -> list[tuple[int, str]]:
-        """The last of the lines that programs have printed before this one, with their numbers."""
+        """The last of the lines that programs have printed before this one, with their numbers: not what a launcher
+        puts between two bars."""
         stop = before - 1 - self.skipped
-        some = [
-            (at, line) for at, line in enumerate(self.lines[:stop][-_BEHIND:], max(stop - _BEHIND, 0)) if _is_own(line)
-        ]
-        return [(at + 1 + self.skipped, line.split(b"\r")[-1].decode(errors="replace").strip()) for at, line in some]
-
-    def find_alive(self, ranks: Iterable[int], behind: int) -> dict[int, list[int]]:
-        """The last two lines of each of these ranks that are no error's, behind this one."""
-        found: dict[int, list[int]] = {rank: [] for rank in ranks}
-        marked = {mark.number for mark in self.marks}
-        missing = set(found)
-        for at in range(len(self.lines) - 1, behind - 1 - self.skipped, -1):
-            if not missing:
-                break
-            line = self.lines[at].rpartition(b"\r")[2] if b"\r" in self.lines[at] else self.lines[at]
-            if line[:1] == b" " or _TORCH.match(line) or at + 1 + self.skipped in marked:
-                continue
-            label = _LABEL.search(line)
-            if label is None or _ERROR_LEVEL.search(line):
-                continue
-            rank = next(iter(_read_number(label.groups())), -1)
-            if rank in missing:
-                found[rank].append(at + 1 + self.skipped)
-                if len(found[rank]) == 2:
-                    missing.remove(rank)
+        found, is_between = [], False
+        for at in range(max(stop - _BEHIND, 0), stop):
+            is_between ^= _BAR.match(self.lines[at]) is not None
+            if not is_between and _is_own(self.lines[at]):
+                found.append((at + 1 + self.skipped, self.lines[at].split(b"\r")[-1].decode(errors="replace").strip()))
         return found
+
+    def find_rank(self, line: str) -> int | None:
+        """Whose the line is, by what it begins with or says."""
+        label = _LABEL.search(line.encode())
+        return next(iter(_read_number(label.groups())), None) if label is not None else self.source.rank
 
 
 def _is_own(line: bytes) -> bool:
@@ -337,6 +325,7 @@ class _Reader:
                     continue
                 if kind.says or self._open or self._quoted:
                     self._look(at, piece, kind)
+        self._log.is_cut = any(not one.is_ignored and not one.is_logged and one.frames for one in self._open)
         for index, number in self._moved.items():
             self._log.marks[index] = self._log.marks[index]._replace(number=number)
 

@@ -147,6 +147,7 @@ ROWS = (
     # Wrong words
     Row("arguments", CAUSE, SCRIPT, "error: unrecognized arguments, the following arguments are required", "rror: ", r"^(?:\S+(?: \S+)?: )?[Ee]rror: ([Uu]nrecognized arguments|argument |[Ii]nvalid value for |Parser key |Got unexpected extra |the following arguments|one of the arguments|invalid choice|ambiguous option|expected |too few)", _ARGUMENTS),
     Row("arguments", CAUSE, SCRIPT, "an unknown option of the launcher", "nrecogni|nknown option|nvalid option|llegal option|such option|Missing option|nknown command line flag|consume arg|No command given|nvalid numeric value", r"[Uu]nknown command line flag|Could not consume arg|srun: fatal: No command given|[Ii]nvalid numeric value|[Uu]nrecogni[sz]ed (option|argument)|[Uu]nknown option|[Ii](nvalid|llegal) option|No such option|Missing option", _ARGUMENTS),
+    Row("arguments", CAUSE, SCRIPT, "train.py: error: … (argparse)", ".py: error: ", r"^\S+\.py: error: ", _ARGUMENTS),
     Row("arguments", RAISED, SCRIPT, "arguments that the program does not know", "ArgumentParser|ArgumentError|UsageError|ConfigAttributeError|OverrideParse|Could not override|not in struct", r"is not in struct|not used by the HfArgumentParser|argparse\.ArgumentError|UsageError|Could not override|OverrideParse", _ARGUMENTS),
     Row("collective-mismatch", CAUSE, PROGRAM, "Detected mismatch between collectives on ranks", "mismatch|op.preamble|inconsistent|expects same model|appears not to match", r"[Dd]etected mismatch between collectives|op\.preamble\.length <= op\.nbytes|[Cc]ollective\w* mismatch|expects same model across all ranks, but [Rr]ank (?P<rank>\d+)|params\[\d+\] in this process.*not to match|Mismatched? .*collective", "hpcddp verify -- COMMAND; TORCH_DISTRIBUTED_DEBUG=DETAIL in the job names both collectives"),
     Row("exception", CAUSE, PROGRAM, "Fatal error in internal_Recv: Message truncated (MPICH)", "Fatal error in", r"(?:\(rank (?P<rank>\d+) in comm \S+\): )?Fatal error in (?:internal_|PMPI_|MPI_)?(?!Init)\w+: ", _MPI_CALL),
@@ -251,7 +252,7 @@ OF_SIGNALS = {
 }
 
 #: What many scripts try to call where it is not there, and go on: a cause only as a log's last line.
-MAY_BE_MISSING = re.compile(r": (module|nvidia-smi|ml|conda|rocm-smi): command not found")
+MAY_BE_MISSING = re.compile(r": (module|nvidia-smi|ml|conda|rocm-smi): (command )?not found")
 #: A line that no row is compared with: it may hold any row's words, and nothing is wrong.
 NOISE = re.compile(
     r"\bNCCL (INFO|TRACE)\b|\[c10d\] The hostname of the client socket"

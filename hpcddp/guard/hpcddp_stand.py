@@ -111,6 +111,22 @@ def list_frames(thread: int) -> list[int]:
     return found
 
 
+def measure_children(process: int) -> int:
+    """How much of the processor the processes have used that this one has started and that live, in clock ticks."""
+    used = 0
+    try:
+        for thread in os.listdir(f"/proc/{process}/task"):
+            with open(f"/proc/{process}/task/{thread}/children", "rb") as file:
+                children = file.read().split()
+            for child in map(int, children):
+                with open(f"/proc/{child}/stat", "rb") as file:
+                    fields = file.read().rpartition(b")")[2].split()
+                used += sum(map(int, fields[11:15])) + measure_children(child)
+    except OSError:  # a process that has ended; a kernel that does not say
+        return used
+    return used
+
+
 class Quiet:
     """For how long a thread has done something of its own, and has neither read nor written anything. A loop without
     end does so, while one that prepares data, evaluates or saves reads or writes now and then."""
@@ -198,10 +214,11 @@ def judge_phase(frame: FrameType | None, sleeps: Callable[[], bool]) -> int:
 
 class ThreadWatch:
     """Looks at the main thread of this process twice a second, and writes to its entry what that does, and of a
-    plain script where it stands, as long as it has a process group: how often it has looked, since how many seconds the
+    plain script where it stands, until it leaves its process group: how often it has looked, since how many seconds the
     thread stands, whether it waits, its line, what that is in, and since how many seconds it is quiet.
 
-    A thread in the user's own code that uses the processor or waits for a disk is at work, and does not stand.
+    A thread in the user's own code that uses the processor or waits for a disk is at work, and does not stand. One that
+    waits for its child processes is at work while these use the processor.
     """
 
     def __init__(self, entry: Entry, has_stepped: Callable[[], bool], *, waits: bool) -> None:
@@ -216,14 +233,16 @@ class ThreadWatch:
         self._quiet = Quiet(self._main.native_id or 0)
         self._before: list[int] = []
         self._used_s = 0.0
+        self._children = 0
         self._nth = self._looks = self._stood = 0
         self._says = waits  # where it stands
+        self._has_group = False
         self._looked = _BEGAN
         entry.phases = [0.0] * len(PHASES)
         threading.Thread(target=self._watch, name="hpcddp-pulse", daemon=True).start()
 
     def _watch(self) -> None:
-        while self._main.is_alive():
+        while True:  # also while Python waits for other threads, or calls what is registered for its end
             time.sleep(_EVERY_S)
             try:
                 self._look()
@@ -233,14 +252,14 @@ class ThreadWatch:
     def _look(self) -> None:
         import hpcddp_guard  # type: ignore[import-not-found]  # this folder is on the path
 
-        frame = None if has_compiled() else sys._current_frames()[self._main.ident or 0]
+        frame = None if has_compiled() else sys._current_frames().get(self._main.ident or 0)
         self._nth += 1
         self._note_phase(frame)
-        if self._says and not has_watchdog() and hpcddp_guard.find_distributed() is not None:
+        had_group, self._has_group = self._has_group, hpcddp_guard.find_distributed() is not None
+        if self._says and not has_watchdog() and self._has_group >= had_group:
             self._note_stand(frame)
-            return
-        if self._says and (self._looks or has_watchdog()):
-            self._says = False  # it has left its group, and what it does then is its own; or it looks itself
+        elif self._says:  # it has left its group, and what it does then is its own; or it looks itself
+            self._says = False
             self._entry.write()
         elif self._nth % _WRITTEN == 0:
             self._entry.write()
@@ -270,11 +289,20 @@ class ThreadWatch:
         self._before, self._used_s, self._looks = places, used_s, self._looks + 1
         if not stands and not self._stood and self._nth % _WRITTEN:
             return
-        line, inside, waits = "", "", OWN
+        line, inside, waits = "Python's end (atexit)", "", OWN
         if is_known := stands or frame is not None:
-            line, inside, waits = describe_frame(frame or sys._current_frames()[thread])
-        quiet_s = self._quiet.look(is_own=is_known and waits == OWN)
+            frame = frame or sys._current_frames().get(thread)
+            line, inside, waits = (line, inside, waits) if frame is None else describe_frame(frame)
+        elif has_compiled():
+            line = ""
+        waits = OWN if waits == MAY_WAIT and not self._has_group else waits  # there is nobody to wait for
         uses = used_s - before_s > _EVERY_S * _LEAST_CPU
+        children, has_children = self._children, False
+        if stands and waits == OWN and not uses:
+            self._children = measure_children(os.getpid())
+            has_children = self._children > children
+        quiet_s = self._quiet.look(is_own=is_known and waits == OWN and not has_children)
+        uses |= has_children
         works = waits == OWN and (uses or self._read_state() == b"D")
         self._stood = self._stood + 1 if stands and not works else 0
         self._entry.write(self._looks, self._stood * _EVERY_S, waits, line, inside, quiet_s)

@@ -6,7 +6,8 @@ import os
 from collections.abc import Mapping
 from contextlib import suppress
 
-from hpcddp.diagnose.judge import Cause, add_record, diagnose, format_cause, judge_record, say_cause, show_line
+from hpcddp.diagnose.cause import Cause, format_cause, say_cause, show_line
+from hpcddp.diagnose.judge import add_record, diagnose, judge_record
 from hpcddp.errors import HpcddpError, RequestError
 from hpcddp.login.judge import LIVE, RunStatus, find_status
 from hpcddp.record import Record

@@ -33,7 +33,9 @@ _OF_NETWORK = re.compile(
     r"|ranks did not arrive in",
     re.IGNORECASE,
 )
-_TIMEOUT = re.compile(r"Timed out waiting|collective operation timeout", re.IGNORECASE)
+_TIMEOUT = re.compile(
+    r"Timed out waiting|collective operation timeout|clients joined|wait timeout after", re.IGNORECASE
+)
 _SIGKILL, _SIGTERM = 9, 15
 _CRASHES = {4, 6, 7, 8, 11}  # SIGILL, SIGABRT, SIGBUS, SIGFPE, SIGSEGV
 

@@ -65,10 +65,12 @@ LIMITS = {"HPCDDP_WATCHDOG": "1", "HPCDDP_WATCHDOG_END": "3"}
     ("kind", "says"),
     [
         ("loops", r"rank 1 on \S+ (is|stands) at plain_hang\.py:\d+, in other_work: .*; others wait for it at"),
-        ("ring", r"rank 0 on \S+ waits at plain_hang\.py:\d+, in main: dist\.recv\("),
+        ("before", r"rank 1 on \S+ stands at plain_hang\.py:\d+, in main: threading\.Event\(\)\.wait\(\)"),
+        pytest.param("thread", r"rank 1 on \S+ stands at threading\.py:\d+, in _shutdown", marks=pytest.mark.slow),
+        pytest.param("ring", r"rank 0 on \S+ waits at plain_hang\.py:\d+, in main: dist", marks=pytest.mark.slow),
     ],
 )
-def test_a_loop_without_end_and_messages_that_nobody_sends_end_the_job(
+def test_a_rank_that_does_not_wait_itself_is_named_and_the_job_ends(
     launch: Launch, openmpi5: Any, kind: str, says: str
 ):
     done = launch(openmpi5, kind, 600, **LIMITS)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import hashlib
+import os
 import sys
 import threading
 
@@ -14,6 +15,9 @@ import torch.distributed as dist
 def other_work(kind: str) -> None:
     if kind == "waits":
         threading.Event().wait()
+    elif kind == "thread":
+        threading.Thread(target=threading.Event().wait).start()
+        raise ValueError("a thread keeps this process alive")
     elif kind == "loops":
         while True:
             pass
@@ -24,6 +28,8 @@ def other_work(kind: str) -> None:
 
 
 def main(kind: str, timeout_s: str) -> None:
+    if kind == "before" and os.environ["RANK"] == "1":
+        threading.Event().wait()
     dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=int(timeout_s)))
     dist.barrier()
     if dist.get_rank() == 1:

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from hpcddp.diagnose.judge import ALL, Cause, add_record, cause_record, diagnose, format_cause, judge_record
+from hpcddp.diagnose.cause import ALL, Cause, cause_record, format_cause
+from hpcddp.diagnose.judge import add_record, diagnose, judge_record
 from hpcddp.diagnose.reading import find_logs
 from hpcddp.errors import RequestError
 
@@ -69,9 +70,7 @@ def test_an_exception_that_was_caught_is_no_cause(told):
     assert told("Exception ignored in: <function f at 0x1>\n" + raised(None, "KeyError: 1")).class_ == "none"
     on = "".join(f"[rank {n % 2}] INFO step {n}\n" for n in range(6))
     assert told(on + raised(None, "FileNotFoundError: [Errno 2] No such file or directory: '/x'") + on).class_ == "none"
-    step = "".join(f"[rank 1] INFO step {n}\n" for n in range(3))
-    assert told(raised(1, "KeyError: 'label'") + step).class_ == "none"
-    assert told(step + raised(1, "KeyError: 'label'")).class_ == "exception"
+    assert told(raised(1, "KeyError: 'label'") + on).class_ == "exception"  # torch signs what ends a rank
 
 
 CAUGHT = raised(None, "ModuleNotFoundError: No module named 'wandb'")
@@ -88,6 +87,7 @@ STATUS_3 = "srun: error: node2: task 1: Exited with exit code 3\n"
         (CAUGHT + OF_3 + EPOCHS, "import"),  # no more often than there are ranks
         (CAUGHT + OF_3 + 2 * EPOCHS, "none"),
         (CAUGHT + EPOCHS + raised(None, "KeyError: 'label'"), "exception"),
+        ("/bin/sh: 1: nvidia-smi: not found\n" + 2 * EPOCHS + "batch 7 does not divide\n" + STATUS_3, "exit-status"),
         (CAUGHT + EPOCHS + "JOB 7 ON node1 CANCELLED AT 2026-11-26T06:45:29 DUE TO TIME LIMIT ***\n", "walltime"),
         (CAUGHT + raised(1, "KeyError: 'label'"), "exception"),  # torch signs what ends a rank
         (OF_3 + 3 * CAUGHT + raised(None, "PermissionError: /x"), "permission"),  # each rank ends once
@@ -179,6 +179,7 @@ def test_nothing_that_says_why_is_unknown_and_a_log_without_a_failure_none(told)
     assert told("step 1\nstep 2\n", has_failed=True).class_ == "unknown"
     assert told("step 1\nstep 2\n").class_ == "none"
     assert told("\n").class_ == "unknown"
+    assert told(raised(1, "KeyError: 'x'").rpartition("[rank1]: Key")[0]).class_ == "unknown"  # it is cut off
 
 
 def test_a_progress_bar_in_the_line_is_no_matter_and_the_piece_is_the_text(told):
@@ -374,6 +375,7 @@ def test_a_workers_own_traceback_is_read_behind_every_label_of_the_launcher(told
         ("", 0, "finished", "none"),
         ("no rank gets on; rank 1 on node2 stands at train.py:7, in main: work()", 137, "failed", "hang"),
         ("rank 1 on node2: ValueError: a", 1, "failed", "unknown"),
+        ("rank 1 on node2 ended with status 5", 5, "failed", "exit-status"),
     ],
 )
 def test_a_record_alone_says_what_it_can(reason, status, state, cause):

@@ -91,6 +91,7 @@ LINES = {
         "<frozen importlib._bootstrap>:241: RuntimeWarning: suspicious MPI execution environment",
     ],
     "arguments": [
+        "work.py: error: --mode needs --bad",
         "job.sh: line 8: LEARNING_RATE: unbound variable",
         "Error: No such option: --learning-rate",
         "FATAL Flags parsing error: Unknown command line flag 'lrr'. Did you mean: lr ?",

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import shlex
+import signal
+import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,10 +15,11 @@ from typing import Any
 
 import pytest
 
-from hpcddp.guard.hpcddp_stand import describe_frame, judge_wait
+from hpcddp.guard.hpcddp_stand import describe_frame, judge_wait, measure_children
 from hpcddp.runs.hang import Stand, format_stands, name_ranks
 from hpcddp.runs.heartbeat import MAY_WAIT, OWN, WAITS
 from hpcddp.training.watchdog import find_stand
+from tests.conftest import PATIENCE_S
 
 RunRanks = Callable[..., Any]
 
@@ -108,3 +114,13 @@ def test_a_thread_between_two_lines_stands_at_the_first_of_its_function():
     code = compile("x = 1", "train.py", "exec")
     line, inside, _ = describe_frame(SimpleNamespace(f_code=code, f_lineno=None, f_back=None, f_globals={}))  # type: ignore[arg-type]
     assert (line, inside) == ("train.py:1, in <module>", "")
+
+
+def test_what_a_ranks_children_use_of_the_processor_is_seen_also_below_a_shell() -> None:
+    loop = [sys.executable, "-c", "while True: pass"]
+    with subprocess.Popen(["sh", "-c", f"{shlex.join(loop)}; true"], start_new_session=True) as shell:
+        before, until = measure_children(os.getpid()), time.monotonic() + PATIENCE_S
+        while measure_children(os.getpid()) <= before + 5:
+            assert time.monotonic() < until
+            time.sleep(0.01)
+        os.killpg(shell.pid, signal.SIGKILL)
