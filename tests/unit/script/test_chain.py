@@ -332,12 +332,6 @@ def test_a_chain_that_cannot_be_is_refused(site, asked, words):
     assert words in str(error.value)
 
 
-def test_slurm_appends_to_the_output_of_a_job_that_starts_again_or_goes_on():
-    for asked in ({"chain": "5"}, {"requeue": "true"}):
-        assert "#SBATCH --open-mode=append\n" in script("generic-slurm", **asked)
-    assert "--open-mode" not in script("generic-slurm")
-
-
 STOPPED, DONE, FAILED = (RunState(status, 8, 0, "as told", "7.1") for status in ("unfinished", "finished", "failed"))
 
 
