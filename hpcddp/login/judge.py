@@ -305,17 +305,19 @@ def _judge_waiting(base: RunStatus, one: OnDisk, job: JobFound | None) -> RunSta
     queued = one.submissions[-1] if one.submissions else None
     base = base._replace(job=queued.job if queued is not None else str(one.jobs[0].id))
     supervised = queued is None or queued.supervised
+    early = "it ended before its ranks were started: its output says why"
     if job is not None:
         has_started = supervised and job.state != "cancelled"
-        early = "it ended before its ranks were started: its output says why" if has_started else ""
         log = queued.output if queued is not None and has_started else ""
         state = "ended" if has_started and job.state == "finished" else job.state  # that is for the ranks to say
-        return base._replace(state=state, why=job.reason or early, exit_status=job.status, log=log)
+        why = job.reason or (early if has_started else "")
+        return base._replace(state=state, why=why, exit_status=job.status, log=log)
     if not supervised:
         return base._replace(state="ended", why="supervise: false leaves no word of how")
     if queued is not None and find_scheduler(queued.scheduler).this_machine and queued.process:
-        error = _find_error(queued.output)
-        return base._replace(state="failed" if error else "cancelled", why=error, log=queued.output if error else "")
+        if not read_log_end(queued.output, 0):
+            return base._replace(state="cancelled")
+        return base._replace(state="failed", why=_find_error(queued.output) or early, log=queued.output)
     return base._replace(state="cancelled", why="its scheduler does not know it any more, and it has not started")
 
 

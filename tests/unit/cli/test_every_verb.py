@@ -17,6 +17,7 @@ from hpcddp.lint.script import read_script
 
 # Verbs without --json, and why.
 SHOWS_NOTHING = {
+    "render": "it prints a script",
     "exec": "it becomes the command",
     "init": "it writes a file and prints its name",
     "supervise": "job scripts call it",

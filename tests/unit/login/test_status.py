@@ -17,8 +17,9 @@ from hpcddp.login.status_text import format_statuses
 from hpcddp.login.watched import Watcher
 from hpcddp.runs.chain import note_opened
 from hpcddp.runs.folder import RunFolder
-from hpcddp.runs.lock import release_run
+from hpcddp.runs.lock import find_machine, release_run
 from hpcddp.runs.state import write_state
+from hpcddp.runs.submitted import note_submission
 
 from .runs import held, metrics, submitted
 
@@ -149,6 +150,25 @@ def test_a_job_that_never_started(here: Path, program: Program) -> None:
     assert (status("a").state, status("a").why) == ("cancelled", "Dependency")
     squeue(program)
     assert status("a").state == "cancelled"
+
+
+@pytest.mark.parametrize(
+    ("output", "state", "why"),
+    [
+        ("", "cancelled", ""),
+        ("script.sh: line 9: module: command not found\n", "failed", "it ended before its ranks were started"),
+        ("hpcddp: run runs/a is in use by job 9\nhint: wait\n", "failed", "run runs/a is in use by job 9"),
+    ],
+)
+def test_a_job_on_this_machine_that_never_held_its_run_has_failed_where_it_said_anything(
+    here: Path, output: str, state: str, why: str
+) -> None:
+    one = submitted(RunFolder("runs/a"), "local-1", scheduler="local")
+    (here / "output").write_text(output)
+    gone = one._replace(process=1, started="0", machine=find_machine(), output=str(here / "output"))
+    note_submission("runs/a/submitted/000001", gone)
+    assert (status("a").state, status("a").why.partition(":")[0]) == (state, why)
+    assert status("a").log == (str(here / "output") if output else "")
 
 
 def test_all_links_of_a_chain_are_one_run_and_the_next_one_waits(here: Path, program: Program) -> None:
