@@ -13,7 +13,7 @@ from hpcddp.runs.settings import ACCEPT, KEEP
 from hpcddp.schedulers.registry import refused_lines
 from hpcddp.script.container import Container
 from hpcddp.script.jobplan import JobPlan
-from hpcddp.script.render import FILTERS, make_environment, printable, render_pieces
+from hpcddp.script.render import FILTERS, check_printed, make_environment, render_pieces
 from hpcddp.script.scheduler_options import SchedulerOptions
 from hpcddp.script.site import Account, Modules, Queue, Site, SiteContainer, SiteLauncher, SiteRendezvous, Staging
 from hpcddp.script.spec import JobSpec
@@ -69,7 +69,7 @@ def _watched_pieces(plan: JobPlan) -> Iterator[tuple[str, tuple[str, ...]]]:
         last = reads[-1].paths if reads else last  # nothing read since: an item of the list that was read before
         printed.append(last)
         reads.clear()
-        return printable(value)
+        return check_printed(value)
 
     def whole(name: str, function: Callable[..., str]) -> Callable[..., str]:
         def call(value: object) -> str:

@@ -42,7 +42,7 @@ def render_script(plan: JobPlan) -> str:
 
 @functools.cache
 def _usual_environment() -> jinja2.Environment:
-    return make_environment(FILTERS, printable)
+    return make_environment(FILTERS, check_printed)
 
 
 def make_environment(
@@ -78,7 +78,7 @@ def render_pieces(scheduler: str, job: object, environment: jinja2.Environment) 
         raise SiteError(f"template {getattr(e, 'name', None) or template}: {e.message}", "install hpcddp again") from e
 
 
-def printable(value: object) -> object:
+def check_printed(value: object) -> object:
     """`value` if it can be printed as it stands."""
     if value is None or isinstance(value, (tuple, dict)):
         raise jinja2.TemplateRuntimeError(f"a template prints {value!r}, which is no single value")
