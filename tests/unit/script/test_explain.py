@@ -51,6 +51,8 @@ def test_options_job_file_site_and_defaults_are_told_apart():
     )
     assert lines["#PBS -l walltime=01:00:00"].startswith("site abci3: walltime")
     assert "https://docs.abci.ai/v3/en/environment-modules/, 2026" in lines["module load hpcx/2.20 || exit"]
+    init = "site abci3: modules.init (https://docs.abci.ai/v3/en/environment-modules/, 2026-01-30)"
+    assert lines["source /etc/profile.d/modules.sh"] == init
     assert lines["export A=1"] == "env in job.yaml"
     assert lines["export B=2"] == "--set env.B"
     assert "set -e # from here on a line that fails ends the job" in text.splitlines()
