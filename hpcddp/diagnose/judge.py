@@ -485,7 +485,7 @@ class _Judge:
         lines = log.list_own_lines(min(ends, default=len(log.lines) + log.skipped + 1))
         counts = Counter(_shape(line) for _, line in lines)
         times = len(self._world) if rank == ALL else 1
-        best = None
+        best, went_on = None, False
         for number, line in reversed(lines[-12 * times :]):
             label = _LABELLED.search(line)
             if number in marked or not _WORDS.search(line) or _SAYS_NOTHING.search(line):
@@ -493,6 +493,7 @@ class _Judge:
             if label is not None and isinstance(rank, int) and int(label[1] or label[2]) != rank:
                 continue
             if counts[_shape(line)] > times:
+                went_on = True
                 if best is not None:
                     break
                 continue
