@@ -177,7 +177,7 @@ def test_each_rank_can_have_several_gpus(tmp_path: Path) -> None:
     assert "\nexport HPCDDP_GPUS_PER_RANK=2\n" in said.stdout, said.stderr
     assert "# Nodes 1, ranks per node 4," in said.stdout
     said = launch(tmp_path, "--here", "--gpus-per-rank", "2", "--", "true", CUDA_VISIBLE_DEVICES="")
-    assert said.stderr.splitlines()[-1] == "hint: leave out gpus_per_rank or ranks_per_node"
+    assert said.stderr.splitlines()[-1].startswith("hint: leave out gpus_per_rank")
 
 
 def test_a_rank_does_not_launch_again(tmp_path: Path) -> None:
