@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from hpcddp.diagnose.cause import ALL, Cause, cause_record, format_cause
-from hpcddp.diagnose.judge import add_record, diagnose, judge_record
+from hpcddp.diagnose.job_record import add_record, judge_record
+from hpcddp.diagnose.judge import diagnose
 from hpcddp.diagnose.reading import find_logs
 from hpcddp.errors import RequestError
 
