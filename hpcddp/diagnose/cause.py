@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
+import shlex
 
-from hpcddp.diagnose.rows import CLASSES, NOBODY
+from hpcddp.diagnose.rows import CLASSES, NOBODY, Row
 from hpcddp.record import Record
 
 ALL = "all"
@@ -57,3 +58,18 @@ def format_cause(cause: Cause, what: str) -> str:
 def printable(text: str) -> str:
     shown = re.sub(r"\x1b\[[0-9;]*[A-Za-z]", "", text)
     return "".join(c if c.isprintable() else " " for c in shown)[:400]
+
+
+def fill_remedy(row: Row, line: str) -> str:
+    """The remedy with what the line names, as words of a shell; capitals where it names nothing."""
+    match = row.match(line)
+    found = match.groupdict() if match is not None else {}
+
+    def fill(name: re.Match[str]) -> str:
+        words = (found.get(f"{name[1]}{end}") for end in ("", "_too", "_more"))
+        word = next(filter(None, words), "").strip("'\" ")
+        if name[1] == "hint":
+            return printable(word)
+        return shlex.quote(printable(word)) if word else name[1].upper()
+
+    return re.sub(r"\{(\w+)\}", fill, row.remedy)

@@ -7,24 +7,24 @@ ended that ended first; else who did not come while others waited. What follows 
 from __future__ import annotations
 
 import re
-import shlex
 from collections import Counter
 
-from hpcddp.diagnose.cause import ALL, Cause, printable
+from hpcddp.diagnose.cause import ALL, Cause, fill_remedy
+from hpcddp.diagnose.progress import alike, list_own_lines
 from hpcddp.diagnose.reading import Log, Mark, read_logs
 from hpcddp.diagnose.rows import (
     CAUSE,
+    CLASS_OF_SIGNAL,
     CLUSTER,
     END,
     LATE,
     LOST,
     MARK,
     MAY_BE_MISSING,
-    NOBODY,
+    NO_WORD,
     OF_SIGNALS,
     PROGRAM,
     RAISED,
-    RECORD,
     REQUEST,
     ROWS,
     SENDER,
@@ -34,22 +34,13 @@ from hpcddp.record import TYPE_CHECKING
 from hpcddp.signals import name_signal
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from hpcddp.runs.logs import LogFile
 
 _SIGABRT, _SIGKILL, _SIGTERM, _SIGINT = 6, 9, 15, 2
-_OF_SIGNAL = {
-    2: "interrupted",
-    **dict.fromkeys((4, 6, 7, 8, 11), "crash"),
-    9: "host-memory",
-    **dict.fromkeys((10, 12), "walltime"),
-    24: "limits",
-    25: "disk-full",
-}
 #: Classes that are no rank's fault.
 _OF_NOBODY = {"launcher", "walltime", "rendezvous", "interrupted", "killed"}
-_NO_WORD = "its log has no word of why: print the reason before the exit"
 _TIMEOUT_STATUS = 124  # of timeout(1)
 _SAYS_WHY = re.compile(
     r"(?i)error|cannot|can't|could not|fail|invalid|missing|not found|refus|abort|no such|unable|must"
@@ -83,54 +74,10 @@ def diagnose(sources: Sequence[LogFile], *, beside: Sequence[LogFile] = (), has_
     return _Judge(logs, has_failed).judge()
 
 
-def judge_record(reason: str, status: int | None, state: str = "") -> Cause:
-    """The cause that a scheduler's record names, or what was written of a run's end; `unknown` where it names none."""
-    text = "; ".join(filter(None, [reason, f"exit status {status}" if status else ""]))
-    row = next((row for row in ROWS if row.level == RECORD and row.match(text or state)), None)
-    if row is not None:
-        return Cause(row.cause, text=text, whose=row.whose, remedy=row.remedy)
-    if not status and state == "finished":
-        return Cause("none", text=text)
-    own = f"hpcddp: {reason}"  # as the supervisor has printed it
-    for row in ROWS:
-        match = row.match(own) if row.level in {CAUSE, LATE} and row.pattern.startswith("^hpcddp: ") else None
-        if match is not None:
-            found = {name.removesuffix("_too"): value for name, value in match.groupdict().items() if value}
-            rank = int(found["rank"]) if "rank" in found else None
-            return Cause(row.cause, rank, found.get("host", ""), text=reason, whose=row.whose, remedy=row.remedy)
-    end = next((match for row in ROWS if row.level == END and (match := row.match(own))), None)
-    if end is not None and (code := end.groupdict().get("status")) and int(code) < 128:
-        return Cause("exit-status", int(end["rank"]), end["host"], text=reason, whose=PROGRAM, remedy=_NO_WORD)
-    number = (status or 0) - 256 if (status or 0) > 256 else (status or 0) - 128
-    class_ = _OF_SIGNAL.get(number, "unknown")
-    return Cause(
-        class_,
-        text=text,
-        also=("killed",) if number == _SIGKILL else (),
-        remedy=OF_SIGNALS.get(class_, (NOBODY, ""))[1],
-    )
-
-
-def add_record(cause: Cause, why: str, status: int | None) -> Cause:
-    """The better of the cause that the logs show and that of `judge_record`: who has ended the ranks knows more than
-    their logs, which show how they ended, and less than an error in them."""
-    said = judge_record(why, status)
-    classes = {cause.class_, *cause.also}
-    is_better = (
-        bool(classes & {"unknown", "none"})
-        or ("killed" in classes and not why.startswith("SIG"))  # which says no more
-        or ("exit-status" in classes and said.class_ in {"hang", "early-exit"})
-        or (said.class_ == cause.class_ and said.rank is not None and cause.rank is None)
-    )
-    return said if is_better and said.class_ != "unknown" else cause
-
-
 class _Judge:
     def __init__(self, logs: Sequence[Log], has_failed: bool | None) -> None:
         self._logs, self._has_failed = logs, has_failed
         own = {log.source.rank for log in logs}  # of these, what a report quotes is there in full
-        for log in logs:
-            _forget_caught(log)
         marks = [mark for log in logs for mark in log.marks]
         self._marks = [mark for mark in marks if not (mark.is_quoted and mark.rank in own)]
         ends = sorted(
@@ -266,7 +213,7 @@ class _Judge:
             return None
         if first.cause in _OF_NOBODY and not first.ranks and not (first.cause == "rendezvous" and first.is_raised):
             return None
-        same = [mark for mark in found if _alike(mark) == _alike(first)]
+        same = [mark for mark in found if alike(mark) == alike(first)]
         ranks = {mark.rank for mark in same if mark.rank is not None}
         waited = {mark.rank for mark in self._lost if mark.rank is not None} - ranks
         if first.row is not None and "execv" in first.body:
@@ -363,8 +310,8 @@ class _Judge:
             return self._of_refused(mark, named)
         ends = [end.rank for end in self._ends if end.rank is not None]
         mark = next((mark for mark in own if mark.rank is not None and mark.rank in ends[:1]), own[0])
-        alike = [one for one in own if _alike(one) == _alike(mark)]
-        if len(self._world) > 1 and len(alike) >= len(self._world):
+        same = [one for one in own if alike(one) == alike(mark)]
+        if len(self._world) > 1 and len(same) >= len(self._world):
             return self._of_refused(mark, ALL)
         others = self._world - {log.source.rank for log in self._logs}  # whose output is in the job's
         rank = mark.rank if mark.rank is not None else next(iter(ends), None)
@@ -398,7 +345,7 @@ class _Judge:
 
     def _find_said(self, end: Mark, rank: int | None) -> Mark | None:
         """What a rank that crashed has printed of a lack of something, right before."""
-        if _OF_SIGNAL.get(_signal(end)) != "crash":
+        if CLASS_OF_SIGNAL.get(_signal(end)) != "crash":
             return None
         lacks = {"limits", "host-memory", "shm", "disk-full", "library"}
         near = [mark for mark in self._of(RAISED) if mark.log == end.log and 0 < end.number - mark.number <= 40]
@@ -418,7 +365,7 @@ class _Judge:
         if number in {0, _SIGTERM, _SIGINT} and self._exit_status == _TIMEOUT_STATUS:
             remedy = "timeout(1) in the job script ended it: a longer one, or checkpoints and chain: N in the job file"
             return self._cause(mark, None)._replace(class_="walltime", remedy=remedy, also=("killed",))
-        class_ = _OF_SIGNAL.get(number, "killed")
+        class_ = CLASS_OF_SIGNAL.get(number, "killed")
         also: tuple[str, ...] = ()
         whose, remedy = OF_SIGNALS[class_]
         if number == _SIGKILL:
@@ -454,7 +401,7 @@ class _Judge:
             return self._cause(end, rank)._replace(
                 class_="exit-status",
                 whose=PROGRAM,
-                remedy=_NO_WORD,
+                remedy=NO_WORD,
             )
         return self._own_words(found, rank, end.host)
 
@@ -482,7 +429,7 @@ class _Judge:
         if log.number == end.log:
             ends.append(end.number)
         marked = {mark.number for mark in known if mark.is_raised or mark.level == WEAK}
-        lines = log.list_own_lines(min(ends, default=len(log.lines) + log.skipped + 1))
+        lines = list_own_lines(log, min(ends, default=len(log.lines) + log.skipped + 1))
         counts = Counter(_shape(line) for _, line in lines)
         times = len(self._world) if rank == ALL else 1
         best, went_on = None, False
@@ -580,7 +527,7 @@ class _Judge:
     def _find_last_word(self, rank: int) -> tuple[Log, int, str] | None:
         """The last line of a rank, if it is unlike all others of the log."""
         for log in sorted(self._logs, key=lambda one: one.source.rank != rank):
-            lines = log.list_own_lines(len(log.lines) + log.skipped + 1)
+            lines = list_own_lines(log, len(log.lines) + log.skipped + 1)
             counts = Counter(_shape(line) for _, line in lines)
             said = [(number, line) for number, line in lines if log.source.rank == rank or log.find_rank(line) == rank]
             if (
@@ -619,9 +566,9 @@ class _Judge:
         log = self._logs[mark.log]
         row = mark.row
         where = f"look at {mark.frame}" if mark.frame else "look at the traceback above the line"
-        remedy = f"{where}: {_fill(row.remedy, mark)}" if row is not None and mark.frame else where
+        remedy = f"{where}: {fill_remedy(row, mark.body)}" if row is not None and mark.frame else where
         if row is not None and not mark.frame:
-            remedy = _fill(row.remedy, mark)
+            remedy = fill_remedy(row, mark.body)
         host = mark.host or self._find_host(rank)
         whose = row.whose if row is not None else PROGRAM
         return Cause(mark.cause, rank, host, log.source.path, mark.number, mark.text, whose, remedy)
@@ -633,51 +580,8 @@ class _Judge:
         )
 
 
-def _forget_caught(log: Log) -> None:
-    """Remove exceptions, and other words of programs, that were nobody's end, though torch has not signed them.
-
-    They were caught if a line like another comes more often behind the last of them than there are ranks, which print
-    no second one once another has ended, or more than once, where all ends that the launcher tells of have other
-    reasons; if these are other statuses than 1; and if there are more of them than ranks, of which each ends once: then
-    what all ranks have raised, and what was raised before, was caught.
-    """
-    of_others = (CLUSTER, REQUEST, SENDER)
-    last: dict[str, int] = {}
-    raised: Counter[str] = Counter()
-    for mark in log.marks:
-        is_weak = mark.level == WEAK and mark.cause != "singletons" and "\n" not in mark.body
-        is_open = is_weak or mark.level in {RAISED, CAUSE}
-        is_own = mark.row is None or (is_open and mark.row.whose not in of_others)
-        if (is_own or mark.level == RAISED or (mark.is_raised and mark.level == LOST)) and not mark.is_signed:
-            last[_key(mark)] = mark.number
-            raised[_key(mark)] += mark.is_raised and mark.level == RAISED
-    if not last:
-        return
-    ends = [mark for mark in log.marks if mark.level == END and (mark.signal or mark.status is not None)]
-    lost = {mark.rank for mark in log.marks if mark.level == LOST and mark.is_signed}
-    is_explained = bool(ends) and all(end.signal or end.status != 1 or end.rank in lost for end in ends)
-    size = max(log.world_size, *(rank + 1 for end in ends for rank in end.ranks), 1)
-    progress = log.find_progress(min(last.values()), 1 if is_explained else size)
-    over = {key for key, number in last.items() if number < progress}
-    if is_explained and not any(end.signal for end in ends):
-        over |= {key for key in raised if raised[key]}
-    total = 0
-    for key in sorted(+raised, key=lambda one: (raised[one] >= size, -last[one])) if size > 1 else ():
-        over |= {key} if total > 0 and total + raised[key] > size else set()
-        total += raised[key]
-    log.marks = [mark for mark in log.marks if mark.is_signed or _key(mark) not in over]
-
-
-def _key(mark: Mark) -> str:
-    return _alike(mark) + mark.frame
-
-
 def _signal(mark: Mark) -> int:
     return mark.signal or max((mark.status or 0) - 128, 0)
-
-
-def _alike(mark: Mark) -> str:
-    return re.sub(r"/(?:dev/shm|tmp)/\S+|0x[0-9a-f]+|\d+", "#", mark.body)
 
 
 def _shape(line: str) -> str:
@@ -686,18 +590,3 @@ def _shape(line: str) -> str:
 
 def _find_any_remedy(cause: str) -> str:
     return next((row.remedy for row in ROWS if row.cause == cause and row.remedy), "")
-
-
-def _fill(remedy: str, mark: Mark) -> str:
-    """The remedy with what the line names, as words of a shell; capitals where it names nothing."""
-    match = mark.row.match(mark.body) if mark.row is not None else None
-    found: Mapping[str, str | None] = match.groupdict() if match is not None else {}
-
-    def fill(name: re.Match[str]) -> str:
-        words = (found.get(f"{name[1]}{end}") for end in ("", "_too", "_more"))
-        word = next(filter(None, words), "").strip("'\" ")
-        if name[1] == "hint":
-            return printable(word)
-        return shlex.quote(printable(word)) if word else name[1].upper()
-
-    return re.sub(r"\{(\w+)\}", fill, remedy)

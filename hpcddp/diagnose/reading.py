@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import re
 
+from hpcddp.diagnose.progress import forget_caught
 from hpcddp.diagnose.rows import CAUSE, END, LOST, NOISE, RAISED, RECORD, RESTART, ROWS, Row
 from hpcddp.errors import RequestError
 from hpcddp.record import TYPE_CHECKING, Record
@@ -52,17 +53,9 @@ _LABEL = re.compile(
 _TORCH = re.compile(rb"\[rank\d+\]:")  # torch's, in front of what ends a rank
 _SIGNED = re.compile(r"\[rank\d+\]:")
 _SPAWNED = re.compile(r"^-- Process (\d+) terminated with the following error:")
-#: What does not begin a line of a program's own.
-_NOT_OWN = re.compile(
-    rb"\s|\[rank\d|Traceback|During handling|The above|srun: |slurmstepd|hpcddp: |hint: |[-=*]{5}|frame #|=   "
-    rb"|\[?[EWI]\d{4} |<omitting|Exception raised|Thread 0x|\S+: line \d+: .*not found"
-)
-_BAR = re.compile(rb"-{60,}\s*$")  # of Open MPI
-_NUMBERS = re.compile(rb"\d+(\.\d+)?(e[+-]?\d+)?|[^\w\s]{2,}")  # and bars
-_BEHIND = 3000  # lines, of those behind an exception and of those at the end, that are looked at
+_ERROR_LEVEL = re.compile(rb"\b(ERROR|CRITICAL|FATAL|Error|error:)")
 _NAMED = re.compile(rb"ank[ :=]?(\d+)\b")
 _MOST_RANKS = 1_000_000
-_ERROR_LEVEL = re.compile(rb"\b(ERROR|CRITICAL|FATAL|Error|error:)")
 _OF_FILE = re.compile(r"(?:rank|task|proc)[-_.]?0*(\d+)\b|attempt_\d+/(\d+)/std(?:out|err)\.log$")
 _LOGS = re.compile(r"\.(out|err|log|txt)$|\.[oe]\d+(\.\d+|-\d+)?$")
 _REPORT = re.compile(r"hpcddp: rank (\d+) on ([\w.-]+) .* The end of its output:")
@@ -132,39 +125,10 @@ class Log:
                 return time
         return 0.0
 
-    def find_progress(self, behind: int, times: int) -> int:
-        """The last line that comes, numbers apart, more than so many `times` from there on, and all these times behind
-        this one; 0: none."""
-        first, marked = behind - self.skipped, {mark.number for mark in self.marks}
-        found: dict[bytes, list[int]] = {}
-        ends = range(len(self.lines))[first:]
-        for at in sorted({*ends[:_BEHIND], *ends[-_BEHIND:]}):
-            for piece in self.lines[at].split(b"\r") if at + 1 + self.skipped not in marked else ():
-                if _is_own(piece):
-                    found.setdefault(_NUMBERS.sub(b"#", piece), []).append(at + 1 + self.skipped)
-        often = [some for shape, some in found.items() if len(some) > times and re.search(rb"[A-Za-z]{2}", shape)]
-        return max((some[-times - 1] for some in often), default=0)
-
-    def list_own_lines(self, before: int) -> list[tuple[int, str]]:
-        """The last of the lines that programs have printed before this one, with their numbers: not what a launcher
-        puts between two bars."""
-        stop = before - 1 - self.skipped
-        found, is_between = [], False
-        for at in range(max(stop - _BEHIND, 0), stop):
-            is_between ^= _BAR.match(self.lines[at]) is not None
-            if not is_between and _is_own(self.lines[at]):
-                found.append((at + 1 + self.skipped, self.lines[at].split(b"\r")[-1].decode(errors="replace").strip()))
-        return found
-
     def find_rank(self, line: str) -> int | None:
         """Whose the line is, by what it begins with or says."""
         label = _LABEL.search(line.encode())
         return next(iter(_read_number(label.groups())), None) if label is not None else self.source.rank
-
-
-def _is_own(line: bytes) -> bool:
-    """Whether a program has printed it, and neither a launcher nor a traceback."""
-    return not _NOT_OWN.match(line) and not NOISE.search(line.decode(errors="replace"))
 
 
 def _read_number(groups: Iterable[bytes | str | None]) -> list[int]:
@@ -217,6 +181,7 @@ def _read(number: int, source: LogFile) -> Log:
     log = Log(number, source, text, skipped)
     _Reader(log).read(text)
     log.world_size = max(log.world_size, *(rank + 1 for rank in log.ranks), 0) if log.ranks else log.world_size
+    forget_caught(log)
     return log
 
 
@@ -519,7 +484,7 @@ class _Reader:
         if one.is_ignored:
             return
         if body not in self._rows:
-            fits = (row for row in ROWS if _may_raise(row) and row.match(body))
+            fits = (row for row in ROWS if row.level not in {RECORD, RESTART} and row.match(body))
             self._rows[body] = next(fits, None)
         row = self._rows[body]
         level = RAISED if row is None or row.level in {CAUSE, RAISED} else row.level
@@ -550,7 +515,8 @@ class _Reader:
             return
         named = _read_groups(match)
         last_prefix, last_at, last = self._last
-        is_detail = last is not None and 0 < at - last_at <= 12 and prefix.strip() == last_prefix
+        is_near = last is not None and 0 < at - last_at <= 12 and prefix.strip() == last_prefix
+        is_detail = is_near and find_time(line.encode()) is None and (prefix or not _LABEL.search(line.encode()))
         signal, status = named.get("signal", 0), named.get("status")
         if status is not None and status < 0:
             signal, status = -status, None
@@ -605,11 +571,6 @@ class _Reader:
             if int(where[1]) in pids and len(pids) == max(self._log.world_size, max(self._log.ranks, default=0) + 1):
                 return pids.index(int(where[1])), host  # a launcher starts the ranks of a node in their order
         return rank, host
-
-
-def _may_raise(row: Row) -> bool:
-    """Whether the words may be an exception's."""
-    return row.level not in {RECORD, RESTART}
 
 
 def _read_groups(match: re.Match[str] | None) -> dict[str, int]:

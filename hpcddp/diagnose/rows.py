@@ -251,6 +251,18 @@ OF_SIGNALS = {
     "interrupted": (NOBODY, "type the command again: a run resumes from its newest checkpoint"),
 }
 
+#: A signal that ended a rank -> the class.
+CLASS_OF_SIGNAL = {
+    2: "interrupted",
+    **dict.fromkeys((4, 6, 7, 8, 11), "crash"),
+    9: "host-memory",
+    **dict.fromkeys((10, 12), "walltime"),
+    24: "limits",
+    25: "disk-full",
+}
+#: What to type where a rank ended with a status, and nothing says why.
+NO_WORD = "its log has no word of why: print the reason before the exit"
+
 #: What many scripts try to call where it is not there, and go on: a cause only as a log's last line.
 MAY_BE_MISSING = re.compile(r": (module|nvidia-smi|ml|conda|rocm-smi): (command )?not found")
 #: A line that no row is compared with: it may hold any row's words, and nothing is wrong.

@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from contextlib import suppress
 
 from hpcddp.diagnose.cause import Cause, format_cause, say_cause, show_line
-from hpcddp.diagnose.judge import add_record, diagnose, judge_record
+from hpcddp.diagnose.job_record import add_record, judge_record
+from hpcddp.diagnose.judge import diagnose
 from hpcddp.errors import HpcddpError, RequestError
 from hpcddp.login.judge import LIVE, RunStatus, find_status
 from hpcddp.record import Record

@@ -303,7 +303,8 @@ class Notices:
 def _find_cause(attempt: AttemptFolder, why: str) -> str:
     """The first cause that the ranks' logs and the supervisor's word show."""
     from hpcddp.diagnose.cause import format_cause
-    from hpcddp.diagnose.judge import add_record, diagnose  # no job that ends well needs it
+    from hpcddp.diagnose.job_record import add_record
+    from hpcddp.diagnose.judge import diagnose  # no job that ends well needs it
     from hpcddp.runs.logs import list_sources
 
     cause = add_record(diagnose(list_sources(attempt, None), has_failed=True), why, None)

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from hpcddp.diagnose.cause import ALL, Cause, cause_record, format_cause
-from hpcddp.diagnose.judge import add_record, diagnose, judge_record
+from hpcddp.diagnose.job_record import add_record, judge_record
+from hpcddp.diagnose.judge import diagnose
 from hpcddp.diagnose.reading import find_logs
 from hpcddp.errors import RequestError
 
@@ -92,6 +93,8 @@ STATUS_3 = "srun: error: node2: task 1: Exited with exit code 3\n"
         (CAUGHT + raised(1, "KeyError: 'label'"), "exception"),  # torch signs what ends a rank
         (OF_3 + 3 * CAUGHT + raised(None, "PermissionError: /x"), "permission"),  # each rank ends once
         (OF_3 + 2 * CAUGHT + raised(None, "PermissionError: /x"), "import"),
+        (OF_3 + 2 * CAUGHT + raised(None, "PermissionError: /x") + CAUGHT, "permission"),  # all have raised the other
+        (OF_3 + CAUGHT + EPOCHS + "srun: error: node2: task 1: Segmentation fault\n", "crash"),
         (CAUGHT + OF_3 + EPOCHS + "nan, stopping\n" + raised(0, RESET) + raised(2, RESET) + STATUS_3, "exit-status"),
     ],
 )

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from hpcddp.diagnose.judge import judge_record
+from hpcddp.diagnose.job_record import judge_record
 from hpcddp.diagnose.rows import CLASSES, LOST, NOISE, RECORD, ROWS, Row
 
 LINES = {

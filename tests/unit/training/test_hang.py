@@ -34,7 +34,7 @@ BARRIER = Stand("train.py:8, in main: dist.barrier()", "barrier", 61.0, WAITS)
         ([SUM, SLEEP], None),  # one gives no answer
         ([SUM, LOOP, SUM], [1]),  # it computes, and reads and writes nothing
         ([SUM, LOOP._replace(quiet_s=59.0), SUM], None),
-        ([LOOP, LOOP, SLEEP], None),  # nobody waits for it
+        ([LOOP._replace(line="train.py:3"), LOOP, SLEEP], None),  # nobody waits for it
         ([RING, RING, RING], [0, 1, 2]),  # nobody sends
         ([RING._replace(line="train.py:4"), RING, RING], [0, 1, 2]),
         ([RING, BARRIER, BARRIER], [0]),

@@ -1,0 +1,48 @@
+"""The cause that a scheduler's record names, or what was written of a run's end."""
+
+from __future__ import annotations
+
+from hpcddp.diagnose.cause import Cause
+from hpcddp.diagnose.rows import CAUSE, CLASS_OF_SIGNAL, END, LATE, NO_WORD, NOBODY, OF_SIGNALS, PROGRAM, RECORD, ROWS
+
+
+def judge_record(reason: str, status: int | None, state: str = "") -> Cause:
+    """The cause that a scheduler's record names, or what was written of a run's end; `unknown` where it names none."""
+    text = "; ".join(filter(None, [reason, f"exit status {status}" if status else ""]))
+    row = next((row for row in ROWS if row.level == RECORD and row.match(text or state)), None)
+    if row is not None:
+        return Cause(row.cause, text=text, whose=row.whose, remedy=row.remedy)
+    if not status and state == "finished":
+        return Cause("none", text=text)
+    own = f"hpcddp: {reason}"  # as the supervisor has printed it
+    for row in ROWS:
+        match = row.match(own) if row.level in {CAUSE, LATE} and row.pattern.startswith("^hpcddp: ") else None
+        if match is not None:
+            found = {name.removesuffix("_too"): value for name, value in match.groupdict().items() if value}
+            rank = int(found["rank"]) if "rank" in found else None
+            return Cause(row.cause, rank, found.get("host", ""), text=reason, whose=row.whose, remedy=row.remedy)
+    end = next((match for row in ROWS if row.level == END and (match := row.match(own))), None)
+    if end is not None and (code := end.groupdict().get("status")) and int(code) < 128:
+        return Cause("exit-status", int(end["rank"]), end["host"], text=reason, whose=PROGRAM, remedy=NO_WORD)
+    number = (status or 0) - 256 if (status or 0) > 256 else (status or 0) - 128
+    class_ = CLASS_OF_SIGNAL.get(number, "unknown")
+    return Cause(
+        class_,
+        text=text,
+        also=("killed",) if number == 9 else (),
+        remedy=OF_SIGNALS.get(class_, (NOBODY, ""))[1],
+    )
+
+
+def add_record(cause: Cause, why: str, status: int | None) -> Cause:
+    """The better of the cause that the logs show and that of `judge_record`: who has ended the ranks knows more than
+    their logs, which show how they ended, and less than an error in them."""
+    said = judge_record(why, status)
+    classes = {cause.class_, *cause.also}
+    is_better = (
+        bool(classes & {"unknown", "none"})
+        or ("killed" in classes and not why.startswith("SIG"))  # which says no more
+        or ("exit-status" in classes and said.class_ in {"hang", "early-exit"})
+        or (said.class_ == cause.class_ and said.rank is not None and cause.rank is None)
+    )
+    return said if is_better and said.class_ != "unknown" else cause

@@ -1,0 +1,104 @@
+"""What programs print in a log beside their errors, and which of these they have caught: they went on."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+
+from hpcddp.diagnose.rows import CAUSE, CLUSTER, END, LOST, NOISE, RAISED, REQUEST, SENDER, WEAK
+from hpcddp.record import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from hpcddp.diagnose.reading import Log, Mark
+
+#: What does not begin a line of a program's own.
+_NOT_OWN = re.compile(
+    rb"\s|\[rank\d|Traceback|During handling|The above|srun: |slurmstepd|hpcddp: |hint: |[-=*]{5}|frame #|=   "
+    rb"|\[?[EWI]\d{4} |<omitting|Exception raised|Thread 0x|\S+: line \d+: .*not found"
+)
+_BAR = re.compile(rb"-{60,}\s*$")  # of Open MPI
+_NUMBERS = re.compile(rb"\d+(\.\d+)?(e[+-]?\d+)?|[^\w\s]{2,}")  # and bars
+_BEHIND = 3000  # lines, of those behind an exception and of those at the end, that are looked at
+
+
+def forget_caught(log: Log) -> None:
+    """Remove exceptions, and other words of programs, that were nobody's end, though torch has not signed them.
+
+    They were caught if a line like another comes more often behind the last of them than there are ranks, which print
+    no second one once another has ended, or more than once, where all ends that the launcher tells of have other
+    reasons; if these are other statuses than 1; and if there are more of them than ranks, of which each ends once: then
+    what all ranks have raised, and what was raised before, was caught.
+    """
+    of_others = (CLUSTER, REQUEST, SENDER)
+    last: dict[str, int] = {}
+    raised: Counter[str] = Counter()
+    chains = set[int]()
+    for mark in log.marks:
+        is_weak = mark.level == WEAK and mark.cause != "singletons" and "\n" not in mark.body
+        is_open = is_weak or mark.level in {RAISED, CAUSE}
+        is_own = mark.row is None or (is_open and mark.row.whose not in of_others)
+        if (is_own or mark.level == RAISED or (mark.is_raised and mark.level == LOST)) and not mark.is_signed:
+            last[_key(mark)] = mark.number
+            raised[_key(mark)] += mark.is_raised and mark.level == RAISED and mark.chain not in chains
+            chains.add(mark.chain)
+    if not last:
+        return
+    ends = [mark for mark in log.marks if mark.level == END and (mark.signal or mark.status is not None)]
+    lost = {mark.rank for mark in log.marks if mark.level == LOST and mark.is_signed}
+    is_explained = bool(ends) and all(end.signal or end.status != 1 or end.rank in lost for end in ends)
+    ended = {rank for end in ends for rank in end.ranks}
+    size = max(log.world_size, *(rank + 1 for rank in ended), 1)
+    size = len(ended) if len(ended) > 1 and max(ended) < len(ended) else size  # of all ranks that have begun
+    progress = find_progress(log, min(last.values()), 1 if is_explained else size)
+    over = {key for key, number in last.items() if number < progress}
+    if is_explained and not any(end.signal for end in ends):
+        over |= {key for key in raised if raised[key]}
+    total = 0
+    for key in sorted(+raised, key=lambda one: (raised[one] >= size, -last[one])) if size > 1 else ():
+        over |= {key} if total > 0 and total + raised[key] > size else set()
+        total += raised[key]
+    chains = {mark.chain for mark in log.marks if mark.chain and not mark.is_signed and _key(mark) in over}
+    log.marks = [
+        mark
+        for mark in log.marks
+        if mark.is_signed or not (_key(mark) in over or (mark.chain in chains and mark.chain))
+    ]
+
+
+def _key(mark: Mark) -> str:
+    return alike(mark) + mark.frame
+
+
+def find_progress(log: Log, behind: int, times: int) -> int:
+    """The last line that comes, numbers apart, more than so many `times` from there on, and all these times behind
+    this one; 0: none."""
+    first, marked = behind - log.skipped, {mark.number for mark in log.marks}
+    found: dict[bytes, list[int]] = {}
+    ends = range(len(log.lines))[first:]
+    for at in sorted({*ends[:_BEHIND], *ends[-_BEHIND:]}):
+        for piece in log.lines[at].split(b"\r") if at + 1 + log.skipped not in marked else ():
+            if _is_own(piece):
+                found.setdefault(_NUMBERS.sub(b"#", piece), []).append(at + 1 + log.skipped)
+    often = [some for shape, some in found.items() if len(some) > times and re.search(rb"[A-Za-z]{2}", shape)]
+    return max((some[-times - 1] for some in often), default=0)
+
+
+def list_own_lines(log: Log, before: int) -> list[tuple[int, str]]:
+    """The last of the lines that programs have printed before this one, with their numbers: not what a launcher
+    puts between two bars."""
+    stop = before - 1 - log.skipped
+    found, is_between = [], False
+    for at in range(max(stop - _BEHIND, 0), stop):
+        is_between ^= _BAR.match(log.lines[at]) is not None
+        if not is_between and _is_own(log.lines[at]):
+            found.append((at + 1 + log.skipped, log.lines[at].split(b"\r")[-1].decode(errors="replace").strip()))
+    return found
+
+
+def _is_own(line: bytes) -> bool:
+    """Whether a program has printed it, and neither a launcher nor a traceback."""
+    return not _NOT_OWN.match(line) and not NOISE.search(line.decode(errors="replace"))
+
+
+def alike(mark: Mark) -> str:
+    return re.sub(r"/(?:dev/shm|tmp)/\S+|0x[0-9a-f]+|\d+", "#", mark.body)
