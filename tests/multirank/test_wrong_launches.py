@@ -38,11 +38,3 @@ def test_exec_in_a_wrong_launch_does_not_run_the_command(openmpi5, run, tmp_path
     done = run([*openmpi5.mpirun(2), "env", "-u", "OMPI_COMM_WORLD_RANK", *exec_touch], env=openmpi5.env)
     assert refusals(done)
     assert not (tmp_path / "ran").exists()
-
-
-def test_exec_starts_no_ranks_that_would_all_be_rank_0(mpich, run, tmp_path):
-    exec_touch = [sys.executable, "-m", "hpcddp", "exec", "--", "touch", tmp_path / "ran", "--rank=0", "--world-size=2"]
-    done = run([*mpich.mpirun(2), *exec_touch], env=mpich.env)
-    assert done.returncode != 0
-    assert "hpcddp: --rank=0 --world-size=2 in the command: each rank would take itself for this one" in done.stderr
-    assert not (tmp_path / "ran").exists()
