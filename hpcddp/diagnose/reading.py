@@ -179,7 +179,7 @@ def _read(number: int, source: LogFile) -> Log:
         unpack = f"zcat {source.path} > job.out; hpcddp diagnose job.out"
         raise RequestError(f"{source.path} is no text in UTF-8", f"if it is compressed: {unpack}")
     log = Log(number, source, text, skipped)
-    _Reader(log).read(text)
+    _LogReader(log).read(text)
     log.world_size = max(log.world_size, *(rank + 1 for rank in log.ranks), 0) if log.ranks else log.world_size
     forget_caught(log)
     return log
@@ -214,7 +214,7 @@ _ANY = re.compile(
 )
 
 
-class _Kind(Record):
+class _LineKind(Record):
     """What is known of lines that differ in digits alone: whether they say something, and what rows they may fit."""
 
     says: bool
@@ -222,7 +222,7 @@ class _Kind(Record):
     rows: tuple[Row, ...]
 
 
-_NOTHING = _Kind(False, False, ())
+_NOTHING = _LineKind(False, False, ())
 
 
 class _Open:
@@ -246,12 +246,12 @@ class _Open:
         return known[key]
 
 
-class _Reader:
+class _LogReader:
     """Goes through the lines of one log."""
 
     def __init__(self, log: Log) -> None:
         self._log = log
-        self._known: dict[bytes, _Kind] = {}  # by the line without digits
+        self._known: dict[bytes, _LineKind] = {}  # by the line without digits
         self._rows: dict[str, Row | None] = {}  # of exceptions, by their text
         self._frames: dict[str, str] = {}  # by the lines of a traceback
         self._repeated: dict[tuple[bytes, ...], dict[int | None, int]] = {}  # lines -> rank -> the mark of its last
@@ -278,7 +278,7 @@ class _Reader:
                 continue
             if whole and at in whole:
                 kind = self._classify(line.translate(None, _DIGITS))
-                self._look(at, line, _Kind(says=True, is_special=kind.is_special, rows=(*kind.rows, *whole[at])))
+                self._look(at, line, _LineKind(says=True, is_special=kind.is_special, rows=(*kind.rows, *whole[at])))
                 continue
             for piece in line.split(b"\r") if b"\r" in line else (line,):
                 alike = piece.translate(None, _DIGITS)
@@ -326,7 +326,7 @@ class _Reader:
         self._last = "", end, self._log.marks[known[rank]]
         return end + 1 - at
 
-    def _classify(self, alike: bytes) -> _Kind:
+    def _classify(self, alike: bytes) -> _LineKind:
         if not _ANY.search(alike):
             return _NOTHING
         text = alike.decode(errors="replace")
@@ -334,9 +334,9 @@ class _Reader:
             return _NOTHING
         rows = tuple(row for row, keys in _KEYS if any(key in text for key in keys))
         is_special = any(word in text for word in _SPECIAL)
-        return _Kind(bool(rows) or is_special, is_special, rows)
+        return _LineKind(bool(rows) or is_special, is_special, rows)
 
-    def _look(self, at: int, piece: bytes, kind: _Kind) -> None:
+    def _look(self, at: int, piece: bytes, kind: _LineKind) -> None:
         line = piece.decode(errors="replace").rstrip()
         rank, host = self._log.source.rank, self._log.source.host
         self._is_quoted = False
