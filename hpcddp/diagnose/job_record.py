@@ -36,12 +36,15 @@ def judge_record(reason: str, status: int | None, state: str = "") -> Cause:
 
 def add_record(cause: Cause, why: str, status: int | None) -> Cause:
     """The better of the cause that the logs show and that of `judge_record`: who has ended the ranks knows more than
-    their logs, which show how they ended, and less than an error in them."""
+    their logs, which show how they ended, and less than an error in them. A signal that the job got ended all ranks,
+    whichever of them the launcher names."""
+    if cause.class_ == "killed" and why.startswith("SIG"):
+        return cause._replace(rank=None, host="", file="", line=None, text=f"{why} to the job")
     said = judge_record(why, status)
     classes = {cause.class_, *cause.also}
     is_better = (
         bool(classes & {"unknown", "none"})
-        or ("killed" in classes and not why.startswith("SIG"))  # which says no more
+        or ("killed" in classes and not why.startswith("SIG"))
         or ("exit-status" in classes and said.class_ in {"hang", "early-exit"})
         or (said.class_ == cause.class_ and said.rank is not None and cause.rank is None)
     )

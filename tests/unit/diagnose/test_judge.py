@@ -214,6 +214,17 @@ def test_who_has_ended_the_ranks_knows_more_than_how_they_ended_and_less_than_th
     assert add_record(Cause(of_logs, 1, also=also), why, None).class_ == cause
 
 
+def test_a_signal_to_the_job_is_no_ranks_whichever_the_launcher_names():
+    cause = add_record(Cause("killed", 1, "n2", "job.log", 2, "rank 1 exited on signal 15"), "SIGTERM", 143)
+    assert (cause.class_, cause.rank, cause.host, cause.file, cause.text) == (
+        "killed",
+        None,
+        "",
+        "",
+        "SIGTERM to the job",
+    )
+
+
 def test_a_folder_without_logs_and_a_file_that_is_not_there_are_refused(tmp_path):
     with pytest.raises(RequestError, match="there is no log in"):
         find_logs([str(tmp_path)])
