@@ -148,6 +148,7 @@ MOST_S = 60.0
 _FIRST_S = 3.0  # for the first exchange of a device: NCCL sets up what the next ones have
 _TRIES = 3  # of a pair, until it is believed to be slow
 _END_S = 5.0
+_QUIET_S = 1.0
 
 
 class CheckRequest(Record):
@@ -204,7 +205,7 @@ class Checker:
         self._key = secrets.token_hex(8)
         self._callers: list[_Caller] = []
         self._number = 0
-        self._began = time.monotonic()
+        self._began = self._called = time.monotonic()
         self._unreached: list[tuple[Process, str]] = []
         self._launcher: subprocess.Popen[bytes] | None = None
         self.nodes: dict[str, CheckedNode] = {}
@@ -257,7 +258,9 @@ class Checker:
         size = max((caller.process.world_size or 0 for caller in called if caller.process), default=0)
         there = {caller.process.host for caller in called if caller.process}
         every_host = all(any(same_host(host, one) for one in there) for host in self._request.hosts)
-        if called and (len(called) + len(self._unreached) >= size if size else every_host):
+        # where no process knows how many they are, others may still come
+        quiet = time.monotonic() - self._called > _QUIET_S * self._request.patience
+        if called and (len(called) + len(self._unreached) >= size if size else every_host and quiet):
             return all(caller.is_measured or caller.is_gone for caller in called)
         return not called and self._launcher is not None and self._launcher.poll() is not None
 
@@ -274,6 +277,7 @@ class Checker:
             ready = {number for number, _ in poll.poll(min(left, 0.25) * 1000)}
             if self._listener.fileno() in ready:
                 connection, _ = self._listener.accept()
+                self._called = time.monotonic()
                 self._callers.append(_Caller(connection))
                 poll.register(connection, select.POLLIN)
             for caller in self._callers:
