@@ -55,6 +55,7 @@ LINES = {
         "[mpiexec@node1] Error: Unable to run bstrap_proxy on node7 (pid 2353, exit code 65280)",
         "ssh: connect to host node7 port 22: Connection refused",
         "ORTE was unable to reliably start one or more daemons.",
+        "The PMIx server's listener thread failed to start. We cannot",
         "[mpiexec@node1] HYDU_sock_connect (lib/utils/sock.c:110): unable to get host address for node7 (1)",
         "srun: error: Unable to create step for job 7: More processors requested than permitted",
         "srun: Job step creation temporarily disabled, retrying (Requested nodes are busy)",
