@@ -38,7 +38,7 @@ def add_record(cause: Cause, why: str, status: int | None) -> Cause:
     """The better of the cause that the logs show and that of `judge_record`: who has ended the ranks knows more than
     their logs, which show how they ended, and less than an error in them. A signal that the job got ended all ranks,
     whichever of them the launcher names."""
-    if cause.class_ == "killed" and why.startswith("SIG"):
+    if cause.class_ == "killed" and cause.rank is not None and why.startswith("SIG"):
         return cause._replace(rank=None, host="", file="", line=None, text=f"{why} to the job")
     said = judge_record(why, status)
     classes = {cause.class_, *cause.also}
