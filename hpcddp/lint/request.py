@@ -74,7 +74,7 @@ def _pbs(found: ScriptDirectives) -> Request:
 
 
 def _count_gpus(text: str) -> int | None:
-    """Of `a100:4`, `4` or `a100`."""
+    """The number of GPUs that `a100:4`, `4` or `a100` (one) asks for."""
     last = text.partition("(")[0].split(":")[-1]
     return _number(last) if last.isdecimal() else 1
 

@@ -179,7 +179,7 @@ def _is_alive(holder: Holder) -> bool | None:
 
 
 def _read_links(attempt: AttemptFolder) -> tuple[int, int]:
-    """Of the chain that this attempt belongs to; (0, 0): of none."""
+    """The number of this attempt's job in its chain, and of how many at most; (0, 0): it belongs to none."""
     with suppress(HpcddpError):
         turn = read_record(attempt.chain, Turn)
         return (0, 0) if turn is None else (turn.turn, turn.of)

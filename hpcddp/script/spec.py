@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Iterable, Mapping
+from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -111,16 +112,8 @@ class JobSpec(Record):
         return getattr(self, FIELDS[key]) is not None
 
 
-def read_launcher(value: object, where: str) -> str:
-    """One of the launchers of job scripts; of those that start a program such as mpirun, the error has each."""
-    programs: dict[str, list[str]] = {}
-    for name in JOB_LAUNCHERS:
-        programs.setdefault(LAUNCHERS[name].program, []).append(name)
-    same = programs.get(text := read_text(value, where), [])
-    if same and text not in JOB_LAUNCHERS:
-        raise RequestError(f"{where} {text!r} is not known", ", or ".join(assign(where, name) for name in same))
-    return read_known(JOB_LAUNCHERS, value, where)
-
+# Of one that is named by the program that it calls, such as mpirun, the error has its name.
+read_launcher = partial(read_known, JOB_LAUNCHERS, synonyms={LAUNCHERS[name].program: name for name in JOB_LAUNCHERS})
 
 # Every key of a job file, and how its value is read. `--set KEY=VALUE` takes the same keys.
 KEYS = readers_of(
