@@ -31,7 +31,7 @@ def build_parser() -> VerbParser:
     printed = parser.add_argument_group("what is printed")
     printed.add_argument("--no-check", action="store_true", help="render without looking at files")
     printed.add_argument("--interactive", action="store_true", help="also say what to type for a shell on these nodes")
-    printed.add_argument("--explain", action="store_true", help="show where each line came from; prints no job script")
+    printed.add_argument("--explain", action="store_true", help="show what decided each value; prints no job script")
     return parser
 
 
@@ -44,9 +44,9 @@ def run(args: argparse.Namespace, env: Mapping[str, str]) -> int:
         _check_plan(plan, env)
         tell_each(remark_start(plan, env))
     if args.explain:
-        from hpcddp.script.explain import explain_script
+        from hpcddp.script.explain import explain_plan
 
-        sys.stdout.write(explain_script(plan))
+        sys.stdout.write(explain_plan(plan))
     else:
         text = render_script(plan)
         if not args.no_check:

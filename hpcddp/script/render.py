@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Callable, Iterator, Mapping
 
 import jinja2
 
@@ -18,56 +17,17 @@ from hpcddp.script.site_file import find_data_folder
 from hpcddp.script.spec import quote_line, quote_path, quote_word, quote_words
 
 
-def format_command(plan: JobPlan) -> str:
+def _format_command(plan: JobPlan) -> str:
     """The ranks' command as bash words, as the launcher next to them takes it."""
     return quote_words(plan.command if plan.rank_maker else LAUNCHERS[plan.launcher].as_arguments(plan.command))
-
-
-FILTERS: dict[str, Callable[..., str]] = {
-    "sh": quote_word,
-    "words": quote_words,
-    "line": quote_line,
-    "path": quote_path,
-    "command": format_command,
-}
 
 
 def render_script(plan: JobPlan) -> str:
     """The whole job script. Raises SiteError when a template asks for a value that the plan does not have; RequestError
     and SiteError for directives that cannot stand together."""
-    text = "".join(render_pieces(plan.site.scheduler, plan, _usual_environment()))
-    check_script(plan.spec, plan.site, text)
-    return text
-
-
-@functools.cache
-def _usual_environment() -> jinja2.Environment:
-    return make_environment(FILTERS, check_printed)
-
-
-def make_environment(
-    filters: Mapping[str, Callable[..., str]], finalize: Callable[[object], object]
-) -> jinja2.Environment:
-    """The templates with these filters; `finalize` gets each value that they print."""
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(find_data_folder("templates")),
-        undefined=jinja2.StrictUndefined,
-        autoescape=False,  # noqa: S701  # shell, not HTML: every value goes through `sh` or was checked by plan_job
-        finalize=finalize,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-    )
-    environment.globals.clear()
-    environment.filters = dict(filters)
-    return environment
-
-
-def render_pieces(scheduler: str, job: object, environment: jinja2.Environment) -> Iterator[str]:
-    """The script piece by piece: the text of the templates, and each value that they print."""
-    template = f"{scheduler}.sh.j2"
+    template = f"{plan.site.scheduler}.sh.j2"
     try:
-        yield from environment.get_template(template).generate(job=job, warning=WARNING)
+        text = _environment().get_template(template).render(job=plan, warning=WARNING)
     except jinja2.TemplateError as e:
         block = re.fullmatch(r"Required block '(\w+)' not found", e.message or "")
         if block:
@@ -76,9 +36,33 @@ def render_pieces(scheduler: str, job: object, environment: jinja2.Environment) 
                 f"write the block in templates/{template}, as the templates of other schedulers do",
             ) from e
         raise SiteError(f"template {getattr(e, 'name', None) or template}: {e.message}", "install hpcddp again") from e
+    check_script(plan.spec, plan.site, text)
+    return text
 
 
-def check_printed(value: object) -> object:
+@functools.cache
+def _environment() -> jinja2.Environment:
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(find_data_folder("templates")),
+        undefined=jinja2.StrictUndefined,
+        autoescape=False,  # noqa: S701  # shell, not HTML: every value goes through `sh` or was checked by plan_job
+        finalize=_check_printed,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    environment.globals.clear()
+    environment.filters = {
+        "sh": quote_word,
+        "words": quote_words,
+        "line": quote_line,
+        "path": quote_path,
+        "command": _format_command,
+    }
+    return environment
+
+
+def _check_printed(value: object) -> object:
     """`value` if it can be printed as it stands."""
     if value is None or isinstance(value, (tuple, dict)):
         raise jinja2.TemplateRuntimeError(f"a template prints {value!r}, which is no single value")
