@@ -269,22 +269,17 @@ def split_attributes(text: str) -> Pairs:
 _RESOURCE = re.compile(r"([A-Za-z][\w-]*)=((?:[^:+'\"]|'[^']*'|\"[^\"]*\")*)", re.ASCII)
 
 
-def split_select(text: str) -> list[tuple[int, Pairs]]:
-    """`2:ncpus=8:mpiprocs=4+1:ncpus=2` as counts and resources; [] if it is not of that form."""
-    found: list[tuple[int, Pairs]] = []
-    for chunk in re.findall(r"(?:[^+'\"]|'[^']*'|\"[^\"]*\"|['\"])+|(?<=\+)$", text):
+def chunks(select: str) -> list[tuple[int, dict[str, str]]]:
+    """`2:ncpus=8:mpiprocs=4+1:ncpus=2` as counts and resources by name; [] if it is not of that form."""
+    found: list[tuple[int, dict[str, str]]] = []
+    for chunk in re.findall(r"(?:[^+'\"]|'[^']*'|\"[^\"]*\"|['\"])+|(?<=\+)$", select):
         words = re.findall(r"(?:[^:'\"]|'[^']*'|\"[^\"]*\"|['\"])+|(?<=:)$", chunk)
         count = words.pop(0) if words and words[0].isdecimal() and words[0].isascii() else "1"
         resources = [_RESOURCE.fullmatch(word) for word in words]
         if chunk == "" or None in resources:
             return []
-        found.append((int(count[:18]), [(each[1], each[2]) for each in resources if each]))
+        found.append((int(count[:18]), {each[1]: each[2] for each in resources if each}))
     return found
-
-
-def chunks(select: str) -> list[tuple[int, dict[str, str]]]:
-    """The same with the resources of a chunk by name."""
-    return [(count, dict(resources)) for count, resources in split_select(select)]
 
 
 # Slurm.

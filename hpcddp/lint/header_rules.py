@@ -18,7 +18,6 @@ from hpcddp.lint.launches import (
     torchrun_words,
     trains,
 )
-from hpcddp.lint.pbs_values import is_time, refused_resources, refused_values
 from hpcddp.lint.script import PREFIXES, Said, Script
 from hpcddp.schedulers.directive_rules import DirectiveOption, find_clashes, full_name
 from hpcddp.schedulers.registry import find_scheduler, scripted_schedulers
@@ -41,18 +40,8 @@ def refused(script: Script) -> Iterator[Said]:
         yield Said(line, f"{command} refuses the script: {why}", instead)
 
 
-def refused_value(script: Script) -> Iterator[Said]:
-    """D2: a value that PBS's client or server refuses, whatever the site is. Torque's rules are not known here."""
-    found = script.directives.options
-    if script.scheduler == "pbs" and not script.directives.torque:
-        for line, why, instead in (*refused_values(found), *refused_resources(found)):
-            yield Said(line, f"qsub refuses the script: {why}", instead)
-
-
 def refused_options(script: Script) -> Iterator[Said]:
-    """D4: options that the submit command refuses together, or without another one. Those of PBS are D2's."""
-    if script.scheduler == "pbs":
-        return
+    """D4: options that the submit command refuses together, or without another one. Torque's rules are not known."""
     row = find_scheduler(script.scheduler)
     submit = row.commands.submit[0]
     lines = {DirectiveOption(o.name, o.value, o.text): o.line for o in script.directives.options}
@@ -61,7 +50,7 @@ def refused_options(script: Script) -> Iterator[Said]:
         instead, why = "one of them", clash.why.removeprefix("refuses options that")
         if clash.needs:
             instead, why = f"{clash.needs[0]}=… beside it", f": {submit} {clash.why}"
-        if clash.is_refused:
+        if clash.is_refused and not script.directives.torque:
             yield Said(lines[clash.options[-1]], f"{submit} refuses the script: {texts}{why}", instead)
     if script.scheduler == "slurm":
         yield from _refused_steps(script)
@@ -175,7 +164,7 @@ def short_walltime(script: Script) -> Iterator[Said]:
 def _is_time(value: str, scheduler: str) -> bool:
     if scheduler == "slurm":
         return bool(re.fullmatch(r"(\d+-)?\d+(:\d+){0,2}|infinite|unlimited", value, re.IGNORECASE))
-    return is_time(value)
+    return bool(re.fullmatch(r"\s*(\d+(:\d+){0,2}(\.\d*)?|\d+(:\d+)?:)?", value, re.ASCII))
 
 
 def no_name(script: Script) -> Iterator[Said]:

@@ -17,7 +17,6 @@ from hpcddp.script.spec import quote_words
 # id, whether it is wrong as it stands, what finds it
 RULES = (
     Rule("D1", True, header_rules.refused),
-    Rule("D2", True, header_rules.refused_value),
     Rule("D4", True, header_rules.refused_options),
     Rule("M1", True, header_rules.no_mpiprocs),
     Rule("M2", True, run_rules.lines_are_no_nodes),
@@ -65,8 +64,6 @@ PYTHON_RULES: tuple[tuple[str, bool, Callable[[TrainingScript], Iterator[Said]]]
     ("A3", False, python_rules.device_modulo),
     ("A5", False, python_rules.fixed_master_port),
     ("A6", True, python_rules.data_parallel),
-    ("A7", False, python_rules.item_in_loop),
-    ("A8", False, python_rules.no_workers),
     ("A9", False, python_rules.fixed_address),
     ("A10", False, python_rules.global_rank_as_device),
     ("A11", True, python_rules.no_set_epoch),

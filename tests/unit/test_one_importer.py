@@ -20,7 +20,6 @@ ALLOWED = {
     "cli.watch_screen": "needs rich, which may be missing",
     "integrations.plain_loop": "one file for each kind of loop, loaded at its first use",
     "lint.header_rules": "one file for each kind of rule; the table of all is rules.py",
-    "lint.pbs_values": "what PBS takes as a value; the rules beside it hold for each scheduler",
     "lint.python_rules": "one file for each kind of rule; the table of all is rules.py",
     "lint.run_rules": "one file for each kind of rule; the table of all is rules.py",
     "ranks.slurm_step": "what Slurm's step needs beyond its row",

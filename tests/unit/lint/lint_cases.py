@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from .value_cases import PBS, VALUE_CASES
-
+PBS = "#!/bin/bash\n#PBS -N x\n#PBS -r n\n"
 SLURM = "#!/bin/bash\n#SBATCH --job-name=x --no-requeue\n"
 TWO = "#PBS -l select=2:ncpus=8:mpiprocs=4:ompthreads=2 -l place=scatter\n"
 TASKS = "#SBATCH --nodes=2 --ntasks-per-node=4\n"
@@ -14,7 +13,6 @@ FULL = f"{PBS}#PBS -l select=4:mpiprocs=192:ompthreads=1 -q rt_HF\n{ADDR}"
 
 # rule: (bad, good, line of the mistake in each bad one)
 CASES: dict[str, tuple[list[str], list[str], int]] = {
-    **VALUE_CASES,
     "D1": (
         [f"{PBS}#PBS -l select=2 # two nodes\n", f"{PBS}#PBS -l 'select=2\n", f"{SLURM}#SBATCH -n 2 two\n"],
         [f"{PBS}#PBS -l select=1\n", f"{SLURM[:-1]} # a note\n"],
@@ -179,8 +177,11 @@ CASES: dict[str, tuple[list[str], list[str], int]] = {
             f"{SLURM}#SBATCH --ntasks-per-gpu=1\n",
             "#!/bin/bash\n#SBATCH --no-requeue --ntasks-per-gpu=1 --gpus=4\nsrun --gpus-per-task=1 python train.py\n",
             "#!/bin/bash\n#SBATCH --no-requeue --gpus=4\nsrun --mem=4G --mem-per-cpu=1G python train.py\n",
+            f"{PBS}#PBS -l select=1:ngpus=4\n#PBS -l ncpus=16\n",
         ],
         [
+            f"{PBS}#PBS -l nodes=2:ppn=4,ncpus=8\n",
+            f"{PBS}#PBS -l select=1 -l mem=1gb\necho $PBS_NUM_PPN\n",
             f"{SLURM}#SBATCH --mem=4G --gpus=a100:4 --gres=tmp:1G,gpu:a100:4\nsrun --mem-per-cpu=1G python a.py\n",
             f"{SLURM}#SBATCH --nodes=2 --ntasks=8 --ntasks-per-node=4 --gpus=8 --gpus-per-task=1\n",
             f"{SLURM}#SBATCH --ntasks-per-gpu=1 --gpus=4\nsrun --ntasks-per-gpu=2 python train.py\n",
@@ -189,7 +190,7 @@ CASES: dict[str, tuple[list[str], list[str], int]] = {
             f"{SLURM}#SBATCH --gpus-per-task=1 --nodes=2 --nodelist=node[1-3] --exclude=node4\n",
             f"{SLURM}#SBATCH --gpus-per-task=1 --gpus=2 --ntasks=2\n",
         ],
-        3,
+        0,
     ),
     "M29": (["#!/bin/bash\n#PBS -N x\n", "#!/bin/bash\n#SBATCH -N1\n"], [PBS, SLURM], 1),
     "M31": (["#!/bin/bash\n#PBS -r n\n"], [PBS, "#!/bin/bash\n#SBATCH -N1\n"], 1),

@@ -8,8 +8,12 @@ import shlex
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from hpcddp.lint.directives import chunks, read_pbs, read_slurm
+from hpcddp.lint.directives import ListError, chunks, read_pbs, read_slurm, split_attributes, split_resources
+from hpcddp.lint.rules import lint_script
+from hpcddp.lint.script import read_script
 
 CAPTURES = Path(__file__).parents[2] / "captures/pbs"
 # qsub's own options in these runs change what it looks for, and one was given no script file.
@@ -59,6 +63,45 @@ def test_a_select_is_a_list_of_chunks_if_openpbs_takes_it(case):
         assert chunks(text)
     elif "Illegal attribute or resource value Resource_List.select" in case["stderr"]:
         assert not chunks(text)
+
+
+PARSERS = json.loads((CAPTURES / "parsers.json").read_text())["functions"]
+
+
+@pytest.mark.parametrize(("what", "split"), [("reslist", split_resources), ("attrs", split_attributes)])
+def test_a_list_is_split_as_openpbs_own_function_splits_it(what, split):
+    plain = re.compile(r"[\w=,: ]*\w").fullmatch  # recorded were wild ones, too
+    taken = [(value, parts) for value, parts in PARSERS[what]["accepted"] if plain(value) and ",," not in value]
+    assert [value for value, parts in taken if split(value) != [tuple(part) for part in parts]] == []
+    for value in filter(plain, PARSERS[what]["refused"]):
+        with pytest.raises(ListError):
+            split(value)
+
+
+def test_a_select_has_chunks_where_openpbs_own_function_takes_it():
+    assert [value for value in PARSERS["select"]["accepted"] if not chunks(value)] == []
+
+
+SCRIPTS = CAPTURES.parent / "pbs-lint"
+VERDICTS = [row.split("\t")[:2] for row in (SCRIPTS / "VERDICTS.tsv").read_text().splitlines()[1:]]
+BY_VALUE = {"2", "154", "166", "170", "241"}  # of an option, or by the server: qsub says it itself, at once
+
+
+@pytest.mark.parametrize(("script", "status"), VERDICTS, ids=[script for script, _ in VERDICTS])
+def test_a_script_is_refused_where_a_live_qsub_refused_it(script, status):
+    found = lint_script("job.sh", read_script((SCRIPTS / script).read_bytes().decode(), None, lambda path: True))
+    refused = any("qsub refuses the script" in finding.what for finding in found if finding.rule != "M33")
+    assert refused == (status not in {"0", *BY_VALUE} and script not in {"zg-array1.sh", "zk-I.sh"}), found
+
+
+WORDS = st.sampled_from(
+    [*"abcehIjJklmMNopPqrRSuvVWXz", *" =,:+#'\"@%/-\\&", "select=", "nodes=", "place=", "depend=", "9" * 5000]
+)
+
+
+@given(st.lists(WORDS | st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=12).map("".join))
+def test_no_directive_stops_the_reader(text):
+    lint_script("job.sh", read_script(f"#!/bin/bash\n#PBS -{text}\nmpirun python t.py\n", None, lambda path: True))
 
 
 def options(text: str) -> list[tuple[str, str]]:
