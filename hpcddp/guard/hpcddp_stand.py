@@ -104,7 +104,7 @@ def list_frames(thread: int) -> list[int]:
     if has_compiled():
         return [int(time.clock_gettime(time.pthread_getcpuclockid(thread)) / _LEAST_USE_S)]
     found: list[int] = []
-    frame = sys._current_frames().get(thread)
+    frame = sys._current_frames().get(thread)  # where a thread hangs, it cannot say itself
     while frame is not None:
         found += id(frame), frame.f_lasti
         frame = frame.f_back

@@ -5,11 +5,10 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
-from weakref import WeakSet
 
 from torch import Tensor
 from torch.optim import Optimizer
@@ -32,39 +31,27 @@ from hpcddp.training.checkpoint.settings import OnFirst, RunSettings
 from hpcddp.training.stopping import SAVE, STOP_FLAGS, SignalFlag, StopTraining, StopWatch, read_deadline
 from hpcddp.training.watchdog import beating
 
-# How long the first save may take, from the bytes that the optimizers of this process step on.
+
+@contextmanager
+def list_stepping() -> Iterator[dict[int, Optimizer]]:
+    """Inside the body: the optimizers that have made a step, by id, whoever holds them: frameworks wrap them."""
+    found: dict[int, Optimizer] = {}
+    handle = register_optimizer_step_post_hook(lambda optimizer, *_: found.update({id(optimizer): optimizer}))
+    try:
+        yield found
+    finally:
+        handle.remove()
 
 
-class SteppingOptimizers:
-    """The optimizers that have made a step, whoever holds them: frameworks wrap them."""
-
-    def __init__(self) -> None:
-        self._seen: WeakSet[Optimizer] = WeakSet()
-
-    @contextmanager
-    def watching(self) -> Iterator[None]:
-        """Inside the body torch reports each step."""
-        handle = register_optimizer_step_post_hook(lambda optimizer, *_: self._seen.add(optimizer))
-        try:
-            yield
-        finally:
-            handle.remove()
-
-    def guess_save_s(self) -> float:
-        """Seconds to write this rank's parameters and their optimizers' state; 0 if none has made a step."""
-        return guess_save_s(sum(_count_bytes(optimizer) for optimizer in self._seen))
-
-
-def _count_bytes(optimizer: Optimizer) -> int:
-    parameters: list[Any] = [one for group in optimizer.param_groups for one in group["params"]]
-    tensors = [*parameters, *(value for state in optimizer.state.values() for value in state.values())]
-    return sum(_local(tensor) for tensor in tensors if isinstance(tensor, Tensor))
-
-
-def _local(tensor: Any) -> int:
-    """Of a sharded tensor, the bytes of this rank's shard."""
-    shard = tensor.to_local() if hasattr(tensor, "to_local") else tensor
-    return int(shard.numel() * shard.element_size())
+def count_saved_bytes(optimizers: Iterable[Optimizer]) -> int:
+    """Bytes of this rank's parameters and of their optimizers' state; of a sharded tensor, those of this rank's
+    shard."""
+    tensors: list[Any] = []
+    for optimizer in optimizers:
+        tensors += [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        tensors += [value for state in optimizer.state.values() for value in state.values()]
+    shards = [one.to_local() if hasattr(one, "to_local") else one for one in tensors if isinstance(one, Tensor)]
+    return sum(shard.numel() * shard.element_size() for shard in shards)
 
 
 _NOTES_S = 1.0  # between two lines on how far the loop is
@@ -128,7 +115,7 @@ class Run:
         self._save_every = save_every
         self._saves = AttemptSaves(attempt, self._watch, is_first=ranks.is_first, every_s=save_every.seconds)
         self._asks_save = False
-        self._optimizers = SteppingOptimizers()
+        self._optimizers: dict[int, Optimizer] = {}  # that step, until a save was measured
         self._saved_at = (self.step, self.epoch)
         self._metrics = MetricsFile(None)
         self._noted = (0.0, self.step)  # when the metrics last had a line, and of which step
@@ -142,7 +129,7 @@ class Run:
         """The ranks are there, and what `saved` says was loaded, or will be. RequestError if they have not all found
         the same checkpoint; LaunchError if this process has trained in the run before."""
         self._until_end.enter_context(opening_once(self.attempt.run))
-        self._until_end.enter_context(self._optimizers.watching())
+        self._optimizers = self._until_end.enter_context(list_stepping())
         pulse = self._until_end.enter_context(beating(self._env))
         self._until_end.enter_context(pulse.following(lambda: self.step, self._watch.move_deadline))
         self._was_finished = read_finish(self.attempt.run) is not None
@@ -197,7 +184,7 @@ class Run:
             self._note("at")
         pace.step_ended()
         if self._watch.deadline is not None and self.ranks.is_first and not self._knows_save_s:
-            self._expect_save(self._optimizers.guess_save_s())
+            self._expect_save(guess_save_s(count_saved_bytes(self._optimizers.values())))
             pace.training_resumed()
         flags = self._watch.flags()
         if self._saves.is_time and not self._asks_save:

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import gc
-import inspect
-import sys
 from collections.abc import Iterator
 from contextlib import suppress
-from types import TracebackType
 from typing import Any
 
 from hpcddp.training.data.randomness import seed_generators
@@ -21,22 +17,9 @@ from hpcddp.training.steps import StepRecord
 from hpcddp.training.stopping import STEPS_UNTIL_AGREED, StopTraining
 
 
-def _is_left_by_exception() -> bool:
-    """In a generator that is closed now: whether an exception ends the loop over it, and no `break` or `return`.
-
-    Python has put the exception aside here. But its traceback holds the frame of the loop, at the instruction that the
-    frame is at; so does no other, since `break` and `return` raise nothing.
-    """
-    frame = sys._getframe(3)  # of the loop: below it are the generator and `_note_exit`
-    while frame is not None and frame.f_code.co_flags & inspect.CO_GENERATOR and frame.f_back is not None:
-        frame = frame.f_back  # a generator between the two, such as a progress bar's, is closed by an exception anyway
-    holders = gc.get_referrers(frame)
-    return any(isinstance(one, TracebackType) and one.tb_lasti == frame.f_lasti for one in holders)
-
-
 class Epochs:
-    """Iterates over what is left of the run. A loop that `break` or `return` leaves has finished early; an exception
-    leaves it unfinished."""
+    """Iterates over what is left of the run. A loop that the script leaves has finished early: by `break`, by `return`,
+    or by an exception that it catches behind it. Python tells these three apart for nobody."""
 
     def __init__(
         self,
@@ -52,7 +35,6 @@ class Epochs:
         self._loop, self._saves, self._record, self._report = loop, saves, record, report
         self._models, self._data = models, data
         self._open: str | None = None  # the loop that is open, or was left, in words
-        self._broken_off: str | None = None  # where an exception left it
 
     def epochs(self, count: int) -> Iterator[int]:
         """See `Runtime.epochs`."""
@@ -60,14 +42,14 @@ class Epochs:
         self._begin("epochs", count, sampler.epoch)
         while (epoch := sampler.epoch) < count and not saves.is_ending:
             saves.open_epoch = loop.epochs.body = epoch
-            self._open, self._broken_off = f"the loop left epoch {epoch + 1} of {count}", None
+            self._open = f"the loop left epoch {epoch + 1} of {count}"
             batch = sampler.plan.global_batch
             self._report.expect(saves.steps, count - epoch, sampler.length, sampler.position, batch)
             seed_generators("epoch", self._seed, epoch)
             try:
                 yield epoch
             except GeneratorExit:
-                self._note_exit()
+                saves.is_left = True
                 raise
             finally:
                 loop.epochs.body = None
@@ -93,12 +75,12 @@ class Epochs:
         saves.last_step = count
         while saves.steps < count and not saves.is_ending:
             saves.open_epoch = loader.sampler.epoch
-            self._open, self._broken_off = f"the loop left rt.batches({count})", None
+            self._open = f"the loop left rt.batches({count})"
             for batch in loader:
                 try:
                     yield batch
                 except GeneratorExit:
-                    self._note_exit()
+                    saves.is_left = True
                     raise
                 if saves.steps + 1 == count:
                     break
@@ -129,13 +111,6 @@ class Epochs:
     def _close(self) -> None:
         self._open, self._saves.open_epoch, self._saves.in_tail = None, None, False
 
-    def _note_exit(self) -> None:
-        """The script leaves the loop."""
-        self._saves.left_by = "break or return"
-        if _is_left_by_exception():
-            self._broken_off = "inside a step" if self._loop.is_in_step else "between steps"
-            self._saves.left_by = f"an exception {self._broken_off}"
-
     def end_steps(self) -> None:
         """In the tail of an epoch: if the loop left its batches by `break`, the step before is counted only now."""
         self._saves.in_tail_of_last(self._loop.settle)
@@ -145,20 +120,15 @@ class Epochs:
         here; None: the run is finished."""
         saves, loop, data = self._saves, self._loop, self._data
         loop.check_caught()
-        whole = self._broken_off != "inside a step"  # else an optimizer may have moved some of the weights
-        if whole:
-            with suppress(StopTraining):
-                loop.settle()
-            loop.check_trained()
+        with suppress(StopTraining):
+            loop.settle()
+        loop.check_trained()
         saves.agree("ended the `with` body")
         self._record.catch_up(data.first.weighing if data.first is not None else None)
         for loader in data.loaders:
             loader.close()
         saves.check_state(at_end=True)
-        if self._broken_off and self._open and not saves.finish_reason:
-            saves.attempt.note_stop(f"{self._open} by an exception")
-        if whole and not (self._broken_off and saves.in_tail):
-            saves.save_now()
-        saves.finish_reason = saves.finish_reason or self._open  # by `break` or `return`
+        saves.save_now()
+        saves.finish_reason = saves.finish_reason or self._open
         # of the one epoch that a loop outside of rt.epochs makes, all is done
         return None if saves.in_tail and saves.open_epoch is None else saves.stop_reason

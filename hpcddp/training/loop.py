@@ -181,11 +181,10 @@ class TrainingLoop:
             raise RequestError("two loops over the training loader ran in turn", "one loop over it at a time")
         if (row := _NEXT_BATCH.get(self._at)) is not None:
             raise self._error(row)
+        self._check_step_ended()
         if not self._backwards:
             beside = ", and an optimizer has stepped" if self.stepped else ""
             raise mistakes.BATCH_WITHOUT_BACKWARD.error(beside=beside)
-        if self._depth:
-            raise mistakes.STEP_LEFT.error(kind=self._stepping)
         self._end_part()
         self._batch, self._at = None, At.OUTSIDE
         for second in self._seconds:
@@ -203,6 +202,7 @@ class TrainingLoop:
 
     def settle(self) -> None:
         """The loop was left, perhaps in the middle: end what is still open. A batch that was only looked at is none."""
+        self._check_step_ended()
         if self.inside and (self._backwards or self.stepped):
             self.step_ends()
             self.seed_between()
@@ -233,6 +233,10 @@ class TrainingLoop:
         when = " (it was over)" if self._had_backward else ""
         return row.error(done="some", all=parts, when=when, **values)
 
+    def _check_step_ended(self) -> None:
+        if self._depth:
+            self._refuse(mistakes.STEP_LEFT.error(kind=self._stepping))
+
     def check_trained(self) -> None:
         """At the end of the body. RequestError if several batches had backward passes, and no optimizer has stepped."""
         if self._had_backward > 1 and self.optimizers and not (self.has_stepped or self._models.may_skip_steps):
@@ -254,11 +258,6 @@ class TrainingLoop:
     def is_left(self) -> bool:
         """Whether the loop over the batches was left, and no backward pass came since."""
         return self._batch is not None and self._left_with == self._backwards
-
-    @property
-    def is_in_step(self) -> bool:
-        """Whether the loop is inside a step, or an optimizer has begun one and not ended it, as after an exception."""
-        return self.inside or self._depth > 0
 
     @property
     def batch(self) -> Batch:

@@ -150,9 +150,9 @@ STEP_AGAIN = Mistake(
 )
 STEP_LEFT = Mistake(
     name="step-left",
-    condition="an optimizer's step raises, and the loop goes on",
-    message="a step of this {kind} was left by an exception, and the loop went on: some of its weights may have moved,"
-    " on this rank only",
+    condition="an optimizer's step raises, and the script goes on",
+    message="a step of this {kind} was left by an exception, and the script went on: some of its weights may have"
+    " moved, on this rank only",
     remedy="let the exception end the script: the same command again resumes from the newest checkpoint",
     cost="one comparison per step",
 )

@@ -225,8 +225,9 @@ class Runtime:
         are `rt.epochs(5)`. Leaving the inner loop early skips the rest of its epoch.
 
         If the run has to stop before its end, the `with` body is left from here or from the loop over the loader, and
-        never between an epoch's last step and the end of its body. A loop that `break` or `return` leaves has finished
-        early; `stop` or an exception leaves it unfinished.
+        never between an epoch's last step and the end of its body. A loop that `break`, `return` or an exception that
+        the script catches leaves has finished early; `stop`, or an exception that leaves the `with` body, leaves the
+        run unfinished.
         """
         return self._epochs.epochs(read_whole(count, "rt.epochs({})", least=0))
 

@@ -178,9 +178,11 @@ def abort_process_group() -> None:
 def release_wrappers() -> None:
     """Every DDP object gives up its process group, also one that a variable still holds; its `module` stays usable.
 
-    What holds a group is found by the garbage collector: a list made where models are wrapped would miss the user's
-    own, and the deep copies of them that `AveragedModel` makes.
+    One that is held until Python ends takes the group's threads with it there, which torch 2.6 waits for with the lock
+    that they need.
     """
+    # Torch keeps no list of them, and a list of those that hpcddp wraps would miss the user's own (`hpcddp.init`) and
+    # the deep copies that AveragedModel makes. So the garbage collector says it, once, when the group ends.
     for holder in gc.get_referrers(*dist.distributed_c10d._world.pg_map):
         attributes = holder if isinstance(holder, dict) else getattr(holder, "__dict__", {})
         if "reducer" in attributes:

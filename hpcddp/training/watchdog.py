@@ -46,7 +46,7 @@ def find_stand(frame: FrameType, seconds: float, quiet_s: float = 0.0) -> Stand:
 
 def _frame_of(thread: int) -> FrameType | None:
     """The innermost frame of a thread."""
-    return sys._current_frames().get(thread)
+    return sys._current_frames().get(thread)  # where a thread hangs, it cannot say itself
 
 
 def print_hang(hang: Hang) -> None:

@@ -31,8 +31,8 @@ MORE: list[tuple[Case, list[Any], set[int]]] = [
     (("stop", "after", [1], False), [24, "because", None], {5, 10, 11, 15, 20, 24}),
 ]
 APART: list[tuple[Case, str]] = [
-    (("break", "epoch", [0], False), "rank 0 left the loop over rt.epochs() by break or return, rank 1 ended epoch 1"),
-    (("break", "epoch", [1], False), "rank 0 ended epoch 1 of 2, rank 1 left the loop over rt.epochs() by break or"),
+    (("break", "epoch", [0], False), "rank 0 left the loop over rt.epochs(), rank 1 ended epoch 1"),
+    (("break", "epoch", [1], False), "rank 0 ended epoch 1 of 2, rank 1 left the loop over rt.epochs()"),
     (("save_best", "epoch", [0], False), "rank 0 called rt.save_best(value), rank 1 ended epoch 1 of 2"),
     (("save_model", "epoch", [0], False), "rank 0 called rt.save_model(path), rank 1 ended epoch 1 of 2"),
     (("save", "after", [1], False), "rank 0 ended the `with` body, rank 1 called rt.save()"),

@@ -76,7 +76,9 @@ def test_a_step_that_raises_leaves_an_optimizer_with_all_its_parameters_and_no_l
             message, is_whole = told[case["name"]]
             assert is_whole, case["name"]
             if case["caught"]:
-                assert "a step of this Failing was left by an exception, and the loop went on" in message, case["name"]
+                assert "a step of this Failing was left by an exception, and the script went on" in message, case[
+                    "name"
+                ]
             else:
                 assert message == "in the middle of a step", case["name"]
 
