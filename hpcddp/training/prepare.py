@@ -32,7 +32,7 @@ from hpcddp.training.data.items import (
     check_second,
     describe_items,
 )
-from hpcddp.training.data.loader import InputWait, SecondLoader, TrainingLoader, make_sampler
+from hpcddp.training.data.loader import SecondLoader, TrainingLoader, make_sampler
 from hpcddp.training.data.reading import DataSource, is_shuffled, read_how
 from hpcddp.training.data.sampler import derive_key, find_pass, move_to
 from hpcddp.training.data.weighing import Count, Weighing
@@ -45,7 +45,7 @@ from hpcddp.training.parallel.layout import Layout, ask_all, spread_weights
 from hpcddp.training.parallel.sharded import WrapOptions
 from hpcddp.training.parallel.strategy import place
 from hpcddp.training.parallel.zero import WholeSteps, ZeroSteps
-from hpcddp.training.remarks import describe_share, describe_starving, print_warning
+from hpcddp.training.remarks import describe_share, print_warning
 from hpcddp.training.report import Report
 from hpcddp.training.saves import Saves
 from hpcddp.training.setup import RunSetup
@@ -300,14 +300,10 @@ class Preparation:
         note(name_setting("shuffle", number), how.shuffle)
         device, gradients = self._group.device, self._gradients
         weighing = Weighing(gradients.averaged_over, self._layout, device, count, gradients.slots)
-        waits = InputWait(
-            self._record.note_input if number == 1 else lambda _: None,
-            lambda share: self._say_starving(share, how.reading.num_workers),
-        )
         how_read = how.reading
         if how.gives_items:
             how_read = replace(how_read, collate_fn=SingleItem(how_read.collate_fn))
-        parts: tuple[Any, ...] = (how.dataset, sampler, device, weighing, how_read, self._loop, waits)
+        parts: tuple[Any, ...] = (how.dataset, sampler, device, weighing, how_read, self._loop)
         loader: TrainingLoader
         if number > 1:
             note(name_setting("global_batch", number), plan.global_batch)
@@ -385,6 +381,3 @@ class Preparation:
         exactness = self._options.exactness
         largest = 1 if items else self._options.max_micro_batch
         return plan_batch(batch, self._layout.data_size, largest, exactness.slices if exactness else None)
-
-    def _say_starving(self, share: float, num_workers: int) -> None:
-        print_warning(describe_starving(share, num_workers, self._group.cpus), is_first=self._group.is_first)

@@ -8,24 +8,12 @@ from collections.abc import Sequence
 from torch import nn
 
 from hpcddp.batchplan import BatchPlan
-from hpcddp.units import format_count
 
 NOT_CAUGHT = (
     "this runtime is not in the main thread, where alone Python hears signals: SIGTERM and the warning before the"
     " walltime end the process without a checkpoint; the deadline is heard\nhint: open hpcddp.runtime in the main"
     " thread"
 )
-
-
-def describe_starving(share: float, num_workers: int, cpus: int) -> str:
-    """A warning that steps wait for input for this `share` of the time, on a rank that has `cpus` CPUs for itself."""
-    found = f"the steps of rank 0 wait for input {share:.0%} of the time, with {format_count(num_workers, 'worker')}"
-    if num_workers < cpus - 1:
-        return f"{found}; set num_workers={cpus - 1} in the DataLoader or rt.loader"
-    return (
-        f"{found} on {format_count(cpus, 'CPU')}; ask for more with --cpus-per-rank and set num_workers to one less,"
-        " or make a sample cheaper to read"
-    )
 
 
 def describe_share(batch_size: int, ranks: int) -> str:

@@ -266,10 +266,6 @@ class StepRecord:
         if isinstance(flops, int | float):
             self._metrics.write("model", flops_per_sample=float(flops))
 
-    def note_input(self, numbers: dict[str, Any]) -> None:
-        """How long this rank waited for its input in a loop over the loader."""
-        self._metrics.write("input", **numbers)
-
     def catch_up(self, weighing: Weighing | None) -> str | None:
         """Write the steps so far: a checkpoint does not come before its steps. Returns the reason to stop that a rank
         had in them. Waits for the last exchange; call it on every rank at the same step."""

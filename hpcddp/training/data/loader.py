@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import tee
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -50,43 +49,6 @@ def move(thing: Any, device: torch.device) -> Any:
     )
 
 
-# Batches on their way to the device: beside the computation, on a CUDA stream of their own.
-
-
-class Copies:
-    """Starts copies to the device: on a GPU on a stream of their own, beside what the current stream computes; on a CPU
-    there is nothing to copy."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]  # torch does not annotate it
-
-    def start(self, content: Any) -> Callable[[], Any]:
-        """Begin to copy. Calling the result, once and just before it is used, gives what lies on the device."""
-        if self._stream is None:
-            return lambda: move(content, self._device)
-        copies: list[Tensor] = []
-
-        def copy(part: Any) -> Any:
-            if isinstance(part, Tensor):
-                copies.append(part.to(self._device, non_blocking=True))
-                return copies[-1]
-            return part  # moves itself when it is used: the allocator hears of no copies that it makes
-
-        with torch.cuda.stream(self._stream):
-            moved = map_parts(content, copy)
-            copied = self._stream.record_event()
-
-        def hand_over() -> Any:
-            using = torch.cuda.current_stream(self._device)
-            using.wait_event(copied)
-            for tensor in copies:
-                tensor.record_stream(using)  # its memory is free again when this stream is done with it
-            return map_parts(moved, lambda part: part if isinstance(part, Tensor) else part.to(self._device))
-
-        return hand_over
-
-
 class Batch:
     """This rank's share of one global batch: one optimizer step.
 
@@ -94,19 +56,17 @@ class Batch:
     but `rt.micro_batches` opens.
     """
 
-    def __init__(self, parts: Sequence[WeighedBatch], copies: Copies, *, is_several: bool) -> None:
+    def __init__(self, parts: Sequence[WeighedBatch], device: torch.device, *, is_several: bool) -> None:
         self.parts = parts
         self.is_several = is_several
-        self.content: Any = None  # what the loop got: this object, or what the samples collate to
-        self._copies = copies
+        self._device = device
+        # what the loop gets: this object, or what the samples collate to
+        self.content: Any = self if is_several else move(parts[0].content, device)
 
     def contents(self) -> Iterator[tuple[WeighedBatch, Any]]:
-        """Each micro batch on the device. The copy of the next has begun when one is given out."""
-        waiting: Callable[[], Any] | None = None
-        for nth, part in enumerate(self.parts):
-            ready = waiting or self._copies.start(part.content)
-            waiting = self._copies.start(self.parts[nth + 1].content) if nth + 1 < len(self.parts) else None
-            yield part, ready()
+        """Each micro batch on the device."""
+        for part in self.parts:
+            yield part, move(part.content, self._device)
 
     def __iter__(self) -> Iterator[Any]:
         raise BATCH_UNPACKED.error()
@@ -121,63 +81,6 @@ class Batch:
         if name.startswith("__"):
             raise AttributeError(name)
         raise BATCH_UNPACKED.error()
-
-
-# How long a training loop waits for its input.
-
-
-Item = TypeVar("Item")
-
-_LONG_S, _MUCH = 10.0, 0.1
-
-
-class InputWait:
-    """Two looks at the clock per micro batch. `write` gets the numbers of each loop over the loader; `say`, once, the
-    share of a loop that has waited for its input for more than 10 s and a tenth of its time. `clock` is in seconds,
-    from anywhere.
-    """
-
-    def __init__(
-        self,
-        write: Callable[[dict[str, Any]], None],
-        say: Callable[[float], None],
-        clock: Callable[[], float] = time.perf_counter,
-    ) -> None:
-        self._write = write
-        self._say = say
-        self._clock = clock
-        self._said = False
-        self._loop: tuple[int, int, float, float] | None = None  # epoch, micro batches, seconds waited and seconds
-
-    def over(self, items: Iterable[Item], epoch: int) -> Iterator[Item]:
-        """The same items. What `next` takes is waiting; what the loop does between them is not."""
-        self.end_loop()
-        clock, ask = self._clock, iter(items).__next__
-        waited, count = 0.0, 0
-        began = asked = clock()
-        while True:
-            try:
-                item = ask()
-            except StopIteration:
-                return
-            now = clock()
-            waited += now - asked
-            count += 1
-            self._loop = (epoch, count, waited, now - began)
-            yield item
-            asked = clock()
-
-    def end_loop(self) -> None:
-        """Write how long the loop over the loader waited that has ended, at its end or before."""
-        if self._loop is None:
-            return
-        (epoch, count, waited, took), self._loop = self._loop, None
-        share = round(waited / took, 4) if took > 0 else 0.0
-        numbers = {"micro_batches": count, "wait_s": round(waited, 4), "loop_s": round(took, 4), "share": share}
-        self._write({"epoch": epoch, **numbers})
-        if waited > max(_LONG_S, _MUCH * took) and not self._said:
-            self._said = True
-            self._say(share)
 
 
 class LoopListener(Protocol):
@@ -282,7 +185,6 @@ class TrainingLoader:
         weighing: Weighing,
         reading: Reading,
         listener: LoopListener,
-        waits: InputWait,
         *,
         is_several: bool,
     ) -> None:
@@ -294,13 +196,9 @@ class TrainingLoader:
         self.weighing = weighing
         self._is_several = is_several
         self._listener = listener
-        self._waits = waits
-        self._copies = Copies(device)
+        self._device = device
         collates = reading.num_workers == 0 and draws_in_collate(reading)
         self._may_draw = collates or weighing.count is not None  # the caller's code, in this process
-        # one batch ahead only where that runs none of the caller's code earlier, and waits for no other rank
-        indexed = isinstance(sampler, GlobalBatchSampler)
-        self._ahead = device.type == "cuda" and reading.num_workers > 0 and indexed and weighing.count is None
         if isinstance(sampler, StreamSampler):
             self._read = read_stream(sampler, device, reading)
         else:
@@ -317,8 +215,7 @@ class TrainingLoader:
         self._start()
         if listener.run_is_over:
             return
-        for batch, content in self._batches():
-            batch.content = batch if self._is_several else content()
+        for batch in self._batches():
             listener.batch_starts(batch)
             try:
                 yield batch.content
@@ -332,23 +229,8 @@ class TrainingLoader:
                 break
         listener.seed_between()
 
-    def _batches(self) -> Iterator[tuple[Batch, Callable[[], Any]]]:
-        """Each batch, and what gives its content on the device. The copy of the next may have begun before."""
-        waiting: tuple[Batch, Callable[[], Any]] | None = None
-        for parts in self.weighing.steps(self._waits.over(self._read(), self.sampler.epoch)):
-            batch = Batch(parts, self._copies, is_several=self._is_several)
-            if self._is_several:
-                yield batch, _nothing
-                continue
-            now = batch, self._copies.start(parts[0].content)
-            if not self._ahead:
-                yield now
-                continue
-            if waiting is not None:
-                yield waiting
-            waiting = now
-        if waiting is not None:
-            yield waiting
+    def _batches(self) -> Iterator[Batch]:
+        return (Batch(parts, self._device, is_several=self._is_several) for parts in self.weighing.steps(self._read()))
 
     def _start(self) -> None:
         """A loop starts. RequestError if the data set has another length than when the sampler was made."""
@@ -362,12 +244,7 @@ class TrainingLoader:
 
     def close(self) -> None:
         """End the loader processes, which would keep the open sockets of this process open. No more is read."""
-        self._waits.end_loop()
         self._read = lambda: iter(())
-
-
-def _nothing() -> None:
-    """The content of a batch in micro batches, which `rt.micro_batches` gives."""
 
 
 # More training data beside the first loader's, such as unlabelled samples: its batches belong to the first one's steps.
@@ -422,14 +299,13 @@ class SecondLoader(TrainingLoader):
         self.sampler.epoch, self.sampler.position = self._find_start()
         loop = self._loop = _Loop(self.sampler.epoch)
         try:
-            for batch, content in self._drawn():
+            for batch in self._drawn():
                 if self._loop is not loop:
                     raise RequestError(
                         f"two loops over training loader {self.number} ran in turn",
                         "take the batches of one loop at a time",
                     )
                 self._held = None
-                batch.content = batch if self._is_several else content()
                 micro = batch.parts[-1].micro
                 self.sampler.advance(micro)
                 place = self.sampler.epoch, self.sampler.position
@@ -446,7 +322,7 @@ class SecondLoader(TrainingLoader):
         self.taken.clear()
         return self.place
 
-    def _drawn(self) -> Iterator[tuple[Batch, Callable[[], Any]]]:
+    def _drawn(self) -> Iterator[Batch]:
         """The batches. What the script's own code draws for them comes from a key of this loader and its place."""
         if not self._may_draw:
             yield from self._batches()

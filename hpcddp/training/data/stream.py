@@ -13,8 +13,9 @@ it skipped, fewer only at the end.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from copy import copy
 from itertools import count, islice
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch.utils.data import DataLoader, IterableDataset, default_collate, get_worker_info
@@ -41,10 +42,9 @@ class Stream:
             set_epoch(epoch)
         with fork_generators():
             seed_generators("stream", seed, epoch)
-            self.source = iter(dataset)
-        self._skip: Callable[[int], int] | None = getattr(self.source, "skip", None)
-        self._ahead: list[Any] = []  # a sample that `goes_on` has read
-        self._skipped = 0  # samples that it has skipped
+            self._source = iter(dataset)
+        self._skip: Callable[[int], int] | None = getattr(self._source, "skip", None)
+        self._ahead: list[Any] = []  # the next sample, where `is_over` has read it
 
     @property
     def can_skip(self) -> bool:
@@ -58,122 +58,31 @@ class Stream:
 
     def skip(self, samples: int) -> int:
         """Skip the next samples; returns how many there were."""
-        if not samples:
-            return 0
-        early, self._ahead, self._skipped = len(self._ahead) + self._skipped, [], 0
-        samples -= early
+        ahead, self._ahead = len(self._ahead[:samples]), self._ahead[samples:]
         if self._skip is None:
-            return early + sum(1 for _ in islice(self._read(), samples))
-        passed = self._skip(samples) if samples else 0
-        self._number += passed
-        return early + passed
+            return ahead + sum(1 for _ in islice(self._read(), samples - ahead))
+        skipped = self._skip(samples - ahead) if samples > ahead else 0
+        self._number += skipped
+        return ahead + skipped
 
-    def goes_on(self, *, reads: bool) -> bool:
-        """Whether there is another sample. `reads`: the next call reads it; else that skips it, and so does this."""
-        if reads:
-            self._ahead = self.read(1)
-        else:
-            self._skipped = self.skip(1)
-        return bool(self._ahead or self._skipped)
+    def is_over(self) -> bool:
+        """Whether there is no other sample."""
+        self._ahead = self._ahead or self.read(1)
+        return not self._ahead
 
     def _read(self) -> Iterator[Any]:
         while True:
             seed_generators(*self._key, self._number)
             try:
-                sample = next(self.source)
+                sample = next(self._source)
             except StopIteration:
                 return
             self._number += 1
             yield sample
 
 
-class StreamStart(NamedTuple):
-    """Where in a stream reading starts, and for which data rank."""
-
-    plan: BatchPlan
-    data_rank: int
-    seed: int
-    epoch: int
-    position: int  # samples of this epoch that are consumed
-    length: int | None  # samples of the epoch, if that is known
-
-
-class RankSteps(IterableDataset[StepParts]):
-    """This data rank's micro batches of the rest of an epoch, step by step. Loader processes take turns.
-
-    The last global batch may be smaller. Each rank then has what there is of its usual share, in the usual number of
-    micro batches, because the number of samples left is known only at the end.
-    """
-
-    def __init__(
-        self, dataset: IterableDataset[Any], start: StreamStart, collate: Callable[[list[Any]], Any] | None
-    ) -> None:
-        self._dataset = dataset
-        self._start = start
-        self._collate = collate or default_collate
-        self._stand_in: Any = None  # the sample of micro batches that do not count and keep the ranks in step
-
-    def __iter__(self) -> Iterator[StepParts]:
-        worker = get_worker_info()
-        nth, workers = (worker.id, worker.num_workers) if worker is not None else (0, 1)
-        whole = self._start.plan.global_batch
-        reads = workers == 1 and next(iter(self._start.plan.pieces(self._start.data_rank))).start == 0
-        with fork_generators():
-            stream = self._open(self._start.position)
-        for step in count():
-            parts: StepParts = []
-            with fork_generators():
-                if step % workers == nth:
-                    total, parts = self._read_step(stream, self._start.position + step * whole, reads=reads)
-                else:
-                    total = stream.skip(whole)
-            if parts:
-                yield [(micro, self._collate(samples)) for micro, samples in parts]
-            if total < whole:
-                return
-
-    def _open(self, position: int) -> Stream:
-        stream = Stream(self._dataset, self._start.seed, self._start.epoch)
-        stream.skip(position)
-        return stream
-
-    def _read_step(self, stream: Stream, position: int, *, reads: bool) -> tuple[int, StepParts]:
-        """(samples of the global batch at this position, this rank's micro batches of it with their samples).
-
-        `reads`: this reads the first sample of the next one, too. In a stream whose length is not known, that sample
-        says whether this one is the last of the epoch.
-        """
-        plan, at = self._start.plan, 0
-        pieces = list(plan.pieces(self._start.data_rank))
-        parts = []
-        for piece in pieces:
-            at += stream.skip(piece.start - at)
-            parts.append(stream.read(piece.samples))
-            at += len(parts[-1])
-        total = at + stream.skip(plan.global_batch - at)
-        if not total:
-            return 0, []
-        self._stand_in = next((part[0] for part in parts if part), self._stand_in)
-        if self._stand_in is None and not all(parts):
-            [self._stand_in] = self._open(position).read(1)
-        last, length = len(pieces) - 1, self._start.length
-        ends = total < plan.global_batch or (
-            not stream.goes_on(reads=reads) if length is None else position + total >= length
-        )
-        return total, [
-            (
-                MicroBatch(position + piece.start, len(part), total, nth, nth == last, piece.slice, ends),
-                part or [self._stand_in],
-            )
-            for nth, (piece, part) in enumerate(zip(pieces, parts, strict=True))
-        ]
-
-
-# The position of the training in a stream, and reading from there.
-
-
 class StreamSampler(EpochPosition):
-    """The position in a stream, as `GlobalBatchSampler` for data with an index.
+    """The position of the training in a stream, as `GlobalBatchSampler` for data with an index.
 
     `length` is the number of samples of an epoch if the data set has a `__len__`, else None. Without it an epoch ends
     where the stream does.
@@ -188,9 +97,64 @@ class StreamSampler(EpochPosition):
         self.seed = seed
         self.dataset = dataset
 
-    def start(self) -> StreamStart:
-        """Where the rest of this epoch starts."""
-        return StreamStart(self.plan, self.data_rank, self.seed, self.epoch, self.position, self.length)
+    def open(self) -> Stream:
+        """This epoch's stream, at the position."""
+        stream = Stream(self.dataset, self.seed, self.epoch)
+        stream.skip(self.position)
+        return stream
+
+
+class RankSteps(IterableDataset[StepParts]):
+    """This data rank's micro batches of the rest of an epoch, step by step. Loader processes take turns.
+
+    The last global batch may be smaller. Each rank then has what there is of its usual share, in the usual number of
+    micro batches, because the number of samples left is known only at the end.
+    """
+
+    def __init__(self, sampler: StreamSampler, collate: Callable[[list[Any]], Any] | None) -> None:
+        self._start = copy(sampler)  # the training moves the sampler while this is read
+        self._collate = collate or default_collate
+        self._stand_in: Any = None  # the sample of micro batches that do not count and keep the ranks in step
+
+    def __iter__(self) -> Iterator[StepParts]:
+        worker = get_worker_info()
+        nth, workers = (worker.id, worker.num_workers) if worker is not None else (0, 1)
+        whole = self._start.plan.global_batch
+        with fork_generators():
+            stream = self._start.open()
+        for step in count():
+            parts: StepParts = []
+            with fork_generators():
+                if step % workers == nth:
+                    total, parts = self._read_step(stream, self._start.position + step * whole)
+                else:
+                    total = stream.skip(whole)
+            if parts:
+                yield [(micro, self._collate(samples)) for micro, samples in parts]
+            if total < whole:
+                return
+
+    def _read_step(self, stream: Stream, position: int) -> tuple[int, StepParts]:
+        """(samples of the global batch at this position, this rank's micro batches of it with their samples)."""
+        plan, length, at = self._start.plan, self._start.length, 0
+        pieces = list(plan.pieces(self._start.data_rank))
+        parts = []
+        for piece in pieces:
+            at += stream.skip(piece.start - at)
+            parts.append(stream.read(piece.samples))
+            at += len(parts[-1])
+        total = at + stream.skip(plan.global_batch - at)
+        if not total:
+            return 0, []
+        self._stand_in = next((part[0] for part in parts if part), self._stand_in)
+        if self._stand_in is None and not all(parts):
+            [self._stand_in] = self._start.open().read(1)
+        ends = total < plan.global_batch or (stream.is_over() if length is None else position + total >= length)
+        micros = (
+            MicroBatch(position + piece.start, len(part), total, nth, nth == len(pieces) - 1, piece.slice, ends)
+            for nth, (piece, part) in enumerate(zip(pieces, parts, strict=True))
+        )
+        return total, [(micro, part or [self._stand_in]) for micro, part in zip(micros, parts, strict=True)]
 
 
 def read_stream(sampler: StreamSampler, device: torch.device, reading: Reading) -> Callable[[], Iterator[Loaded]]:
@@ -207,7 +171,7 @@ def read_stream(sampler: StreamSampler, device: torch.device, reading: Reading) 
         position = start
         # no persistent workers: they would keep the epoch that they were started with
         loader: DataLoader[Any] = DataLoader(
-            RankSteps(sampler.dataset, sampler.start(), reading.collate_fn),
+            RankSteps(sampler, reading.collate_fn),
             batch_size=None,
             generator=torch.Generator(),  # an iterator draws a seed: not from the generator of the user's loop
             **reading.options(device) | {"collate_fn": _as_it_is},

@@ -22,7 +22,7 @@ import pytest
 import torch
 import torch._dynamo  # every optimizer imports it: before what is there is taken from the garbage collector
 
-from hpcddp.training.data.loader import Batch, InputWait, TrainingLoader
+from hpcddp.training.data.loader import Batch, TrainingLoader
 from hpcddp.training.data.sampler import MicroBatch
 from hpcddp.training.data.weighing import Weight
 
@@ -249,8 +249,3 @@ def start_python(
     for pid in [*left]:
         os.kill(pid, signal.SIGKILL)
         wait(pid)
-
-
-def unheard() -> InputWait:
-    """Measures how long a loop waits for input, and tells nobody."""
-    return InputWait(lambda _: None, lambda _: None)

@@ -18,7 +18,7 @@ from hpcddp.training.data.sampler import GlobalBatchSampler
 from hpcddp.training.data.weighing import Weighing
 from hpcddp.training.parallel.layout import plan_layout
 
-from .conftest import Listening, unheard
+from .conftest import Listening
 
 CPU = torch.device("cpu")
 
@@ -37,7 +37,7 @@ def _loader(dataset: Dataset, world_size: int, rank: int, workers: int = 0) -> L
     sampler = GlobalBatchSampler(len(dataset), plan_batch(8, world_size), rank, seed=1)
     weighing = Weighing(world_size, plan_layout(rank, world_size), CPU)
     return Listening(
-        lambda ear: TrainingLoader(dataset, sampler, CPU, weighing, Reading(workers), ear, unheard(), is_several=True)
+        lambda ear: TrainingLoader(dataset, sampler, CPU, weighing, Reading(workers), ear, is_several=True)
     )
 
 

@@ -24,7 +24,7 @@ from hpcddp.training.data.stream import StreamSampler
 from hpcddp.training.data.weighing import Weighing
 from hpcddp.training.parallel.layout import plan_layout
 
-from .conftest import Listening, unheard
+from .conftest import Listening
 
 RunRanks = Callable[..., Any]
 CPU = torch.device("cpu")
@@ -47,16 +47,13 @@ class Sized(Plain):
 
 
 class Skipping(Iterator[tuple[torch.Tensor, int]]):
-    """Can skip, and notes the samples that are read."""
-
-    def __init__(self, samples: list[int], was_read: list[int]) -> None:
-        self._samples, self._was_read = samples, was_read
+    def __init__(self, samples: list[int]) -> None:
+        self._samples = samples
 
     def __next__(self) -> tuple[torch.Tensor, int]:
         if not self._samples:
             raise StopIteration
-        self._was_read.append(self._samples.pop(0))
-        return torch.rand(2), self._was_read[-1]
+        return torch.rand(2), self._samples.pop(0)
 
     def skip(self, count: int) -> int:
         before = len(self._samples)
@@ -71,14 +68,13 @@ class Unsized(IterableDataset):
 
     def __init__(self, length: int) -> None:
         self.samples = length
-        self.was_read: list[int] = []
 
     def set_epoch(self, epoch: int) -> None:
         self.epoch = epoch
 
     def __iter__(self) -> Skipping:
         order = torch.randperm(self.samples, generator=torch.Generator().manual_seed(self.epoch))
-        return Skipping(order.tolist(), self.was_read)
+        return Skipping(order.tolist())
 
 
 class SizedSkipping(Unsized):
@@ -95,7 +91,7 @@ def _loader(dataset: Any, plan: Any, rank: int, at: tuple[int, int] = (0, 0), wo
     sampler.epoch, sampler.position = at
     weighing = Weighing(plan.data_size, plan_layout(rank, plan.data_size), CPU)
     return Listening(
-        lambda ear: TrainingLoader(dataset, sampler, CPU, weighing, Reading(workers), ear, unheard(), is_several=True)
+        lambda ear: TrainingLoader(dataset, sampler, CPU, weighing, Reading(workers), ear, is_several=True)
     )
 
 
@@ -230,13 +226,6 @@ def test_the_last_batch_of_a_stream_is_known_as_such_when_it_comes(kind: str, le
         for rank in range(world_size):
             micros = [batch.micro for batch in _loader(KINDS[kind](length), plan, rank, workers=workers)]
             assert [one.ends_epoch for one in micros] == [one.position >= 12 - 6 * (length == 12) for one in micros]
-
-
-def test_to_know_the_last_batch_no_sample_is_read_that_would_be_skipped() -> None:
-    for rank in range(3):
-        data = Unsized(18)
-        batches = list(_loader(data, plan_batch(6, 3), rank))
-        assert data.was_read == [i for batch in batches for i in batch.y.tolist()]
 
 
 @pytest.mark.parametrize("kind", [pytest.param(kind, marks=pytest.mark.slow) for kind in ("skips", "plain")])
