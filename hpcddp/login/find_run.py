@@ -13,7 +13,7 @@ from hpcddp.runs.folder import RUNS, RunFolder, job_of, list_attempts, list_hold
 from hpcddp.runs.jsonfile import read_first_line
 from hpcddp.runs.lock import read_holder, read_holder_end, read_holders
 from hpcddp.runs.start import is_run
-from hpcddp.runs.submitted import has_index, is_in, list_submissions, list_sweep_runs, read_submissions, read_sweep
+from hpcddp.runs.submitted import is_in, list_submissions, list_sweep_runs, read_submissions, read_sweep
 from hpcddp.schedulers.job_id import JobId, parse_id
 from hpcddp.schedulers.registry import find_scheduler
 
@@ -129,10 +129,11 @@ def find_array_jobs(run: RunFolder) -> list[tuple[str, JobId]]:
     """Scheduler and id of the job that each array of this run's sweep has for it, the newest one last: of `lr.7` those
     with index 7."""
     base, _, index = run.path.rpartition(".")
-    sweep = RunFolder(base)
-    if not base or not re.fullmatch(r"\d+", index, re.ASCII) or not has_index(sweep, int(index)):
+    folder = RunFolder(base)
+    sweep = read_sweep(folder) if base and re.fullmatch(r"\d+", index, re.ASCII) else None
+    if sweep is None or not is_in(sweep.array, int(index)):
         return []
-    arrays = [one for one in read_submissions(sweep) if is_in(one.array, int(index))]
+    arrays = [one for one in read_submissions(folder) if is_in(one.array, int(index))]
     of_index = [(one, find_scheduler(one.scheduler).commands.of_index) for one in arrays]
     return [(one.scheduler, parse_id(one.job).at(index, form)) for one, form in of_index]
 

@@ -22,7 +22,7 @@ from hpcddp.runs.attempt import choose_error, choose_lines, read_log_end
 from hpcddp.runs.folder import AttemptFolder, RunFolder, show_path
 from hpcddp.runs.lock import Holder, HolderEnd
 from hpcddp.runs.state import AT_ITS_END, RunState, correct_killed
-from hpcddp.runs.submitted import Sweep, is_in, list_sweep_runs, read_span, read_sweep
+from hpcddp.runs.submitted import Sweep, is_in, list_indices, list_sweep_runs, read_sweep
 from hpcddp.schedulers.job_id import JobId
 from hpcddp.schedulers.registry import find_scheduler
 from hpcddp.schedulers.row import JobFound
@@ -417,7 +417,7 @@ def _find_sweep(one: OnDisk) -> Sweep | None:
 def _judge_sweep(one: OnDisk, verdict: RunVerdict, about: Sweep, runs: Sequence[RunStatus]) -> RunStatus:
     """The folder of a sweep or an array: how many of its runs are in which state, each counted once, and the best."""
     point = " ".join(f"{name}={','.join(values)}" for name, values in about.axes.items()) or f"array {about.array}"
-    left = list_indices(about.array.partition("%")[0])
+    left = list_indices(about.array)
     size = len(left)
     counts: dict[str, int] = {}
     for run in runs:
@@ -447,12 +447,6 @@ def _judge_sweep(one: OnDisk, verdict: RunVerdict, about: Sweep, runs: Sequence[
         best_run=best,
         starts=waits.starts if waits is not None else None,
     )
-
-
-def list_indices(text: str) -> set[int]:
-    """Of `5-9999` or `1,3,7-9:2`."""
-    spans = (read_span(part.partition("%")[0]) for part in text.split(","))
-    return {index for span in spans if span is not None for index in span}
 
 
 def _find_best(runs: Sequence[RunStatus]) -> tuple[str, str]:
