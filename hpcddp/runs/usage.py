@@ -9,15 +9,14 @@ import os
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from datetime import datetime
 from typing import Any, TypeAlias
 
 from hpcddp.errors import HpcddpError
 from hpcddp.ranks.gpus import find_gpu_type
 from hpcddp.record import Record
-from hpcddp.runs.folder import AttemptFolder, RunFolder, list_holders
+from hpcddp.runs.folder import AttemptFolder, RunFolder
 from hpcddp.runs.jsonfile import read_object
-from hpcddp.runs.lock import Holder, read_holder, read_holder_end
+from hpcddp.runs.lock import Hold, read_holds
 from hpcddp.runs.metrics import AtLine, MetricsReader, StepLine
 from hpcddp.runs.state import read_state
 from hpcddp.runs.submitted import read_job_end, read_submissions
@@ -81,9 +80,9 @@ class Efficiency(Record):
 def read_efficiency(run: RunFolder, *, reads_steps: bool = True) -> Efficiency:
     """SchemaError if another hpcddp wrote the folder; what else cannot be read is not known. `reads_steps`: without
     them nothing is known of speed and lost time."""
-    held = [(path, holder) for path in list_holders(run) if (holder := read_holder(path)) is not None]
-    made = [_read_steps(run.attempt(holder.attempt)) if reads_steps else [] for _, holder in held]
-    attempts = _read_attempts(run, held, made)
+    holds = read_holds(run)
+    made = [_read_steps(run.attempt(hold.holder.attempt)) if reads_steps else [] for hold in holds]
+    attempts = _read_attempts(run, holds, made)
     nodes = [node for one in attempts for node in one.used]
     cpu_there = sum(node.cpus * node.seconds for node in nodes)
     gpus = [(gpu, node.seconds) for node in nodes for gpu in node.gpus]
@@ -107,7 +106,7 @@ def read_efficiency(run: RunFolder, *, reads_steps: bool = True) -> Efficiency:
         phases=_share_phases(attempts),
         advice=(),
     )
-    return found._replace(advice=tuple(_advise(found, run)))
+    return found._replace(advice=tuple(_advise(found, run, holds)))
 
 
 def _read(path: str) -> dict[str, Any]:
@@ -116,32 +115,30 @@ def _read(path: str) -> dict[str, Any]:
     return {}
 
 
-def _read_attempts(run: RunFolder, held: Sequence[tuple[str, Holder]], made: Sequence[Steps]) -> list[AttemptUse]:
+def _read_attempts(run: RunFolder, holds: Sequence[Hold], made: Sequence[Steps]) -> list[AttemptUse]:
     saved: int | None = None  # the last step that nobody has to do again; of one that runs nobody knows
     with suppress(HpcddpError):
-        state = read_state(run) if held and read_holder_end(held[-1][0]) is not None else None
+        state = read_state(run) if holds and holds[-1].end is not None else None
         saved = None if state is None else state.step
     found = []
-    for nth, (path, holder) in enumerate(held):
-        attempt, steps = run.attempt(holder.attempt), made[nth]
-        begins, ends = _read_times(attempt, path, holder)
+    for nth, hold in enumerate(holds):
+        attempt, steps = run.attempt(hold.holder.attempt), made[nth]
+        begins, ends = _read_times(attempt, hold)
         good = next((later[0][0] - 1 for later in made[nth + 1 :] if later), saved)
         lost_s = 0.0
         if steps and good is not None and steps[-1][0] > good:
             lost_s = ends - max((at for step, at in steps if step <= good), default=begins)
         used, job = _read_nodes(attempt), read_job_end(attempt)
         nodes = max(len(used), job.nodes if job is not None else 1)
-        found.append(AttemptUse(holder.attempt, begins, ends - begins, nodes, lost_s, tuple(used)))
+        found.append(AttemptUse(attempt.name, begins, ends - begins, nodes, lost_s, tuple(used)))
     return found
 
 
-def _read_times(attempt: AttemptFolder, path: str, holder: Holder) -> tuple[float, float]:
+def _read_times(attempt: AttemptFolder, hold: Hold) -> tuple[float, float]:
     """When it held the run; the end of one that was killed is that of its last sign."""
-    begins = os.stat(os.path.join(path, "holder.json")).st_mtime
-    with suppress(ValueError):
-        begins = datetime.strptime(holder.since, "%Y-%m-%dT%H:%M:%S%z").timestamp()
-    ended = os.path.join(path, "ended")
-    signs = [ended] if read_holder_end(path) is not None else [attempt.metrics, attempt.log, *_list_usage(attempt)]
+    begins = hold.holder.since_s or os.stat(os.path.join(hold.path, "holder.json")).st_mtime
+    ended = os.path.join(hold.path, "ended")
+    signs = [ended] if hold.end is not None else [attempt.metrics, attempt.log, *_list_usage(attempt)]
     last = [os.stat(sign).st_mtime for sign in signs if os.path.exists(sign)]
     return begins, max(min(max(last, default=begins), time.time()), begins)
 
@@ -236,11 +233,11 @@ def _read_flops(attempt: AttemptFolder) -> float:
     return found
 
 
-def _advise(found: Efficiency, run: RunFolder) -> list[str]:
+def _advise(found: Efficiency, run: RunFolder, holds: Sequence[Hold]) -> list[str]:
     """What to type for the next run; only what is worth it. An end that was none says nothing of the whole."""
     told, ranks = [], int(_read(run.plan).get("ranks_per_node") or 1)
-    end = next(map(read_holder_end, reversed(list_holders(run))), None)
-    if end is None or end.status != 0:
+    ends = [hold.end for hold in holds]
+    if not ends or ends[-1] is None or ends[-1].status != 0:
         return []
     if found.cpus and found.cpu_use is not None and found.cpu_use < _FEW:
         nodes = (node for one in found.attempts for node in one.used if node.seconds)
