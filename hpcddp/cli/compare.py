@@ -8,7 +8,7 @@ import sys
 from collections.abc import Mapping
 
 from hpcddp.cli.parser import VerbParser
-from hpcddp.runs.compare import compare_runs, describe_comparison, format_comparison, read_run
+from hpcddp.runs.compare import compare_runs, format_comparison, read_run
 
 _DESCRIPTION = """\
 Say whether two runs are the same to the last bit: every loss, and the SHA-256 of the weights where both recorded it.
@@ -33,7 +33,7 @@ def run(args: argparse.Namespace, _env: Mapping[str, str]) -> int:
     """Prints the comparison. 1 if the runs differ."""
     result = compare_runs(*(read_run(folder) for folder in args.runs))
     if args.json:
-        print(json.dumps(describe_comparison(result), indent=1))
+        print(json.dumps(result._asdict(), indent=1))
     else:
         sys.stdout.write(format_comparison(result))
     return 0 if result.is_same else 1

@@ -12,7 +12,7 @@ from hpcddp.cli.request import named_site, read_keys, request_parser
 from hpcddp.cli.streams import tell, tell_each, write_exactly
 from hpcddp.errors import RequestError
 from hpcddp.login.planning import choose_site, read_request
-from hpcddp.login.submit import Parts, check_parts, list_unverified, plan_parts, submit_parts
+from hpcddp.login.submit import Parts, check_parts, plan_parts, submit_parts
 from hpcddp.schedulers.registry import find_scheduler
 
 _DESCRIPTION = """\
@@ -62,19 +62,18 @@ def run(args: argparse.Namespace, env: Mapping[str, str]) -> int:
         _show(parts)
         return 0
     queued = submit_parts(parts, env)
-    tell_each(list_unverified(parts, env))
     for one, part in zip(queued, parts.parts, strict=True):
         tell(str(part))
-        write_exactly(f"{one.submission.job}\n")
-    where = parts.sweep or queued[0].run
+        write_exactly(f"{one.job}\n")
+    where = parts.sweep or parts.parts[0].run
     tell(f"hpcddp status {shlex.quote(os.path.relpath(where.path))} shows what becomes of it")
     return 0
 
 
 def _show(parts: Parts) -> None:
     for part in parts.parts:
-        words = find_scheduler(part.plan.site.scheduler).commands.hand_in or ("bash", "{script}")
-        command = " ".join(words[: words.index("{script}")]).replace(" {options}", "")
+        words = find_scheduler(part.plan.site.scheduler).commands.hand_in or ("bash",)
+        command = " ".join(word for word in words if not word.startswith("{"))
         index = f" (index {part.array_index})" if part.array_index else ""
         tell(f"{command} would get this script{index}; {part}")
         write_exactly(part.script)

@@ -9,11 +9,11 @@ from collections.abc import Sequence
 from contextlib import suppress
 
 from hpcddp.errors import RequestError, nearest
-from hpcddp.runs.folder import RUNS, RunFolder, job_of, list_attempts, list_holders, show_path
+from hpcddp.runs.folder import RUNS, RunFolder, job_of, list_attempts, show_path
 from hpcddp.runs.jsonfile import read_first_line
-from hpcddp.runs.lock import read_holder, read_holder_end, read_holders
+from hpcddp.runs.lock import read_holds
 from hpcddp.runs.start import is_run
-from hpcddp.runs.submitted import has_index, is_in, list_submissions, list_sweep_runs, read_submissions, read_sweep
+from hpcddp.runs.submitted import is_in, list_submissions, list_sweep_runs, read_submissions, read_sweep
 from hpcddp.schedulers.job_id import JobId, parse_id
 from hpcddp.schedulers.registry import find_scheduler
 
@@ -89,22 +89,17 @@ def list_jobs(run: RunFolder) -> list[JobId]:
     attempts = list_attempts(run)
     ids = [one.job for one in read_submissions(run)] + [job_of(attempt.name) for attempt in attempts]
     ids += filter(None, (read_first_line(attempt.next) for attempt in attempts))
-    return [*map(parse_id, ids), *(holder.id for holder in read_holders(run))]
+    return [*map(parse_id, ids), *(hold.holder.id for hold in read_holds(run))]
 
 
 def find_newest_jobs(run: RunFolder) -> list[str]:
     """The ids of the newest job of the run, or of each run of a sweep; of an array its own. The newest one is the one
     that was submitted, has begun, or was queued as a follow-up last; a follow-up counts once the job before it has
     ended, which takes it back where nothing is left."""
-    times: list[tuple[float, str]] = []
-    for folder, one in list_submissions(run):
-        times.append((_changed(folder), one.job))
-    current = ""
-    for path in list_holders(run):
-        holder = read_holder(path)
-        if holder is not None and holder.job:
-            times.append((_changed(os.path.join(path, "holder.json")), str(holder.id)))
-            current = holder.attempt if read_holder_end(path) is None else ""
+    holds = [hold for hold in read_holds(run) if hold.holder.job]
+    current = holds[-1].holder.attempt if holds and holds[-1].end is None else ""
+    times = [(_changed(file), one.job) for file, one in list_submissions(run)]
+    times += [(_changed(os.path.join(one.path, "holder.json")), str(one.holder.id)) for one in holds]
     for attempt in list_attempts(run):
         if (follows := read_first_line(attempt.next)) and attempt.name != current:
             times.append((_changed(attempt.next), follows))
@@ -129,10 +124,11 @@ def find_array_jobs(run: RunFolder) -> list[tuple[str, JobId]]:
     """Scheduler and id of the job that each array of this run's sweep has for it, the newest one last: of `lr.7` those
     with index 7."""
     base, _, index = run.path.rpartition(".")
-    sweep = RunFolder(base)
-    if not base or not re.fullmatch(r"\d+", index, re.ASCII) or not has_index(sweep, int(index)):
+    folder = RunFolder(base)
+    sweep = read_sweep(folder) if base and re.fullmatch(r"\d+", index, re.ASCII) else None
+    if sweep is None or not is_in(sweep.array, int(index)):
         return []
-    arrays = [one for one in read_submissions(sweep) if is_in(one.array, int(index))]
+    arrays = [one for one in read_submissions(folder) if is_in(one.array, int(index))]
     of_index = [(one, find_scheduler(one.scheduler).commands.of_index) for one in arrays]
     return [(one.scheduler, parse_id(one.job).at(index, form)) for one, form in of_index]
 

@@ -81,8 +81,8 @@ class Job:
             parts = plan_parts(spec, site, os.environ, _CREATED_BY)
             check_parts(parts, os.environ)
             queued = submit_parts(parts, os.environ)
-        self._run = os.path.abspath((parts.sweep or queued[0].run).path)
-        return "\n".join(one.submission.job for one in queued)
+        self._run = os.path.abspath((parts.sweep or parts.parts[0].run).path)
+        return "\n".join(one.job for one in queued)
 
     def status(self) -> RunStatus:
         """What became of the run, by its folder and the scheduler; of a sweep its own row."""

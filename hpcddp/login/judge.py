@@ -11,7 +11,6 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from datetime import datetime
 from types import MappingProxyType
 
 from hpcddp.errors import UNFINISHED, HpcddpError
@@ -22,7 +21,7 @@ from hpcddp.runs.attempt import choose_error, choose_lines, read_log_end
 from hpcddp.runs.folder import AttemptFolder, RunFolder, show_path
 from hpcddp.runs.lock import Holder, HolderEnd
 from hpcddp.runs.state import AT_ITS_END, RunState, correct_killed
-from hpcddp.runs.submitted import Sweep, is_in, list_sweep_runs, read_span, read_sweep
+from hpcddp.runs.submitted import Sweep, is_in, list_indices, list_sweep_runs, read_sweep
 from hpcddp.schedulers.job_id import JobId
 from hpcddp.schedulers.registry import find_scheduler
 from hpcddp.schedulers.row import JobFound
@@ -165,7 +164,7 @@ def ask_schedulers(runs: Sequence[OnDisk], env: Mapping[str, str]) -> Answers:
             owners.add(os.stat(one.run.path).st_uid)  # whose jobs they are
         for at, job in enumerate(one.jobs):
             if not job.is_here:
-                is_well = one.exit_status == 0 and not one.signal  # one of very many, perhaps
+                is_well = one.end.status == 0 and not one.end.signal  # one of very many, perhaps
                 surely = job.holds or job.holder is None or (at == 0 and not is_well)
                 questions.setdefault(job.scheduler, {})[str(job.id)] = surely
     for scheduler, ids in questions.items():
@@ -205,11 +204,7 @@ def _lives(job: RunJob, found: JobFound) -> bool:
 
 def _has_started_since(found: JobFound, holder: Holder) -> bool:
     """Whether the job has started since this hold of it began; not where nobody says when."""
-    try:
-        began = datetime.strptime(holder.since, "%Y-%m-%dT%H:%M:%S%z").timestamp()
-    except ValueError:
-        return False
-    return found.starts is not None and found.starts > began
+    return found.starts is not None and holder.since_s is not None and found.starts > holder.since_s
 
 
 def _with_reason(job: RunJob, found: JobFound, others: Sequence[RunJob]) -> JobFound:
@@ -234,7 +229,7 @@ def _judge_running(base: RunStatus, one: OnDisk, job: RunJob, found: JobFound) -
 def _judge_ended(base: RunStatus, one: OnDisk, found: Sequence[JobFound]) -> RunStatus:
     """No job of the run lives: what the ranks wrote last, else how the job ended."""
     last = one.holder.id if one.holder is not None else None
-    base = base._replace(job=str(last or ""), left_s=None, exit_status=one.exit_status)
+    base = base._replace(job=str(last or ""), left_s=None, exit_status=one.end.status)
     its = [each for each in found if last is None or last.covers(each.id)]  # not of a next one that never began
     job = next(iter(its), None)
     if one.left:
@@ -244,10 +239,10 @@ def _judge_ended(base: RunStatus, one: OnDisk, found: Sequence[JobFound]) -> Run
     end = _describe_end(one, job)
     state = None if one.state is None else correct_killed(one.run, one.state, lambda: False)
     word, why = (end.state, end.why) if state is None else _judge_state(one, state, end)
-    log = one.run.attempt(one.holder.attempt).log if one.holder is not None and word == "failed" else ""
+    log = one.attempt.log if one.attempt is not None and word == "failed" else ""
     base = base._replace(state=word, why=why, log=show_path(log) if os.path.exists(log) else "")
     if state is None:
-        return base if one.exit_status is not None or job is None else base._replace(exit_status=job.status or None)
+        return base if one.end.status is not None or job is None else base._replace(exit_status=job.status or None)
     return base._replace(step=state.step, epoch=state.epoch, weights_sha256=state.weights_sha256, exact=state.exact)
 
 
@@ -261,15 +256,15 @@ class _End(Record):
 
 def _describe_end(one: OnDisk, job: JobFound | None) -> _End:
     """By what its supervisor has said, the scheduler, and the end of its log, in this order."""
-    status, said = one.exit_status, job.reason if job is not None else ""
+    status, said = one.end.status, job.reason if job is not None else ""
     is_taken = job is not None and job.state == "cancelled"
-    signal = one.signal or ("" if one.cause else _ENDED_BY.get(status or 0, ""))
-    cause = one.cause or one.lost
+    signal = one.end.signal or ("" if one.end.cause else _ENDED_BY.get(status or 0, ""))
+    cause = one.end.cause or one.lost
     if signal or (is_taken and status):
         if is_taken or not said:  # what a job says that was taken back is why it waited once
-            why = "; ".join(filter(None, [signal, one.cause])) or "its job was cancelled"
+            why = "; ".join(filter(None, [signal, one.end.cause])) or "its job was cancelled"
             return _End("cancelled", why, signal)
-        return _End("unfinished", "; ".join(filter(None, [signal, one.cause, said])), signal or said)
+        return _End("unfinished", "; ".join(filter(None, [signal, one.end.cause, said])), signal or said)
     if status is None:
         if job is not None and job.state != "finished":
             return _End(job.state, cause or said, cause or said)
@@ -277,7 +272,7 @@ def _describe_end(one: OnDisk, job: JobFound | None) -> _End:
         return _End("failed", cause or "it was killed: it left no exit status, and no state", cause)
     if not status:
         return _End("finished", "", "")
-    cause = cause or _find_error(one.run.attempt(one.holder.attempt).log if one.holder is not None else "")
+    cause = cause or _find_error(one.attempt.log if one.attempt is not None else "")
     return _End("failed", "; ".join(filter(None, [cause or f"exit status {status}", said])), cause or said)
 
 
@@ -288,11 +283,11 @@ def _judge_state(one: OnDisk, state: RunState, end: _End) -> tuple[str, str]:
     is_signal = end.state in {"cancelled", "unfinished"}
     if state.status == "failed":
         ended = "unfinished" if state.step else "cancelled"
-        return (ended, end.why) if is_signal and one.signal else ("failed", one.cause or state.reason)
+        return (ended, end.why) if is_signal and one.end.signal else ("failed", one.end.cause or state.reason)
     has_said = one.state == state and (one.holder is None or state.attempt == one.holder.attempt)
-    if has_said and not (one.cause and state.reason.startswith("SIG")):  # the launcher's, which ends the others
+    if has_said and not (one.end.cause and state.reason.startswith("SIG")):  # the launcher's, which ends the others
         return "unfinished", state.reason
-    has_failed = end.state == "failed" and one.exit_status not in {None, UNFINISHED} and not one.lost
+    has_failed = end.state == "failed" and one.end.status not in {None, UNFINISHED} and not one.lost
     why = end.why if has_failed else end.cause
     saved = f"checkpoint at step {state.step}" if state.step else ""
     return "failed" if has_failed else "unfinished", "; ".join(filter(None, [why, saved])) if why else state.reason
@@ -356,7 +351,8 @@ def say_end(one: OnDisk, attempt: AttemptFolder, status: RunStatus) -> str:
         return lost
     if is_last and not status.lives and status.why:
         return status.why
-    end = one.ends_of_attempts.get(attempt.name, HolderEnd())
+    ends = {hold.holder.attempt: hold.end for hold in one.holds}
+    end = ends.get(attempt.name, HolderEnd())
     if end is None:
         return "it left no exit status"
     more = ", unfinished" if end.status == UNFINISHED else ""
@@ -417,7 +413,7 @@ def _find_sweep(one: OnDisk) -> Sweep | None:
 def _judge_sweep(one: OnDisk, verdict: RunVerdict, about: Sweep, runs: Sequence[RunStatus]) -> RunStatus:
     """The folder of a sweep or an array: how many of its runs are in which state, each counted once, and the best."""
     point = " ".join(f"{name}={','.join(values)}" for name, values in about.axes.items()) or f"array {about.array}"
-    left = list_indices(about.array.partition("%")[0])
+    left = list_indices(about.array)
     size = len(left)
     counts: dict[str, int] = {}
     for run in runs:
@@ -447,12 +443,6 @@ def _judge_sweep(one: OnDisk, verdict: RunVerdict, about: Sweep, runs: Sequence[
         best_run=best,
         starts=waits.starts if waits is not None else None,
     )
-
-
-def list_indices(text: str) -> set[int]:
-    """Of `5-9999` or `1,3,7-9:2`."""
-    spans = (read_span(part.partition("%")[0]) for part in text.split(","))
-    return {index for span in spans if span is not None for index in span}
 
 
 def _find_best(runs: Sequence[RunStatus]) -> tuple[str, str]:

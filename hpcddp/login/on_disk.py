@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
 from hpcddp.errors import HpcddpError
 from hpcddp.login.find_run import find_array_jobs
-from hpcddp.record import Record
+from hpcddp.record import TYPE_CHECKING, Record
 from hpcddp.runs.chain import Turn, find_unfinished_runs
-from hpcddp.runs.folder import AttemptFolder, RunFolder, job_of, list_attempts, list_holders, show_path
+from hpcddp.runs.folder import AttemptFolder, RunFolder, job_of, list_attempts, show_path
 from hpcddp.runs.jsonfile import read_first_line, read_record
-from hpcddp.runs.lock import Holder, HolderEnd, describe_process, has_ended, read_holder, read_holder_end
+from hpcddp.runs.lock import Hold, Holder, HolderEnd, describe_process, has_ended, read_holds
 from hpcddp.runs.metrics import Latest, read_latest
 from hpcddp.runs.state import Best, RunState, read_best, read_plan_file, read_state
 from hpcddp.runs.submitted import Submission, read_job_end, read_submissions
 from hpcddp.schedulers.job_id import JobId, parse_id
 from hpcddp.schedulers.registry import find_scheduler
 
-_NOTHING: Mapping[str, HolderEnd | None] = {}
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 
 class RunJob(Record):
@@ -42,27 +42,37 @@ class RunJob(Record):
 
 
 class OnDisk(Record):
-    """What the folder of one run says. `holder`: the last one; `ended`: whether it has said that it ended, with this
-    status, by this signal and for this cause. `left`: the runs that the script of its job has opened itself and left
-    unfinished. `ends_of_attempts`: what each that has held the run said at its end; None: nothing."""
+    """What the folder of one run says. `links`: the number of the last attempt's job in its chain, and of how many at
+    most. `ends`: of the job that holds it, as its supervisor wrote. `left`: the runs that the script of its job has
+    opened itself and left unfinished. `problem`: what cannot be read."""
 
     run: RunFolder
-    state: RunState | None
-    holder: Holder | None
-    ended: bool
-    exit_status: int | None
-    signal: str
-    cause: str
-    submissions: tuple[Submission, ...]
-    jobs: tuple[RunJob, ...]
-    links: tuple[int, int]
-    latest: Latest
-    point: str
+    state: RunState | None = None
+    holds: Sequence[Hold] = ()
+    submissions: Sequence[Submission] = ()
+    jobs: Sequence[RunJob] = ()
+    links: tuple[int, int] = (0, 0)
+    latest: Latest = Latest()
+    point: str = ""
     best: Best | None = None
-    ends: int | None = None  # of the job that holds it, as its supervisor wrote
-    problem: str = ""
+    ends: int | None = None
     left: str = ""
-    ends_of_attempts: Mapping[str, HolderEnd | None] = _NOTHING
+    problem: str = ""
+
+    @property
+    def holder(self) -> Holder | None:
+        """The last one."""
+        return self.holds[-1].holder if self.holds else None
+
+    @property
+    def ended(self) -> bool:
+        """Whether the last holder has said that it ended."""
+        return not self.holds or self.holds[-1].end is not None
+
+    @property
+    def end(self) -> HolderEnd:
+        """What the last holder has said at its end."""
+        return (self.holds[-1].end if self.holds else None) or HolderEnd()
 
     @property
     def is_finished(self) -> bool:
@@ -72,12 +82,17 @@ class OnDisk(Record):
     @property
     def is_done(self) -> bool:
         """Whether nothing of it is left to do: what its job has behind the training has ended well, too."""
-        return self.is_finished and not (self.exit_status or self.signal or self.cause)
+        return self.is_finished and not any(self.end)
+
+    @property
+    def attempt(self) -> AttemptFolder | None:
+        """The last one that has held it."""
+        return self.run.attempt(self.holds[-1].holder.attempt) if self.holds else None
 
     @property
     def lost(self) -> str:
         """Why the last attempt has lost ranks; "" if it has not."""
-        return read_lost(self.run.attempt(self.holder.attempt)) if self.holder is not None else ""
+        return read_lost(self.attempt) if self.attempt is not None else ""
 
 
 def read_lost(attempt: AttemptFolder) -> str:
@@ -89,86 +104,61 @@ def read_lost(attempt: AttemptFolder) -> str:
 
 def read_on_disk(run: RunFolder) -> OnDisk:
     """Asks nobody. What cannot be read is in `problem`."""
-    state, best, problem, point = None, None, "", ""
+    one = OnDisk(run, holds=read_holds(run), submissions=read_submissions(run))
     try:
-        state = read_state(run)
-        best = read_best(run.checkpoints)
-        point = " ".join(f"{k}={v}" for k, v in (read_plan_file(run).point or {}).items())
+        one = one._replace(state=read_state(run))
+        one = one._replace(best=read_best(run.checkpoints))
+        one = one._replace(point=" ".join(f"{k}={v}" for k, v in (read_plan_file(run).point or {}).items()))
     except HpcddpError as error:
-        problem = str(error)
-    held = [(path, holder) for path in list_holders(run) if (holder := read_holder(path)) is not None]
-    last, holder = held[-1] if held else ("", None)
-    end = read_holder_end(last) if last else HolderEnd()
-    ended, end = end is not None, end or HolderEnd()
-    attempts = list_attempts(run)
-    latest, ends = Latest(), None
-    if holder is not None:
-        current = run.attempt(holder.attempt)
-        latest = read_latest(current.metrics)
+        one = one._replace(problem=str(error))
+    if (attempt := one.attempt) is not None:
+        one = one._replace(latest=read_latest(attempt.metrics))
         with suppress(HpcddpError):
-            told = read_job_end(current)
-            ends = told.ends if told is not None else None
-    submissions = tuple(read_submissions(run))
-    left = _find_left(run, state, holder)
-    is_done = ended and not left and state is not None and state.status == "finished"
-    return OnDisk(
-        run,
-        state,
-        holder,
-        ended,
-        *end,
-        submissions,
-        tuple(_list_jobs(run, held, submissions, attempts, is_done=is_done)),
-        _read_links(run.attempt(holder.attempt)) if holder is not None else (0, 0),
-        latest,
-        point,
-        best,
-        ends,
-        problem,
-        left,
-        {holder.attempt: read_holder_end(path) for path, holder in held},
-    )
+            job = read_job_end(attempt)
+            one = one._replace(ends=job.ends if job is not None else None)
+        with suppress(HpcddpError):
+            turn = read_record(attempt.chain, Turn)
+            one = one._replace(links=(turn.turn, turn.of) if turn is not None else (0, 0))
+        with suppress(HpcddpError):
+            is_open = one.state is None or one.state.status == "finished"
+            left = find_unfinished_runs(attempt) if is_open else []  # else its own run says enough
+            told = (f"run {show_path(own.path)}: step {state.step} ({state.reason})" for own, state in left)
+            one = one._replace(left="; ".join(told))
+    return one._replace(jobs=_list_jobs(one))
 
 
-def _list_jobs(
-    run: RunFolder,
-    held: Sequence[tuple[str, Holder]],
-    submissions: Sequence[Submission],
-    attempts: Sequence[AttemptFolder],
-    *,
-    is_done: bool,
-) -> list[RunJob]:
+def _list_jobs(one: OnDisk) -> list[RunJob]:
     """Every job that may write the run, each once, the one that held it last first. Those that have held it and are
-    over for good are left out: of a run that is done, and where the job that was to follow has begun."""
+    over for good are left out: of a run that is finished, and where the job that was to follow has begun."""
     holders: dict[str, RunJob] = {}  # by the job's part of its attempts' names
-    for path, holder in held:
-        name = job_of(holder.attempt)
-        is_last = path == held[-1][0]
-        alive = _is_alive(holder) if is_last else False
-        holds = is_last and alive is not False and read_holder_end(path) is None
+    for hold in one.holds:
+        name = job_of(hold.holder.attempt)
+        is_last = hold == one.holds[-1]
+        alive = _is_alive(hold.holder) if is_last else False
         holders.pop(name, None)
-        holders[name] = RunJob(holder.scheduler, holder.id, holder, holds, alive)
+        holds = is_last and alive is not False and hold.end is None
+        holders[name] = RunJob(hold.holder.scheduler, hold.holder.id, hold.holder, holds, alive)
     waiting = {
-        one.job: RunJob(one.scheduler, parse_id(one.job), submission=one) for one in submissions if not one.array
+        job.job: RunJob(job.scheduler, parse_id(job.job), submission=job) for job in one.submissions if not job.array
     }
-    waiting |= {str(job): RunJob(scheduler, job) for scheduler, job in find_array_jobs(run)}
+    waiting |= {str(job): RunJob(scheduler, job) for scheduler, job in find_array_jobs(one.run)}
     followed = set[str]()
-    for attempt in attempts:
+    for attempt in list_attempts(one.run):
         if follows := read_first_line(attempt.next):
             before = holders.get(job_of(attempt.name))
             job = RunJob(before.scheduler if before else "", parse_id(follows), before=str(before.id) if before else "")
             waiting.setdefault(follows, job)
-            if any(one.id.is_same(job.id) for one in holders.values()):
+            if any(held.id.is_same(job.id) for held in holders.values()):
                 followed.add(job_of(attempt.name))
     jobs = []
-    for name, one in reversed(holders.items()):
-        submitted = next((job.submission for job in waiting.values() if one.id.is_same(job.id)), None)
-        if one.holds or not (is_done or name in followed):
-            jobs.append(one._replace(submission=submitted))
-    left = [one for one in waiting.values() if not any(other.id.is_same(one.id) for other in holders.values())]
+    for name, held in reversed(holders.items()):
+        if held.holds or not (one.is_finished or name in followed):
+            own = next((job.submission for job in waiting.values() if held.id.is_same(job.id)), None)
+            jobs.append(held._replace(submission=own))
+    jobs += [job for job in waiting.values() if not any(held.id.is_same(job.id) for held in holders.values())]
     # an array's own folder is held by none of its jobs
-    left += [RunJob(one.scheduler, parse_id(one.job), submission=one) for one in submissions if one.array]
-    return jobs + [one for one in left if one.scheduler]
+    jobs += [RunJob(job.scheduler, parse_id(job.job), submission=job) for job in one.submissions if job.array]
+    return [job for job in jobs if job.scheduler or job.holder is not None]
 
 
 def _is_alive(holder: Holder) -> bool | None:
@@ -176,20 +166,3 @@ def _is_alive(holder: Holder) -> bool | None:
     mine = describe_process("", os.getpid(), {}, ())
     ended = has_ended(holder, mine, lambda _scheduler, _job: None)
     return None if ended is None else not ended
-
-
-def _read_links(attempt: AttemptFolder) -> tuple[int, int]:
-    """The number of this attempt's job in its chain, and of how many at most; (0, 0): it belongs to none."""
-    with suppress(HpcddpError):
-        turn = read_record(attempt.chain, Turn)
-        return (0, 0) if turn is None else (turn.turn, turn.of)
-    return 0, 0
-
-
-def _find_left(run: RunFolder, state: RunState | None, holder: Holder | None) -> str:
-    """In words; empty where the job's own run says enough."""
-    left = []
-    if holder is not None and (state is None or state.status == "finished"):
-        with suppress(HpcddpError):
-            left = find_unfinished_runs(run.attempt(holder.attempt))
-    return "; ".join(f"run {show_path(own.path)}: step {one.step} ({one.reason})" for own, one in left)

@@ -13,9 +13,9 @@ from contextlib import contextmanager, suppress
 from hpcddp.errors import HpcddpError, NoAnswerError, RequestError, SchedulerError
 from hpcddp.login.background import end_job, name_job, output_of, start_job
 from hpcddp.login.find_run import call_run, find_newest_jobs, find_run, list_all_runs
-from hpcddp.login.judge import ask_schedulers, judge, list_indices
+from hpcddp.login.judge import ask_schedulers, judge
 from hpcddp.login.on_disk import read_on_disk
-from hpcddp.login.planning import find_python_file, look_here, on_path, plan_spec, request_of
+from hpcddp.login.planning import look_here, on_path, plan_spec, request_of
 from hpcddp.ranks.frameworks import FRAMEWORK_VARIABLES
 from hpcddp.ranks.launchers import LAUNCHERS
 from hpcddp.record import Record
@@ -30,13 +30,13 @@ from hpcddp.runs.submitted import (
     drop_submission,
     has_submissions,
     is_another_under_way,
+    list_indices,
     list_sweep_runs,
     note_submission,
     note_sweep,
     read_submissions,
     script_of,
 )
-from hpcddp.runs.verified import is_verified, note_verified
 from hpcddp.schedulers.job_id import parse_id
 from hpcddp.schedulers.registry import all_schedulers, find_current_job, find_scheduler
 from hpcddp.schedulers.row import Scheduler
@@ -93,8 +93,8 @@ class Part(Record):
     waited: Sequence[str] = ()
 
     @property
-    def place(self) -> RunFolder:
-        """The folder of its run, or of its array."""
+    def run(self) -> RunFolder:
+        """Its run, or the folder of its array."""
         return RunFolder(self.request.folder)
 
     def __str__(self) -> str:
@@ -102,14 +102,7 @@ class Part(Record):
             return str(self.outlooks[""])
         kinds = [one.kind for one in self.outlooks.values()]
         counts = ", ".join(f"{kinds.count(kind)} {kind}" for kind in dict.fromkeys(kinds))
-        return f"array {show_path(self.place.path)}: {counts or 'new'}"
-
-
-class Queued(Record):
-    """One job that was queued. `run`: its run, or the folder of its array or sweep."""
-
-    submission: Submission
-    run: RunFolder
+        return f"array {show_path(self.run.path)}: {counts or 'new'}"
 
 
 def plan_part(plan: JobPlan, env: Mapping[str, str], index: str = "", waited: Sequence[str] = ()) -> Part:
@@ -123,40 +116,45 @@ def plan_part(plan: JobPlan, env: Mapping[str, str], index: str = "", waited: Se
     whole = request_of(plan)
     array = RunFolder(whole.folder)
     is_sweep = os.path.exists(array.sweep)
-    if plan.options.array or index:
-        if is_run(array) and not is_sweep:
-            raise RequestError(
-                f"{plan.run_dir} is a run already, and an array has one for each index beside its own folder",
-                f"--name {plan.name}-array",
-            )
-    elif is_sweep:
+    if (plan.options.array or index) and is_run(array) and not is_sweep:
+        raise RequestError(
+            f"{plan.run_dir} is a run already, and an array has one for each index beside its own folder",
+            f"--name {plan.name}-array",
+        )
+    if is_sweep and not (plan.options.array or index):
         raise RequestError(f"{plan.run_dir} is a sweep or an array, and no run", f"--name {plan.name}-run")
     request = whole.of_index(index)
     check_free(request, plan, waited, env)
-    indices = list_indices(plan.options.array.partition("%")[0]) if plan.options.array else ()
+    indices = list_indices(plan.options.array)
     there = [one.path.rpartition(".")[2] for one in list_sweep_runs(array)] if indices else [""]
-    requests = {one: request.of_index(one) for one in there}
     # what holds a run was asked about before
-    outlooks = {one: foresee(each, lambda _scheduler, _job: "gone") for one, each in requests.items()}
-    done = [one for one, outlook in outlooks.items() if outlook.kind == FINISHED and read_on_disk(outlook.run).is_done]
+    outlooks = {one: foresee(request.of_index(one), lambda _scheduler, _job: "gone") for one in there}
+    done = [one for one in outlooks.values() if one.kind == FINISHED and read_on_disk(one.run).is_done]
     is_done = len(done) == (len(indices) or 1) and not request.takes_words
     return Part(plan, render_script(plan), request, outlooks, is_done, index, waited)
 
 
-def submit_part(part: Part, env: Mapping[str, str], number: int = 1, before: Sequence[Submission] = ()) -> Queued:
+def submit_part(part: Part, env: Mapping[str, str], number: int = 1, before: Sequence[Submission] = ()) -> Submission:
     """Make the run's folder, queue the job, and note its id. `before`: on this machine, the jobs that it waits for.
 
     SchedulerError with the scheduler's words if it refuses the job: then nothing is left of it.
     """
-    run, plan = part.place, part.plan
+    plan, row = part.plan, find_scheduler(part.plan.site.scheduler)
     _check_commands(plan, env)
-    made = _Made(run)
+    submission = Submission(
+        scheduler=row.name,
+        job="",
+        since=time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        host=os.uname().nodename,
+        folder=os.getcwd(),
+        array=plan.options.array,
+        walltime_s=plan.walltime_s,
+        name=plan.job_name,
+        supervised=plan.supervised,
+    )
+    clean = clean_environment(env)
     try:
-        folder = made.begin(part, env)
-        submission = _describe(part)
-        row = find_scheduler(plan.site.scheduler)
-        clean = clean_environment(env)
-        with _later_interrupts() as interrupts:
+        with _make_folder(part, env) as folder, _later_interrupts() as interrupts:
             if row.this_machine:
                 submission = submission._replace(job=name_job(number), output=output_of(folder))
                 submission = start_job(submission, folder, clean, part.array_index, before)
@@ -167,23 +165,19 @@ def submit_part(part: Part, env: Mapping[str, str], number: int = 1, before: Seq
             try:
                 note_submission(folder, submission)
                 if plan.options.array:
-                    made.note_array(part)
+                    _note_array(part)
                 if interrupts:
                     raise KeyboardInterrupt
             except (OSError, KeyboardInterrupt):
                 _take_back(submission, clean)
                 raise
     except OSError as error:
-        made.undo()
-        raise _cannot_write(run, error) from error
-    except NoAnswerError as error:  # what was made for the job stays, since it may be queued
+        raise _cannot_write(part.run, error) from error
+    except NoAnswerError as error:
         raise NoAnswerError(
             f"{error.message}: job {plan.job_name} may be queued all the same", "look for it in the queue"
         ) from error
-    except (HpcddpError, KeyboardInterrupt):
-        made.undo()
-        raise
-    return Queued(submission, run)
+    return submission
 
 
 def _check_commands(plan: JobPlan, env: Mapping[str, str]) -> None:
@@ -196,63 +190,55 @@ def _check_commands(plan: JobPlan, env: Mapping[str, str]) -> None:
         )
 
 
-class _Made:
-    """What is made for a job before it is queued, so that nothing of it is left where it is refused, and nothing else
-    that lies in the folder is touched. `submission`: its folder."""
+@contextmanager
+def _make_folder(part: Part, env: Mapping[str, str]) -> Iterator[str]:
+    """The submission's folder, and that of a new run around it; --fresh sets an old one aside. Where the body fails,
+    nothing of it is left, and nothing else that lies there is touched; but all of it where the job may be queued.
 
-    def __init__(self, run: RunFolder) -> None:
-        self._run, self._is_new = run, False
-        self._old: RunFolder | None = None
-        self._above, above = list[str](), os.path.dirname(run.path)
-        while above and not os.path.isdir(above):
-            self._above.append(above)
-            above = os.path.dirname(above)
-        self.submission = ""
-
-    def begin(self, part: Part, env: Mapping[str, str]) -> str:
-        """Make the submission's folder, and the run's if that is a new one; --fresh sets an old one aside.
-
-        OSError; RequestError or HeldError if somebody else has the run by now, or is about to.
-        """
-        run, is_array = self._run, part.plan.options.array != ""
-        self._is_new = not is_run(run)
-        self.submission = begin_submission(run, part.script)
-        if is_another_under_way(self.submission):
+    OSError; RequestError or HeldError if somebody else has the run by now, or is about to.
+    """
+    run, is_array, is_new = part.run, part.plan.options.array != "", not is_run(part.run)
+    parents = [os.path.dirname(run.path)]
+    while not os.path.isdir(parents[-1]):
+        parents.append(os.path.dirname(parents[-1]))
+    folder, old = "", None
+    try:
+        folder = begin_submission(run, part.script)
+        if is_another_under_way(run, folder):
             raise RequestError(f"another submit for {show_path(run.path)} is under way", "again in two minutes")
         check_free(part.request, part.plan, part.waited, env)
-        if not (is_array or self._is_new) and (old := set_run_aside(part.request, env)) is not None:
-            drop_submission(os.path.join(old.submitted, os.path.basename(self.submission)))
-            self._old, self._is_new = old, True
-            self.submission = begin_submission(run, part.script)
-        if self._is_new and is_array:
-            self.note_array(part)
-        elif self._is_new:
+        if not (is_array or is_new) and (old := set_run_aside(part.request, env)) is not None:
+            drop_submission(os.path.join(old.submitted, os.path.basename(folder)))
+            is_new = True
+            folder = begin_submission(run, part.script)
+        if is_new and is_array:
+            _note_array(part)
+        elif is_new:
             begin_run(run, part.request)
             write_object(run.plan, plan_record(part.plan))
-        return self.submission
+        yield folder
+    except NoAnswerError:
+        raise
+    except (HpcddpError, OSError, KeyboardInterrupt):
+        if folder:
+            drop_submission(folder)
+        if is_new and not (list_holders(run) or has_submissions(run)):
+            for path in (run.about, run.plan, run.sweep):
+                with suppress(OSError):
+                    os.unlink(path)
+            for path in (run.submitted, run.path, *parents[:-1]):
+                with suppress(OSError):  # it is not empty
+                    os.rmdir(path)
+            if old is not None:
+                with suppress(OSError):
+                    os.rename(old.path, run.path)
+        raise
 
-    def note_array(self, part: Part) -> None:
-        """An array's folder has the plan and the indices of its newest job. OSError."""
-        os.makedirs(self._run.path, exist_ok=True)
-        write_object(self._run.plan, plan_record(part.plan))
-        note_sweep(self._run, part.plan.spec.sweep or {}, part.plan.options.array)
 
-    def undo(self) -> None:
-        """Take it away again: nothing was queued."""
-        run = self._run
-        if self.submission:
-            drop_submission(self.submission)
-        if not self._is_new or list_holders(run) or has_submissions(run):
-            return
-        for path in (run.about, run.plan, run.sweep):
-            with suppress(OSError):
-                os.unlink(path)
-        for path in (run.submitted, run.path, *self._above):
-            with suppress(OSError):  # it is not empty
-                os.rmdir(path)
-        if self._old is not None:
-            with suppress(OSError):
-                os.rename(self._old.path, run.path)
+def _note_array(part: Part) -> None:
+    """An array's folder has the plan and the indices of its newest job. OSError."""
+    write_object(part.run.plan, plan_record(part.plan))
+    note_sweep(part.run, part.plan.spec.sweep or {}, part.plan.options.array)
 
 
 @contextmanager
@@ -333,21 +319,6 @@ def check_free(request: RunRequest, plan: JobPlan, waited: Sequence[str], env: M
         )
 
 
-def _describe(part: Part) -> Submission:
-    plan = part.plan
-    return Submission(
-        scheduler=plan.site.scheduler,
-        job="",
-        since=time.strftime("%Y-%m-%dT%H:%M:%S%z"),
-        host=os.uname().nodename,
-        folder=os.getcwd(),
-        array=plan.options.array,
-        walltime_s=plan.walltime_s,
-        name=plan.job_name,
-        supervised=plan.supervised,
-    )
-
-
 # One request is one job, or several: a sweep over keys of the job file has one for each point, and so has an array
 # where the scheduler takes none.
 
@@ -392,11 +363,11 @@ def plan_parts(spec: JobSpec, site: Site, env: Mapping[str, str], created_by: st
 
 def _nothing_left(part: Part, sweep: RunFolder | None) -> RequestError:
     """The error for a job that would cost node-hours and make no step."""
-    runs = sweep or (part.place if part.plan.options.array else None)
+    runs = sweep or (part.run if part.plan.options.array else None)
     other = "to begin anew: --fresh; or another run: --name X"
     if runs is not None:
         return RequestError(f"each run of {show_path(runs.path)} is finished: a job would make no step", other)
-    more = f"for a larger number of epochs: --resume {call_run(part.place)}"
+    more = f"for a larger number of epochs: --resume {call_run(part.run)}"
     return RequestError(f"{str(part).partition(';')[0]}: a job would make no step", f"{more}; {other}")
 
 
@@ -419,59 +390,34 @@ def _find_other_words(part: Part) -> Iterator[str]:
     words = recorded.settings.get(RUN, {}).get("command") if recorded is not None else None
     takes = part.request.takes_words or "command" in (part.plan.spec.accept or ())
     if words and "…" not in words and words != [*part.request.command] and not takes:
-        name = call_run(part.place)
+        name = call_run(part.run)
         yield f"run {name} was begun with {shlex.join(words)}; to take these words: --resume {name}"
 
 
-def list_unverified(parts: Parts, env: Mapping[str, str]) -> list[str]:
-    """A line for each training script that `hpcddp verify` has not run, the first time that it is submitted."""
-    told: dict[str, None] = {}
-    for part in parts.parts:
-        folder, command = part.plan.spec.workdir or "", part.plan.command
-        name = find_python_file(command, folder)
-        script = os.path.join(folder, name)
-        if not name or is_verified(script, env):
-            continue
-        with suppress(OSError), open(script, "rb") as file:
-            if b"hpcddp.runtime(" in file.read(2**20):
-                note_verified(script, env)
-                told[f"{name} was never verified: hpcddp verify -- {shlex.join(command)}"] = None
-    return list(told)
-
-
-def submit_parts(parts: Parts, env: Mapping[str, str]) -> list[Queued]:
+def submit_parts(parts: Parts, env: Mapping[str, str]) -> list[Submission]:
     """Queue them all; on this machine one after another. What was queued stays queued if a later one is refused: the
     error says how many were."""
-    queued: list[Queued] = []
+    queued: list[Submission] = []
     before = list(parts.before)
     for number, part in enumerate(parts.parts, 1):
         try:
-            done = submit_part(part, env, number, before)
-            queued.append(done)
+            queued.append(submit_part(part, env, number, before))
             if parts.sweep is not None and number == 1:
-                _note(parts)
+                axes = parts.spec.sweep or {}
+                note_sweep(parts.sweep, axes, parts.spec.array or f"1-{count_points(axes)}")
+        except OSError as error:
+            raise _cannot_write(parts.sweep or part.run, error) from error
         except (HpcddpError, KeyboardInterrupt) as error:
             if not queued:
                 raise
-            ids = f"{queued[0].submission.job} to {queued[-1].submission.job}"
-            left = f"; {len(queued)} of {len(parts.parts)} jobs are queued, {ids}"
+            left = f"; {len(queued)} of {len(parts.parts)} jobs are queued, {queued[0].job} to {queued[-1].job}"
             if isinstance(error, HpcddpError):
                 raise type(error)(f"{error.message}{left}", error.hint) from error
-            of_all = call_run(parts.sweep) if parts.sweep is not None else queued[0].submission.job
+            of_all = call_run(parts.sweep) if parts.sweep is not None else queued[0].job
             raise SchedulerError(f"interrupted{left}", f"hpcddp cancel {of_all}") from error
         if find_scheduler(part.plan.site.scheduler).this_machine:
-            before.append(done.submission)
+            before.append(queued[-1])
     return queued
-
-
-def _note(parts: Parts) -> None:
-    assert parts.sweep is not None
-    try:
-        os.makedirs(parts.sweep.path, exist_ok=True)
-        axes = parts.spec.sweep or {}
-        note_sweep(parts.sweep, axes, parts.spec.array or f"1-{count_points(axes)}")
-    except OSError as error:
-        raise _cannot_write(parts.sweep, error) from error
 
 
 def _cannot_write(run: RunFolder, error: OSError) -> RequestError:
@@ -502,10 +448,10 @@ def _split(spec: JobSpec, site: Site) -> tuple[list[tuple[JobSpec, str]], RunFol
 
 
 def _indices(array: str) -> list[str]:
-    found = re.fullmatch(r"(\d{1,9})-(\d{1,9})(?::([1-9]\d{0,8}))?", array, re.ASCII)
-    if not found or int(found[1]) >= int(found[2]):
+    indices = sorted(list_indices(array)) if re.fullmatch(r"\d+-\d+(:\d+)?", array, re.ASCII) else []
+    if not indices:
         raise RequestError(f"array {array!r} is not FIRST-LAST or FIRST-LAST:STEP", "--array 1-9")
-    return [str(index) for index in range(int(found[1]), int(found[2]) + 1, int(found[3] or 1))]
+    return [str(index) for index in indices]
 
 
 def _with_kinds(spec: JobSpec, kinds: tuple[str, ...]) -> JobSpec:

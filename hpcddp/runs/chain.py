@@ -12,9 +12,9 @@ from contextlib import suppress
 
 from hpcddp.errors import LaunchError
 from hpcddp.record import TYPE_CHECKING, Record
-from hpcddp.runs.folder import AttemptFolder, RunFolder, job_of, list_attempts, list_holders, start_of
+from hpcddp.runs.folder import AttemptFolder, RunFolder, job_of, list_attempts, start_of
 from hpcddp.runs.jsonfile import read_first_line, read_record, write_object
-from hpcddp.runs.lock import read_holder, read_holder_end
+from hpcddp.runs.lock import read_holds
 from hpcddp.runs.state import RunState, correct_killed, read_state, replace_state
 from hpcddp.schedulers.job_id import parse_id
 
@@ -159,9 +159,8 @@ def start_attempt(attempt: AttemptFolder, most: int) -> Started:
 
 def _has_ended_well(attempt: AttemptFolder) -> bool:
     """Whether the attempt that held the run before this one wrote that it ended with status 0."""
-    before = [path for path in list_holders(attempt.run) if (one := read_holder(path)) and one.attempt != attempt.name]
-    end = read_holder_end(before[-1]) if before else None
-    return end is not None and end.status == 0
+    ends = [hold.end for hold in read_holds(attempt.run) if hold.holder.attempt != attempt.name]
+    return bool(ends) and ends[-1] is not None and ends[-1].status == 0
 
 
 def is_unfinished(state: RunState | None, attempt: str | None) -> bool:

@@ -22,117 +22,65 @@ COMMAND, SEPARATOR = "HPCDDP_COMMAND", "\x1f"
 _STEP = "step-"
 
 
-class RunFolder(Record):
-    """`runs/<name>`: all of a training, over all its attempts."""
+class _Below:
+    """An attribute of a folder: the path of this name in it."""
 
+    def __init__(self, *name: str) -> None:
+        self._name = os.path.join(*name)
+
+    def __get__(self, folder: RunFolder | AttemptFolder, _kind: object) -> str:
+        return os.path.join(folder.path, self._name)
+
+
+class _RunPath(Record):
     path: str
 
-    @property
-    def about(self) -> str:
-        """The version of the folder's own layout."""
-        return os.path.join(self.path, "run.json")
 
-    @property
-    def plan(self) -> str:
-        """What the job is: its site, launcher, size and command."""
-        return os.path.join(self.path, "plan.json")
+class RunFolder(_RunPath):
+    """`runs/<name>`: all of a training, over all its attempts."""
 
-    @property
-    def state(self) -> str:
-        return os.path.join(self.path, "state.json")
-
-    @property
-    def settings(self) -> str:
-        """What the run was trained with, for the comparison with each later start."""
-        return os.path.join(self.path, "settings.json")
-
-    @property
-    def checkpoints(self) -> str:
-        return os.path.join(self.path, "checkpoints")
-
-    @property
-    def attempts(self) -> str:
-        return os.path.join(self.path, "attempts")
-
-    @property
-    def holders(self) -> str:
-        """The attempts that have held the run, by number; the last one may hold it."""
-        return os.path.join(self.path, "holders")
-
-    @property
-    def submitted(self) -> str:
-        """The jobs that `hpcddp submit` queued for the run, by number."""
-        return os.path.join(self.path, "submitted")
+    __slots__ = ()
+    about = _Below("run.json")  # when it was begun, and for which program
+    plan = _Below("plan.json")  # what the job is: its site, launcher, size and command
+    state = _Below("state.json")
+    settings = _Below("settings.json")  # what it was trained with, for the comparison with each later start
+    checkpoints = _Below("checkpoints")
+    attempts = _Below("attempts")
+    holders = _Below("holders")  # the attempts that have held it, by number; the last one may hold it
+    submitted = _Below("submitted")  # the jobs that `hpcddp submit` queued for it, by number
+    sweep = _Below("sweep.json")  # of a sweep, which is no run: its axes; its runs lie beside it, `NAME.1`, …
+    rendezvous = _Below("rendezvous")  # where rank 0 publishes its address if no launcher gives it
 
     def stop_request(self, job: str) -> str:
         """Asks the job of this name, as its attempts have it, to save and end."""
         return os.path.join(self.path, "stop", job)
 
-    @property
-    def sweep(self) -> str:
-        """Of what is no run but a sweep: its axes. Its runs lie beside it, `NAME.1`, `NAME.2`, …"""
-        return os.path.join(self.path, "sweep.json")
-
-    @property
-    def rendezvous(self) -> str:
-        """Where rank 0 publishes its address if no launcher gives it."""
-        return os.path.join(self.path, "rendezvous")
-
     def attempt(self, name: str) -> AttemptFolder:
         return AttemptFolder(self, name)
 
 
-class AttemptFolder(Record):
-    """`attempts/<name>` in a run folder: one start of the launcher, `<job>.<n>` where a job script made it."""
-
+class _AttemptName(Record):
     run: RunFolder
     name: str
+
+
+class AttemptFolder(_AttemptName):
+    """`attempts/<name>` in a run folder: one start of the launcher, `<job>.<n>` where a job script made it."""
+
+    __slots__ = ()
+    next = _Below("next")  # the id of the job that this one has queued, as the scheduler printed it
+    lost = _Below("lost")  # why it ended, if it has lost ranks
+    script = _Below("script.sh")  # the job script that started it
+    log = _Below("logs", "job.log")  # what its ranks print, beside the job's own output
+    job = _Below("job.json")  # the job that it runs in, and when that ends
+    chain = _Below("chain.json")
+    opened = _Below("runs")  # the other folders that its ranks have named, one a line
+    metrics = _Below("metrics.jsonl")
+    versions = _Below("versions.json")
 
     @property
     def path(self) -> str:
         return os.path.join(self.run.attempts, self.name)
-
-    @property
-    def next(self) -> str:
-        """The job id of the attempt that this one queued, as the scheduler printed it."""
-        return os.path.join(self.path, "next")
-
-    @property
-    def lost(self) -> str:
-        """Why it ended, if it has lost ranks."""
-        return os.path.join(self.path, "lost")
-
-    @property
-    def script(self) -> str:
-        """The job script that started it."""
-        return os.path.join(self.path, "script.sh")
-
-    @property
-    def log(self) -> str:
-        """What its ranks print, beside the job's own output."""
-        return os.path.join(self.path, "logs", "job.log")
-
-    @property
-    def job(self) -> str:
-        """The job that it runs in, and when that ends."""
-        return os.path.join(self.path, "job.json")
-
-    @property
-    def chain(self) -> str:
-        return os.path.join(self.path, "chain.json")
-
-    @property
-    def opened(self) -> str:
-        """The other folders that its ranks have named, one a line."""
-        return os.path.join(self.path, "runs")
-
-    @property
-    def metrics(self) -> str:
-        return os.path.join(self.path, "metrics.jsonl")
-
-    @property
-    def versions(self) -> str:
-        return os.path.join(self.path, "versions.json")
 
     def usage(self, host: str) -> str:
         """What its ranks use of this host."""

@@ -62,6 +62,15 @@ class Holder(Record):
         return f"{job} on {self.host} (process {self.process}, since {self.since})"
 
     @property
+    def since_s(self) -> float | None:
+        """`since` in seconds since 1970; None where it is not said."""
+        from datetime import datetime  # no rank needs it
+
+        with suppress(ValueError):
+            return datetime.strptime(self.since, "%Y-%m-%dT%H:%M:%S%z").timestamp()
+        return None
+
+    @property
     def by_hand(self) -> bool:
         """Whether `hpcddp launch` began it in a job, which may have more attempts at once."""
         return self.job != "" and BY_HAND in job_of(self.attempt)
@@ -152,6 +161,14 @@ class HeldError(LaunchError):
     holder: Holder | None = None
 
 
+class Hold(Record):
+    """What a folder below `holders/` says. `end`: None of an attempt that has not ended, or was killed."""
+
+    path: str
+    holder: Holder
+    end: HolderEnd | None
+
+
 def take_run(run: RunFolder, mine: Holder, ask: Ask, before: str = "") -> None:
     """Hold the run. HeldError if another attempt does, with who it is; LaunchError if the folder cannot be written.
 
@@ -183,23 +200,20 @@ def take_run(run: RunFolder, mine: Holder, ask: Ask, before: str = "") -> None:
 
 def _identify(path: str | None) -> int:
     """Tells a holder's folder from another one of its name; 0: there is none."""
-    try:
-        return 0 if path is None else os.stat(path).st_ino
-    except FileNotFoundError:
-        return 0
+    with suppress(FileNotFoundError):
+        return os.stat(path).st_ino if path is not None else 0
+    return 0
 
 
 def is_held_by(run: RunFolder, attempt: str) -> bool:
     """Whether this attempt holds the run."""
-    _, path = find_holder(run)
-    holder = read_holder(path) if path is not None and not os.path.exists(_end(path)) else None
-    return holder is not None and holder.attempt == attempt
+    path, holder = _read_last(run)
+    return holder is not None and holder.attempt == attempt and not os.path.exists(_end(path))
 
 
 def check_not_taken(run: RunFolder, attempt: str) -> None:
     """HeldError if another attempt has taken the run from this one: its script was killed, and its ranks lived on."""
-    _, path = find_holder(run)
-    holder = read_holder(path) if path is not None else None
+    _, holder = _read_last(run)
     if holder is not None and holder.attempt != attempt:
         raise HeldError(
             f"run {show_path(run.path)} was taken by {holder} from attempt {attempt}, which writes no more",
@@ -209,35 +223,26 @@ def check_not_taken(run: RunFolder, attempt: str) -> None:
 
 def find_live_holder(run: RunFolder, mine: Holder, ask: Ask) -> Holder | None:
     """Who holds the run, or may; None if it is free."""
-    _, path = find_holder(run)
-    if path is None or os.path.exists(_end(path)):
-        return None
-    holder = read_holder(path)
-    return None if holder is None or has_ended(holder, mine, ask) else holder
+    path, holder = _read_last(run)
+    return None if holder is None or os.path.exists(_end(path)) or has_ended(holder, mine, ask) else holder
 
 
 def release_run(run: RunFolder, attempt: str, status: int | None = None, signal: str = "", cause: str = "") -> None:
     """This attempt has ended, with this exit status if it is known, by this signal ("SIGTERM") if one ended it, and for
     this cause if it has failed; nothing if it does not hold the run. What cannot be written is found out later."""
-    _, path = find_holder(run)
-    if path is None:
+    path, holder = _read_last(run)
+    if holder is None or holder.attempt != attempt:
         return
-    holder = read_holder(path)
-    if holder is not None and holder.attempt == attempt:
-        line = f"{'' if status is None else status} {signal}".rstrip()
-        _write_end(path, f"{line}\n{cause}\n" if line or cause else "")
-
-
-def _write_end(path: str, text: str) -> None:
-    """A file system that is full takes it as well: the file is as long as it was made, and has another name then."""
-    written = text.encode(errors="replace")[:_LONGEST_END].ljust(_LONGEST_END)
+    line = f"{'' if status is None else status} {signal}".rstrip()
+    said = f"{line}\n{cause}\n" if line or cause else ""
     with suppress(OSError):
-        with open(_name_reserve(path), "r+b", buffering=0) as file:
-            file.write(written)
-        os.rename(_name_reserve(path), _end(path))
-        return
-    with suppress(OSError), open(_end(path), "wb") as file:
-        file.write(written)
+        try:  # a file system that is full takes it as well: the file is as long as it was made, and has another name
+            with open(_name_reserve(path), "r+b", buffering=0) as file:
+                file.write(said.encode(errors="replace")[:_LONGEST_END].ljust(_LONGEST_END))
+            os.rename(_name_reserve(path), _end(path))
+        except OSError:
+            with open(_end(path), "wb") as file:
+                file.write(said.encode(errors="replace")[:_LONGEST_END])
 
 
 def read_holder_end(path: str) -> HolderEnd | None:
@@ -255,9 +260,10 @@ def name_end(run: RunFolder) -> str:
     return show_path(_end(find_holder(run)[1] or ""))
 
 
-def read_holders(run: RunFolder) -> list[Holder]:
-    """Every holder that can be read, the first one first."""
-    return [holder for path in list_holders(run) if (holder := read_holder(path)) is not None]
+def read_holds(run: RunFolder) -> list[Hold]:
+    """Those whose holder can be read, the first one first."""
+    found = ((path, read_holder(path)) for path in list_holders(run))
+    return [Hold(path, holder, read_holder_end(path)) for path, holder in found if holder is not None]
 
 
 def read_holder(path: str) -> Holder | None:
@@ -265,6 +271,12 @@ def read_holder(path: str) -> Holder | None:
     with suppress(DamagedFileError):
         return read_record(os.path.join(path, "holder.json"), Holder)
     return None
+
+
+def _read_last(run: RunFolder) -> tuple[str, Holder | None]:
+    """The folder of the last holder, and who that is; None: there is none, or it cannot be read."""
+    _, path = find_holder(run)
+    return (path, read_holder(path)) if path is not None else ("", None)
 
 
 def _list_left(run: RunFolder) -> list[str]:

@@ -14,7 +14,7 @@ from datetime import datetime
 
 from hpcddp.record import Record
 from hpcddp.runs.folder import AttemptFolder, RunFolder, list_attempts
-from hpcddp.runs.lock import read_holders
+from hpcddp.runs.lock import read_holds
 
 _BLOCK = 65536  # bytes
 _NAME = re.compile(r"rank-(\d+)\.(.+)\.log")
@@ -39,7 +39,7 @@ def order_attempts(run: RunFolder) -> list[AttemptFolder]:
     """The attempts in the order in which they began: that in which they took the run. Those whose holders
     cannot be read stand first, by the times of their files."""
     attempts = list_attempts(run)  # first: an attempt holds the run before it has a folder
-    turns = {holder.attempt: turn for turn, holder in enumerate(read_holders(run), 1)}
+    turns = {hold.holder.attempt: turn for turn, hold in enumerate(read_holds(run), 1)}
     return sorted(attempts, key=lambda one: (turns.get(one.name, 0), _began(one), one.name))
 
 
@@ -145,7 +145,8 @@ def find_time(line: bytes) -> float | None:
 
 def _is_on(attempt: AttemptFolder, hosts: Sequence[str]) -> bool:
     """Whether the job script was on one of these hosts; none: on any."""
-    of_it = [one.host for one in read_holders(attempt.run) if one.attempt == attempt.name] if hosts else []
+    holders = [hold.holder for hold in read_holds(attempt.run)] if hosts else []
+    of_it = [one.host for one in holders if one.attempt == attempt.name]
     return not hosts or any(_short(host) in map(_short, hosts) for host in of_it)
 
 

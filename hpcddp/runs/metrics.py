@@ -46,17 +46,11 @@ class MetricsFile:
         self.write_rows(kind, [fields])
 
     def write_rows(self, kind: str, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Several lines of one kind, at once."""
-        if self._file is None:
-            return
-        now, text = round(time.time(), 3), ""
-        for row in rows:
-            line = {"kind": kind, **row, "time": now}
-            try:
-                text += _ENCODER.encode(line) + "\n"
-            except ValueError:  # JSON has no NaN and no infinity: null stands for them
-                text += _ENCODER.encode({name: _null_if_infinite(value) for name, value in line.items()}) + "\n"
-        self._file.write(text)
+        """Several lines of one kind, at once. Null stands for NaN and infinity, which JSON does not have."""
+        if self._file is not None:
+            now = round(time.time(), 3)
+            lines = ({"kind": kind, **row, "time": now} for row in rows)
+            self._file.write("".join(f"{_encode(line)}\n" for line in lines))
 
     def log(self, step: int, numbers: Mapping[str, float]) -> None:
         """A line of kind `log`: a user's own numbers, as `check_logged` gives them, after `step` steps."""
@@ -107,8 +101,12 @@ def _cut_half_line(path: str) -> None:
 _ENCODER = json.JSONEncoder(allow_nan=False)
 
 
-def _null_if_infinite(value: Any) -> Any:
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+def _encode(line: Mapping[str, Any]) -> str:
+    try:
+        return _ENCODER.encode(line)
+    except ValueError:
+        is_infinite = {name: isinstance(value, float) and not math.isfinite(value) for name, value in line.items()}
+        return _ENCODER.encode({name: None if is_infinite[name] else value for name, value in line.items()})
 
 
 # Reads `metrics.jsonl`, also while it grows: each call gives the lines that were completed since the last one.
@@ -153,9 +151,14 @@ Line: TypeAlias = StepLine | AtLine | LogLine | LengthLine
 _DAMAGE = (ValueError, KeyError, TypeError, OverflowError, RecursionError)  # what a line that is none of these gives
 
 
-def _parse(line: dict[str, Any]) -> Line | None:
-    """None for another kind of line. One of _DAMAGE."""
+def _parse(text: bytes, path: str) -> Line | None:
+    """None for another kind of line, and an empty one. One of _DAMAGE; SchemaError."""
+    if not text.strip():
+        return None
+    line = json.loads(text.decode(errors="replace"))
     kind = line["kind"]
+    if kind == "start":
+        check_schema(path, line)
     if kind == "expect":
         return LengthLine(int(line["total_steps"]))
     if kind == "log":
@@ -179,53 +182,42 @@ def _number(value: Any) -> float | None:
 class MetricsReader:
     """Reads one file from its beginning. A line counts once its line end is there, so half a line is never given.
 
-    The file need not exist yet. If it was truncated or replaced, reading starts again at its beginning.
+    The file need not exist yet. A damaged line is passed over, or `is_strict`: an error.
     """
 
-    def __init__(self, path: str) -> None:
-        self._path = path
+    def __init__(self, path: str, *, is_strict: bool = False) -> None:
+        self._path, self._is_strict = path, is_strict
         self._offset = 0  # in bytes; always behind a line end
-        self._last = b""  # the line before the offset, to recognise the file by
         self._number = 0  # of the line before the offset
 
     def read(self) -> Iterator[Line]:
         """The new lines; other kinds of them are passed over.
 
-        RequestError names a line that cannot be read; the next call continues after it. SchemaError if a newer
-        hpcddp wrote the file.
+        RequestError names a line that cannot be read. SchemaError if another hpcddp wrote the file;
+        UnreadableFileError.
         """
-        for text in self._read_new():
-            self._offset, self._last, self._number = self._offset + len(text), text, self._number + 1
-            line = self._read_line(text) if text.strip() else None
-            if line is not None:
-                yield line
-
-    def _read_new(self) -> list[bytes]:
         try:
             with open(self._path, "rb") as file:
-                file.seek(self._offset - len(self._last))
-                if file.read(len(self._last)) != self._last:
-                    self._offset, self._last, self._number = 0, b"", 0
-                    file.seek(0)
+                file.seek(self._offset)
                 *lines, _ = file.read().split(b"\n")  # after the last line end: nothing, or half a line
         except FileNotFoundError:
-            return []
+            return
         except OSError as error:
             raise UnreadableFileError(self._path, error) from error
-        return [line + b"\n" for line in lines]
-
-    def _read_line(self, text: bytes) -> Line | None:
-        try:
-            line = json.loads(text.decode(errors="replace"))
-            if line["kind"] == "start":
-                check_schema(self._path, line)
-            return _parse(line)
-        except _DAMAGE as error:
-            cause = f"it has no {error}" if isinstance(error, KeyError) else str(error).lower()
-            raise RequestError(
-                f"{self._path}, line {self._number} cannot be read: {cause}",
-                f"look at it: sed -n {self._number}p {self._path}",
-            ) from error
+        for text in lines:
+            self._offset, self._number = self._offset + len(text) + 1, self._number + 1
+            try:
+                line = _parse(text, self._path)
+            except _DAMAGE as error:
+                if not self._is_strict:
+                    continue
+                cause = f"it has no {error}" if isinstance(error, KeyError) else str(error).lower()
+                raise RequestError(
+                    f"{self._path}, line {self._number} cannot be read: {cause}",
+                    f"look at it: sed -n {self._number}p {self._path}",
+                ) from error
+            if line is not None:
+                yield line
 
 
 # How far an attempt is, by the first and the last lines of its metrics: a file of any size costs the same.
@@ -259,38 +251,32 @@ def read_latest(path: str) -> Latest:
     """Of a `metrics.jsonl`; nothing of one that is not there. A line that cannot be read is passed over."""
     try:
         with open(path, "rb") as file:
-            size = os.fstat(file.fileno()).st_size
             head = file.read(_HEAD)
-            file.seek(max(size - _TAIL, 0))
+            file.seek(max(os.fstat(file.fileno()).st_size - _TAIL, 0))
             tail = file.read()
     except OSError:
         return Latest()
-    began, recent = (list(filter(None, map(_read_leniently, text.split(b"\n")[:-1]))) for text in (head, tail))
-    lines = began + recent
-    totals = [line.total_steps for line in lines if isinstance(line, LengthLine)]
-    steps = [line for line in lines if isinstance(line, StepLine | AtLine)]
-    losses = [line.loss for line in steps if isinstance(line, StepLine)]
-    speeds = [line.samples_per_s for line in steps if line.samples_per_s is not None]
-    total = totals[-1] if totals else None
-    if not steps:
-        return Latest(total=total)
-    loss, speed = (values[-1] if values else None for values in (losses, speeds))
-    pace_s = _pace([line for line in recent if isinstance(line, StepLine | AtLine)])
-    return Latest(steps[-1].step, total, steps[-1].epoch, loss, speed, pace_s, steps[-1].time)
-
-
-def _pace(lines: list[StepLine | AtLine]) -> float | None:
-    """Seconds per step between the first and the last of these lines, if they are of one start."""
-    if not lines or lines[-1].step <= lines[0].step:
-        return None
-    seconds = lines[-1].time - lines[0].time
-    return seconds / (lines[-1].step - lines[0].step) if seconds >= _LEAST_S else None
-
-
-def _read_leniently(text: bytes) -> Line | None:
-    with suppress(*_DAMAGE):
-        return _parse(json.loads(text.decode(errors="replace")))
-    return None
+    lines: list[Line] = []
+    recent: list[StepLine | AtLine] = []
+    for text, is_recent in ((head, False), (tail, True)):
+        for one in text.split(b"\n")[:-1]:
+            with suppress(*_DAMAGE, SchemaError):
+                line = _parse(one, path)
+                lines += [line] if line is not None else []
+                recent += [line] if is_recent and isinstance(line, StepLine | AtLine) else []
+    latest = Latest(total=next((line.total_steps for line in reversed(lines) if isinstance(line, LengthLine)), None))
+    if not recent:
+        return latest
+    first, last = recent[0], recent[-1]
+    steps, seconds = last.step - first.step, last.time - first.time
+    return latest._replace(
+        step=last.step,
+        epoch=last.epoch,
+        loss=next((line.loss for line in reversed(recent) if isinstance(line, StepLine)), None),
+        samples_per_s=next((line.samples_per_s for line in reversed(recent) if line.samples_per_s is not None), None),
+        pace_s=seconds / steps if steps > 0 and seconds >= _LEAST_S else None,  # of one start
+        time=last.time,
+    )
 
 
 # The losses of a run over all its attempts, read while it trains: a step that was made again counts as made last.
@@ -309,28 +295,16 @@ class LossCurve:
     def read(self, attempts: Sequence[AttemptFolder]) -> None:
         """What is new in the metrics of these attempts, in the order in which they began.
 
-        SchemaError if another hpcddp wrote one, UnreadableFileError. A damaged line is passed over.
+        SchemaError if another hpcddp wrote one, UnreadableFileError.
         """
         newest = max((at for at, attempt in enumerate(attempts) if attempt.name in self.made), default=0)
         for attempt in attempts[newest:]:  # one that another has followed writes no more
-            reader = self._readers.setdefault(attempt.name, MetricsReader(attempt.metrics))
-            while not self._read_whole(reader, attempt.name):
-                pass
-
-    def _read_whole(self, reader: MetricsReader, attempt: str) -> bool:
-        """Whether all was read: a damaged line ends the reading, and the next one begins behind it."""
-        try:
-            for line in reader.read():
+            for line in self._readers.setdefault(attempt.name, MetricsReader(attempt.metrics)).read():
                 if isinstance(line, StepLine):
                     self._add(line)
                 if isinstance(line, StepLine | AtLine):
-                    first, _ = self.made.get(attempt, (line.step, line.step))
-                    self.made[attempt] = (min(first, line.step), line.step)
-        except (SchemaError, UnreadableFileError):
-            raise
-        except RequestError:
-            return False
-        return True
+                    first, _ = self.made.get(attempt.name, (line.step, line.step))
+                    self.made[attempt.name] = (min(first, line.step), line.step)
 
     def _add(self, line: StepLine) -> None:
         at = bisect_left(self.steps, line.step) if self.steps and self.steps[-1] >= line.step else len(self.steps)
@@ -345,12 +319,5 @@ class LossCurve:
             return []
         first, span = self.steps[0], self.steps[-1] - self.steps[0] + 1
         cuts = [bisect_left(self.steps, first + span * at / count) for at in range(count + 1)]
-        return [_mean(self.losses[min(a, b - 1) : b]) for a, b in pairwise(cuts)]
-
-
-def _mean(losses: array[float]) -> float | None:
-    total = sum(losses)  # in C: a curve of a million steps is drawn every few seconds
-    if not losses or math.isfinite(total):
-        return total / len(losses) if losses else None
-    finite = [loss for loss in losses if math.isfinite(loss)]
-    return sum(finite) / len(finite) if finite else None
+        finite = ([loss for loss in self.losses[min(a, b - 1) : b] if loss == loss] for a, b in pairwise(cuts))
+        return [sum(losses) / len(losses) if losses else None for losses in finite]

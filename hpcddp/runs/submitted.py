@@ -49,10 +49,10 @@ def script_of(folder: str) -> str:
 
 def begin_submission(run: RunFolder, script: str) -> str:
     """The folder of a new submission, with its script. OSError if it cannot be written."""
+    os.makedirs(run.submitted, exist_ok=True)
     for _ in range(_TRIES):
-        numbers = [int(name) for name in _names(run)]
-        path = os.path.join(run.submitted, f"{max(numbers, default=0) + 1:06d}")
-        os.makedirs(run.submitted, exist_ok=True)
+        last = ["0", *map(os.path.basename, _list_folders(run))][-1]
+        path = os.path.join(run.submitted, f"{int(last) + 1:06d}")
         try:
             os.mkdir(path)
         except FileExistsError:
@@ -64,14 +64,12 @@ def begin_submission(run: RunFolder, script: str) -> str:
     raise FileExistsError(f"{run.submitted}: other submissions take every number")
 
 
-def is_another_under_way(folder: str) -> bool:
-    """Whether another submission for the same run is under way: its folder is there, is young, and says no job yet."""
-    parent, own = os.path.split(folder)
-    for name in _names_in(parent):
-        other = os.path.join(parent, name)
+def is_another_under_way(run: RunFolder, folder: str) -> bool:
+    """Whether another submission for the run is under way: its folder is there, is young, and says no job yet."""
+    for other in _list_folders(run):
         with suppress(OSError):
             young = time.time() - os.stat(other).st_mtime < _TAKES_S
-            if name != own and young and not os.path.exists(_about(other)):
+            if other != folder and young and not os.path.exists(_about(other)):
                 return True
     return False
 
@@ -88,7 +86,7 @@ def drop_submission(folder: str) -> None:
 
 def has_submissions(run: RunFolder) -> bool:
     """Whether any was begun, and not dropped."""
-    return bool(_names(run))
+    return bool(_list_folders(run))
 
 
 def read_submissions(run: RunFolder) -> list[Submission]:
@@ -101,26 +99,19 @@ def read_submissions(run: RunFolder) -> list[Submission]:
 
 def list_submissions(run: RunFolder) -> list[tuple[str, Submission]]:
     """The same, each behind the file that says so."""
-    folders = [os.path.join(run.submitted, name) for name in _names(run)]
-    return [(_about(folder), one) for folder in folders if (one := _read(folder)) is not None]
+    found = []
+    for folder in _list_folders(run):
+        with suppress(DamagedFileError):
+            one = read_record(_about(folder), Submission)
+            found += [(_about(folder), one)] if one is not None and one.job else []
+    return found
 
 
-def _read(folder: str) -> Submission | None:
-    with suppress(DamagedFileError):
-        one = read_record(_about(folder), Submission)
-        return one if one is not None and one.job else None
-    return None
-
-
-def _names(run: RunFolder) -> list[str]:
-    return _names_in(run.submitted)
-
-
-def _names_in(folder: str) -> list[str]:
-    try:
-        return sorted((name for name in os.listdir(folder) if name.isdecimal()), key=int)
-    except OSError:
-        return []
+def _list_folders(run: RunFolder) -> list[str]:
+    with suppress(OSError):
+        names = sorted((name for name in os.listdir(run.submitted) if name.isdecimal()), key=int)
+        return [os.path.join(run.submitted, name) for name in names]
+    return []
 
 
 def _about(folder: str) -> str:
@@ -161,22 +152,20 @@ def list_sweep_runs(run: RunFolder) -> list[RunFolder]:
     return [RunFolder(f"{run.path}.{number}") for number in numbers if is_in(sweep.array, number)]
 
 
-def has_index(run: RunFolder, number: int) -> bool:
-    """Whether this is the folder of a sweep or an array with that index. DamagedFileError."""
-    sweep = read_sweep(run)
-    return sweep is not None and is_in(sweep.array, number)
-
-
 def is_in(array: str, number: int) -> bool:
     """Whether `1-9%2` has this index."""
-    spans = map(read_span, array.partition("%")[0].split(","))
-    return any(span is not None and number in span for span in spans)
+    return any(number in span for span in _list_spans(array))
 
 
-def read_span(text: str) -> range | None:
-    """The indices of `7`, `5-9999` or `7-9:2`; None for another text."""
-    found = re.fullmatch(r"(\d{1,9})(?:-(\d{1,9})(?::([1-9]\d{0,8}))?)?", text, re.ASCII)
-    return range(int(found[1]), int(found[2] or found[1]) + 1, int(found[3] or 1)) if found else None
+def list_indices(array: str) -> set[int]:
+    """Of `5-9999%2` or `1,3,7-9:2`; none of another text."""
+    return {index for span in _list_spans(array) for index in span}
+
+
+def _list_spans(array: str) -> list[range]:
+    span = r"(\d{1,9})(?:-(\d{1,9})(?::([1-9]\d{0,8}))?)?"
+    parts = (re.fullmatch(span, part, re.ASCII) for part in array.partition("%")[0].split(","))
+    return [range(int(one[1]), int(one[2] or one[1]) + 1, int(one[3] or 1)) for one in parts if one is not None]
 
 
 # `attempts/<name>/job.json`: which job an attempt runs in, its nodes, and when it ends, as its supervisor knows it.

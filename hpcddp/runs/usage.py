@@ -7,25 +7,22 @@ import json
 import math
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from datetime import datetime
 from typing import Any, TypeAlias
 
 from hpcddp.errors import HpcddpError
-from hpcddp.guard.hpcddp_stand import PHASES
 from hpcddp.ranks.gpus import find_gpu_type
 from hpcddp.record import Record
-from hpcddp.runs.folder import AttemptFolder, RunFolder, list_holders
+from hpcddp.runs.folder import AttemptFolder, RunFolder
 from hpcddp.runs.jsonfile import read_object
-from hpcddp.runs.lock import Holder, read_holder, read_holder_end
+from hpcddp.runs.lock import Hold, read_holds
 from hpcddp.runs.metrics import AtLine, MetricsReader, StepLine
 from hpcddp.runs.state import read_state
 from hpcddp.runs.submitted import read_job_end, read_submissions
 from hpcddp.units import format_count, format_walltime
 
-#: Each step that an attempt made, and when.
-StepsOf: TypeAlias = Callable[[AttemptFolder], list[tuple[int, float]]]
+Steps: TypeAlias = list[tuple[int, float]]  # each one that an attempt made, and when
 _GB = 1e9
 _MIB = 1 << 20
 _HEAD = 8192  # bytes
@@ -83,34 +80,33 @@ class Efficiency(Record):
 def read_efficiency(run: RunFolder, *, reads_steps: bool = True) -> Efficiency:
     """SchemaError if another hpcddp wrote the folder; what else cannot be read is not known. `reads_steps`: without
     them nothing is known of speed and lost time."""
-    plan, now = _read(run.plan), time.time()
-    made = _read_steps if reads_steps else lambda _: []
-    attempts = _read_attempts(run, now, made)
+    holds = read_holds(run)
+    made = [_read_steps(run.attempt(hold.holder.attempt)) if reads_steps else [] for hold in holds]
+    attempts = _read_attempts(run, holds, made)
     nodes = [node for one in attempts for node in one.used]
     cpu_there = sum(node.cpus * node.seconds for node in nodes)
     gpus = [(gpu, node.seconds) for node in nodes for gpu in node.gpus]
-    busiest = max(nodes, key=lambda node: node.memory, default=None)
-    speed, flops = _read_speed(attempts, run, made)
     gpu_s = sum(seconds for _, seconds in gpus)
-    limits = [node.limit for node in nodes if node.limit]
+    busiest = max(nodes, key=lambda node: node.memory, default=None)
+    speed, mfu = _find_speed(run, attempts, made)
     found = Efficiency(
-        run.path,
-        tuple(attempts),
-        sum(one.seconds * one.nodes for one in attempts) / 3600,
-        sum(one.lost_s * one.nodes for one in attempts) / 3600,
-        sum(node.cpu_s for node in nodes) / cpu_there if cpu_there else None,
-        max((node.cpus for node in nodes), default=None),
-        sum(gpu[1] / 100 * seconds for gpu, seconds in gpus) / gpu_s if gpu_s else None,
-        max(((gpu[2], gpu[3]) for gpu, _ in gpus), default=None),
-        busiest.memory if busiest is not None else None,
-        max(limits, default=None),
-        busiest is not None and busiest.counts_shared,
-        speed,
-        _find_mfu(speed, flops, [gpu[0] for node in attempts[-1].used for gpu in node.gpus] if attempts else []),
-        _share_phases(attempts),
-        (),
+        run=run.path,
+        attempts=tuple(attempts),
+        node_hours=sum(one.seconds * one.nodes for one in attempts) / 3600,
+        lost_node_hours=sum(one.lost_s * one.nodes for one in attempts) / 3600,
+        cpu_use=sum(node.cpu_s for node in nodes) / cpu_there if cpu_there else None,
+        cpus=max((node.cpus for node in nodes), default=None),
+        gpu_use=sum(gpu[1] / 100 * seconds for gpu, seconds in gpus) / gpu_s if gpu_s else None,
+        gpu_memory=max(((gpu[2], gpu[3]) for gpu, _ in gpus), default=None),
+        memory=busiest.memory if busiest is not None else None,
+        memory_limit=max((node.limit for node in nodes if node.limit), default=None),
+        counts_shared=busiest is not None and busiest.counts_shared,
+        samples_per_s=speed,
+        mfu=mfu,
+        phases=_share_phases(attempts),
+        advice=(),
     )
-    return found._replace(advice=tuple(_advise(found, plan, run)))
+    return found._replace(advice=tuple(_advise(found, run, holds)))
 
 
 def _read(path: str) -> dict[str, Any]:
@@ -119,49 +115,39 @@ def _read(path: str) -> dict[str, Any]:
     return {}
 
 
-def _read_attempts(run: RunFolder, now: float, made: StepsOf) -> list[AttemptUse]:
-    held: list[tuple[str, Holder]] = []
-    for path in list_holders(run):
-        holder = read_holder(path)
-        held += [(path, holder)] if holder is not None else []
-    times = [_read_times(run.attempt(holder.attempt), path, holder, now) for path, holder in held]
-    steps = [made(run.attempt(holder.attempt)) for _, holder in held]
+def _read_attempts(run: RunFolder, holds: Sequence[Hold], made: Sequence[Steps]) -> list[AttemptUse]:
     saved: int | None = None  # the last step that nobody has to do again; of one that runs nobody knows
     with suppress(HpcddpError):
-        state = read_state(run) if held and read_holder_end(held[-1][0]) is not None else None
+        state = read_state(run) if holds and holds[-1].end is not None else None
         saved = None if state is None else state.step
     found = []
-    for nth, (_, holder) in enumerate(held):
-        begins, ends = times[nth]
-        following = next((later for later in steps[nth + 1 :] if later), None)
-        good = following[0][0] - 1 if following is not None else saved
+    for nth, hold in enumerate(holds):
+        attempt, steps = run.attempt(hold.holder.attempt), made[nth]
+        begins, ends = _read_times(attempt, hold)
+        good = next((later[0][0] - 1 for later in made[nth + 1 :] if later), saved)
         lost_s = 0.0
-        if steps[nth] and good is not None and steps[nth][-1][0] > good:
-            lost_s = ends - max((at for step, at in steps[nth] if step <= good), default=begins)
-        attempt = run.attempt(holder.attempt)
+        if steps and good is not None and steps[-1][0] > good:
+            lost_s = ends - max((at for step, at in steps if step <= good), default=begins)
         used, job = _read_nodes(attempt), read_job_end(attempt)
         nodes = max(len(used), job.nodes if job is not None else 1)
-        found.append(AttemptUse(holder.attempt, begins, ends - begins, nodes, lost_s, tuple(used)))
+        found.append(AttemptUse(attempt.name, begins, ends - begins, nodes, lost_s, tuple(used)))
     return found
 
 
-def _read_times(attempt: AttemptFolder, path: str, holder: Holder, now: float) -> tuple[float, float]:
+def _read_times(attempt: AttemptFolder, hold: Hold) -> tuple[float, float]:
     """When it held the run; the end of one that was killed is that of its last sign."""
-    begins = os.stat(os.path.join(path, "holder.json")).st_mtime
-    with suppress(ValueError):
-        begins = datetime.strptime(holder.since, "%Y-%m-%dT%H:%M:%S%z").timestamp()
-    ended = os.path.join(path, "ended")
-    signs = [ended] if read_holder_end(path) is not None else [attempt.metrics, attempt.log, *_list_usage(attempt)]
+    begins = hold.holder.since_s or os.stat(os.path.join(hold.path, "holder.json")).st_mtime
+    ended = os.path.join(hold.path, "ended")
+    signs = [ended] if hold.end is not None else [attempt.metrics, attempt.log, *_list_usage(attempt)]
     last = [os.stat(sign).st_mtime for sign in signs if os.path.exists(sign)]
-    return begins, max(min(max(last, default=begins), now), begins)
+    return begins, max(min(max(last, default=begins), time.time()), begins)
 
 
-def _read_steps(attempt: AttemptFolder) -> list[tuple[int, float]]:
-    """Each step that it made, and when."""
-    reader, made = MetricsReader(attempt.metrics), list[tuple[int, float]]()
-    with suppress(HpcddpError):  # a damaged line: what stands before it counts
-        made += [(line.step, line.time) for line in reader.read() if isinstance(line, StepLine | AtLine)]
-    return made
+def _read_steps(attempt: AttemptFolder) -> Steps:
+    with suppress(HpcddpError):
+        lines = MetricsReader(attempt.metrics).read()
+        return [(line.step, line.time) for line in lines if isinstance(line, StepLine | AtLine)]
+    return []
 
 
 def _list_usage(attempt: AttemptFolder) -> list[str]:
@@ -207,62 +193,55 @@ def _sum_up(lines: Sequence[dict[str, Any]]) -> NodeUse:
 
 def _share_phases(attempts: Sequence[AttemptUse]) -> dict[str, float]:
     """`lost` first: what was made again is no part of the others."""
-    seconds = [0.0] * len(PHASES)
-    paid = lost = 0.0
+    seconds = dict.fromkeys(("lost", *_WORDS), 0.0)
     for one in attempts:
         there = [node for node in one.used if node.phases]
+        seconds["lost"] += one.lost_s * one.nodes * bool(there)
         for node in there:
             kept = 1 - one.lost_s / one.seconds if one.seconds else 1.0
             before_s = max(one.seconds - sum(node.phases), 0.0)  # the launcher and Python start
-            parts = [node.phases[0] + before_s, *node.phases[1:]]
-            seconds = [a + kept * b / len(there) * one.nodes for a, b in zip(seconds, parts, strict=True)]
-        paid += one.seconds * one.nodes * bool(there)
-        lost += one.lost_s * one.nodes * bool(there)
-    if not paid:
-        return {}
-    shares = {"lost": lost, **dict(zip(_WORDS, seconds, strict=True))}
-    return {name: part / sum(shares.values()) for name, part in shares.items() if part}
+            for name, part in zip(_WORDS, (node.phases[0] + before_s, *node.phases[1:]), strict=True):
+                seconds[name] += kept * part / len(there) * one.nodes
+    whole = sum(seconds.values())
+    return {name: part / whole for name, part in seconds.items() if part}
 
 
-def _read_speed(attempts: Sequence[AttemptUse], run: RunFolder, steps_of: StepsOf) -> tuple[float | None, float | None]:
-    """Samples per second over the last attempt that has made steps, and what the model says that a sample costs."""
-    for one in reversed(attempts):
+def _find_speed(
+    run: RunFolder, attempts: Sequence[AttemptUse], made: Sequence[Steps]
+) -> tuple[float | None, float | None]:
+    """Samples per second over the last attempt that has made steps; and the MFU, of the GPUs' dense peak in 16 bits, if
+    the models have said what a sample costs."""
+    for one, steps in zip(reversed(attempts), reversed(made), strict=True):
         attempt = run.attempt(one.name)
-        made, about = steps_of(attempt), _read(attempt.versions)
-        batch = (about.get("plan") or {}).get("global_batch")
-        if len(made) > 2 and batch and made[-1][1] > made[1][1]:
-            speed = (made[-1][0] - made[1][0]) * batch / (made[-1][1] - made[1][1])
-            return speed, _read_flops(attempt)
+        batch = (_read(attempt.versions).get("plan") or {}).get("global_batch")
+        if len(steps) > 2 and batch and steps[-1][1] > steps[1][1]:
+            speed = (steps[-1][0] - steps[1][0]) * batch / (steps[-1][1] - steps[1][1])
+            types = [find_gpu_type(gpu[0]) for node in attempts[-1].used for gpu in node.gpus]
+            peaks = [one.tflops * 1e12 for one in types if one is not None]
+            flops = _read_flops(attempt)
+            return speed, speed * flops / sum(peaks) if flops and peaks and len(peaks) == len(types) else None
     return None, None
 
 
-def _read_flops(attempt: AttemptFolder) -> float | None:
-    """What the models say of it together, before the first step."""
-    found = []
+def _read_flops(attempt: AttemptFolder) -> float:
+    """What the models say of a sample's cost, together, before the first step; 0: nothing."""
+    found = 0.0
     with suppress(OSError), open(attempt.metrics, encoding="utf-8", errors="replace") as file:
         for text in file.read(_HEAD).splitlines():
             with suppress(ValueError, KeyError, TypeError):
-                found += [float(json.loads(text)["flops_per_sample"])] if '"kind": "model"' in text else []
-    return sum(found) or None
+                found += float(json.loads(text)["flops_per_sample"]) if '"kind": "model"' in text else 0.0
+    return found
 
 
-def _find_mfu(speed: float | None, flops: float | None, gpus: Sequence[str]) -> float | None:
-    """Of the GPUs' dense peak in 16 bits."""
-    types = [one for one in map(find_gpu_type, gpus) if one is not None]
-    is_known = speed and flops and types and len(types) == len(gpus)
-    return speed * flops / sum(one.tflops * 1e12 for one in types) if is_known and speed and flops else None
-
-
-def _advise(found: Efficiency, plan: Mapping[str, Any], run: RunFolder) -> list[str]:
+def _advise(found: Efficiency, run: RunFolder, holds: Sequence[Hold]) -> list[str]:
     """What to type for the next run; only what is worth it. An end that was none says nothing of the whole."""
-    told, ranks = [], int(plan.get("ranks_per_node") or 1)
-    end = next(map(read_holder_end, reversed(list_holders(run))), None)
-    if end is None or end.status != 0:
+    told, ranks = [], int(_read(run.plan).get("ranks_per_node") or 1)
+    ends = [hold.end for hold in holds]
+    if not ends or ends[-1] is None or ends[-1].status != 0:
         return []
     if found.cpus and found.cpu_use is not None and found.cpu_use < _FEW:
-        used = max(
-            (node.cpu_s / node.seconds for one in found.attempts for node in one.used if node.seconds), default=0
-        )
+        nodes = (node for one in found.attempts for node in one.used if node.seconds)
+        used = max((node.cpu_s / node.seconds for node in nodes), default=0)
         fewer = max(math.ceil(used * _MARGIN / ranks), 1)
         told += [f"--set cpus_per_rank={fewer}"] if fewer * ranks < found.cpus else []
     if found.memory and found.memory_limit and found.memory < _FEW * found.memory_limit:
@@ -280,18 +259,27 @@ def _advise(found: Efficiency, plan: Mapping[str, Any], run: RunFolder) -> list[
 
 def format_efficiency(found: Efficiency) -> str:
     """One fact a line."""
-    rows = [
-        ("paid", _say_hours(found)),
-        ("time", ", ".join(f"{_percent(share)} {name}" for name, share in found.phases.items() if share >= 0.005)),
-        ("GPUs", _say_gpus(found)),
-        ("CPUs", _say_cpus(found)),
-        ("memory", _say_memory(found)),
-        ("speed", _say_speed(found)),
-        ("next time", " ".join(found.advice)),
-    ]
-    return "\n".join([f"{found.run}: {format_count(len(found.attempts), 'attempt')}"] + [
-        f"  {name:<9}  {text}" for name, text in rows if text
-    ]) + "\n"  # fmt: skip
+    gpus = cpus = memory = ""
+    if found.gpu_use is not None and found.gpu_memory is not None:
+        most, there = (round(mib * _MIB / _GB) for mib in found.gpu_memory)
+        gpus = f"{_percent(found.gpu_use)} of the time in use, memory at most {most} of {there} GB"
+    if found.cpu_use is not None and found.cpus:
+        cpus = f"{_percent(found.cpu_use)} of {format_count(found.cpus, 'CPU')} on each node"
+    if found.memory is not None:
+        shared = " (no cgroup: what processes share counts for each)" if found.counts_shared else ""
+        memory = f"at most {_say_bytes(found.memory, found.memory_limit)} on a node{shared}"
+    speed = f"{found.samples_per_s:,.0f} samples/s" if found.samples_per_s else ""
+    rows = {
+        "paid": _say_hours(found),
+        "time": ", ".join(f"{_percent(share)} {name}" for name, share in found.phases.items() if share >= 0.005),
+        "GPUs": gpus,
+        "CPUs": cpus,
+        "memory": memory,
+        "speed": speed + (f", MFU {_percent(found.mfu)}" if found.mfu is not None else ""),
+        "next time": " ".join(found.advice),
+    }
+    lines = [f"{found.run}: {format_count(len(found.attempts), 'attempt')}"]
+    return "\n".join([*lines, *(f"  {name:<9}  {text}" for name, text in rows.items() if text)]) + "\n"
 
 
 def format_short(found: Efficiency) -> str:
@@ -309,40 +297,15 @@ def _percent(share: float) -> str:
 
 def _say_hours(found: Efficiency) -> str:
     lost = found.lost_node_hours
-    told = f"{lost:.2f} of them lost (done again, or to be done again)" if lost >= 0.005 else ""
-    return ", ".join(filter(None, [f"{found.node_hours:.2f} node-hours", told]))
-
-
-def _say_gpus(found: Efficiency) -> str:
-    if found.gpu_use is None or found.gpu_memory is None:
-        return ""
-    most, there = (round(mib * _MIB / _GB) for mib in found.gpu_memory)
-    return f"{_percent(found.gpu_use)} of the time in use, memory at most {most} of {there} GB"
-
-
-def _say_cpus(found: Efficiency) -> str:
-    if found.cpu_use is None or not found.cpus:
-        return ""
-    return f"{_percent(found.cpu_use)} of {format_count(found.cpus, 'CPU')} on each node"
-
-
-def _say_memory(found: Efficiency) -> str:
-    if found.memory is None:
-        return ""
-    shared = " (no cgroup: what processes share counts for each)" if found.counts_shared else ""
-    return f"at most {_say_bytes(found.memory, found.memory_limit)} on a node{shared}"
+    more = f", {lost:.2f} of them lost (done again, or to be done again)" if lost >= 0.005 else ""
+    return f"{found.node_hours:.2f} node-hours{more}"
 
 
 def _say_bytes(used: int, limit: int | None) -> str:
     return f"{used / _GB:.1f}{f' of {limit / _GB:.0f}' if limit else ''} GB"
 
 
-def _say_speed(found: Efficiency) -> str:
-    speed = f"{found.samples_per_s:,.0f} samples/s" if found.samples_per_s else ""
-    return ", ".join(filter(None, [speed, f"MFU {_percent(found.mfu)}" if found.mfu is not None else ""]))
-
-
 def efficiency_record(found: Efficiency) -> dict[str, Any]:
     """As JSON values."""
     attempts = [one._asdict() | {"used": [node._asdict() for node in one.used]} for one in found.attempts]
-    return found._asdict() | {"attempts": attempts, "phases": dict(found.phases)}
+    return found._asdict() | {"attempts": attempts}

@@ -568,16 +568,3 @@ def test_no_variable_that_hpcddp_gave_a_rank_goes_into_a_new_job(
     assert submit(*TRAIN) == 0
     seen = {line.partition("=")[0] for line in (here / "given.env").read_text().splitlines()}
     assert not seen & {*FRAMEWORK_VARIABLES, "HPCDDP_GUARDED", "HPCDDP_ATTEMPT"}
-
-
-def test_a_training_script_that_was_never_verified_is_mentioned_once(
-    here: Path, program: Program, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    program("sbatch", SBATCH)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(here / "cache"))
-    Path("train.py").write_text("import hpcddp\nwith hpcddp.runtime() as rt: pass\n")
-    Path("other.py").write_text("print('no runtime')\n")
-    said = "train.py was never verified: hpcddp verify -- python train.py --lr 1\n"
-    for name, script, is_told in (("a", "train.py", True), ("b", "train.py", False), ("c", "other.py", False)):
-        assert submit("--name", name, "--", "python", script, *(["--lr", "1"] if script == "train.py" else [])) == 0
-        assert (said in capsys.readouterr().err) == is_told

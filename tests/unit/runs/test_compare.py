@@ -10,7 +10,6 @@ from hpcddp.runs.compare import (
     RunRecord,
     compare_runs,
     describe_attempt,
-    describe_comparison,
     format_comparison,
 )
 from hpcddp.runs.metrics import StepLine
@@ -51,7 +50,7 @@ def test_both_zeros_are_different_bits() -> None:
 )
 def test_a_verdict_rests_on_losses_ends_and_weights(second: RunRecord, verdict: str) -> None:
     result = compare_runs(record({1: 1.0, 2: 2.0}, {2: "x"}), second)
-    assert result.verdict == describe_comparison(result)["verdict"] == verdict
+    assert result.verdict == verdict
     assert result.is_same == (verdict != "different")
 
 

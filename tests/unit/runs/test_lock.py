@@ -20,7 +20,7 @@ from hpcddp.runs.lock import (
     has_ended,
     is_held_by,
     read_holder_end,
-    read_holders,
+    read_holds,
     release_run,
     start_time,
     take_run,
@@ -74,7 +74,7 @@ def test_a_run_that_was_released_is_free_and_only_its_holder_releases_it(run: Ru
         take_run(run, here("42"), ask_nobody)
     release_run(run, "41")
     take_run(run, here("42"), ask_nobody)
-    assert [holder.attempt for holder in read_holders(run)] == ["41", "42"]
+    assert [hold.holder.attempt for hold in read_holds(run)] == ["41", "42"]
 
 
 def test_how_a_holder_has_ended_is_written_where_no_room_is_left(run: RunFolder, sleeper: int) -> None:
@@ -178,7 +178,7 @@ def test_a_holder_that_says_something_else_than_hpcddp_writes_is_none(run: RunFo
     take_run(run, here("41"), ask_nobody)
     path = Path(str(find_holder(run)[1]), "holder.json")
     path.write_text(path.read_text().rstrip().removesuffix("}") + f", {damage}}}")  # the last of two keys counts
-    assert read_holders(run) == []
+    assert read_holds(run) == []
 
 
 def test_a_holder_that_cannot_be_read_is_refused_and_named(run: RunFolder, sleeper: int) -> None:
@@ -246,7 +246,7 @@ def test_a_kill_at_any_operation_keeps_nobody_out_and_leaves_every_holder_readab
         _take_and_release(run)
     assert kills > 6
     number, _ = find_holder(run)
-    assert len(read_holders(run)) == number  # none is half there
+    assert len(read_holds(run)) == number  # none is half there
 
 
 def test_what_killed_writers_have_left_goes_when_the_run_is_taken(run: RunFolder, sleeper: int) -> None:

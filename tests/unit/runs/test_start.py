@@ -11,7 +11,7 @@ import pytest
 from hpcddp.errors import RequestError
 from hpcddp.runs.chain import note_opened
 from hpcddp.runs.folder import RunFolder
-from hpcddp.runs.lock import HeldError, read_holders, release_run
+from hpcddp.runs.lock import HeldError, read_holds, release_run
 from hpcddp.runs.start import Outlook, RunRequest, foresee, make_stamp, read_about, set_run_aside, start_run
 from hpcddp.runs.state import write_state
 
@@ -137,8 +137,8 @@ def test_what_was_set_aside_is_as_it_was(folder: str) -> None:
     leave(folder, "finished", 4)
     old = begin(RunRequest(folder, COMMAND, fresh="1"), "local-2").old
     assert old is not None
-    assert [one.attempt for one in read_holders(old)] == ["local-1"]
-    assert [one.attempt for one in read_holders(RunFolder(folder))] == ["local-2"]
+    assert [one.holder.attempt for one in read_holds(old)] == ["local-1"]
+    assert [one.holder.attempt for one in read_holds(RunFolder(folder))] == ["local-2"]
 
 
 def test_a_folder_that_is_held_is_never_set_aside(folder: str, another: int) -> None:
