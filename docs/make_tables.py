@@ -111,7 +111,6 @@ def _mistake(mistake: Mistake) -> str:
 _OTHERS = {
     "answer": "A host of the job that has not said what it is in 30 s.",
     "launcher": "A launcher that starts nothing.",
-    "checker's port": "A process that does not reach the job's first host.",
     "ranks": "A rank that is missing or there twice, half a launch, another world size.",
     "slow host": "A host all of whose links are slow.",
     "slow link": "A link between two hosts that are not slow themselves.",

@@ -96,10 +96,6 @@ class CheckedJob:
         self.env = {name: Counter(one.env.get(name) for one in processes).most_common(1)[0][0] for name in names}
 
 
-#: Before the line of a process that does not reach the checker.
-MARK = "hpcddp-check: "
-
-
 # The checks: each gives (what is so, what to do), or None where all is well or nothing is known.
 
 if TYPE_CHECKING:
@@ -331,6 +327,7 @@ ERRORS = {
         "Rank 0's port, which this node does not reach",
         "open the ports between nodes, or name the network: rendezvous: {{interface: …}} of the site",
     ),
+    "folder": ("A folder of the job that is another one there", "cd to a folder that all nodes see; df . on {host}"),
     "own check": ("The job file's own line of shell, with another status than 0", "run it on {host}"),
 }
 
@@ -377,8 +374,26 @@ def judge_ranks(processes: Sequence[Process], hosts: Sequence[str]) -> Iterator[
     silent = [host for host in hosts if not any(process.host == host for process in processes)]
     if missing and not silent:
         named = ", ".join(map(str, missing[:8])) + (f" and {len(missing) - 8} more" if len(missing) > 8 else "")
-        word = "rank" if len(missing) == 1 else "ranks"
-        yield "", Check(name, f"{word} {named} of {size} did not come", remedy, FAILED)
+        told = f"{'rank' if len(missing) == 1 else 'ranks'} {named} of {size} did not come"
+        came = Counter(process.host for process in placed)
+        wanted = {process.host: process.local_world_size or 0 for process in placed}
+        few = [host for host in came if came[host] < wanted[host]]
+        for host in few:
+            yield host, Check(name, f"{told}: it has {came[host]} of its {wanted[host]}", remedy, FAILED)
+        if not few:  # the launcher does not say how many each host has
+            yield "", Check(name, f"{told}: {_list_counts(came)}", remedy, FAILED)
+
+
+def _list_counts(came: Mapping[str, int]) -> str:
+    """`1 came from node3, 2 from node1, node2`: the fewest first."""
+    hosts: dict[int, list[str]] = {}
+    for host, count in came.items():
+        hosts.setdefault(count, []).append(host)
+    parts = list[str]()
+    for count, names in sorted(hosts.items()):
+        more = f" and {len(names) - 8} more" if len(names) > 8 else ""
+        parts.append(f"{count} {'from' if parts else 'came from'} {', '.join(names[:8])}{more}")
+    return ", ".join(parts)
 
 
 def _say(value: str | None) -> str:

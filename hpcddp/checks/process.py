@@ -1,7 +1,7 @@
 """A process of a launch under check: it looks at itself and its node, calls the checker, and does what that says.
 
 One process of each node looks at the node. Nothing here waits for another node: a process that cannot call the checker
-prints what it is, behind MARK, and the launcher carries that.
+prints why, and ends.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import time
 from contextlib import suppress
 
 from hpcddp.checks.environment import look_at_machine, run_checks
-from hpcddp.checks.node import MARK, SHM, CheckedNode, Gpu, Process
+from hpcddp.checks.node import SHM, CheckedNode, Gpu, Process
 from hpcddp.errors import HpcddpError, LaunchError, NoAnswerError, SchedulerError
 from hpcddp.ranks.cgroups import list_cgroups
 from hpcddp.ranks.device import choose_devices, read_gpus_per_rank, visible_devices
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from typing import Any
 
-_CONNECT_S, _CALL_S = 3.0, 12.0
+_CONNECT_S = 3.0
 _PROGRAM_S = 10.0  # for nvidia-smi, or the job file's own line
 _KILLED_S = 1.0
 GPU_S, IMPORT_S = 15.0, 25.0  # for one order to a device; for `import torch`
@@ -188,8 +188,11 @@ def taken_gpus(gpus: Sequence[Gpu], env: Mapping[str, str], process: Process) ->
     return tuple(known[at] for at in chosen)
 
 
-def look_at_node(host: str, folders: Sequence[str], line: str, env: Mapping[str, str]) -> CheckedNode:
-    """All that a node can say in a second or two, but for torch, GPUs' speeds and what others see of it."""
+def look_at_node(
+    host: str, folders: Sequence[str], marks: Sequence[str], line: str, env: Mapping[str, str]
+) -> CheckedNode:
+    """All that a node can say in a second or two, but for torch, GPUs' speeds and what others see of it. `marks`: files
+    that the checker has made in folders that all nodes should see."""
     gpus, apps, smi_error = look_at_gpus(env)
     shm = None
     with suppress(OSError):
@@ -197,7 +200,9 @@ def look_at_node(host: str, folders: Sequence[str], line: str, env: Mapping[str,
         shm = found.f_bavail * found.f_frsize // _MB, found.f_blocks * found.f_frsize // _MB
     disks = {folder: look_at_disk(folder) for folder in folders}
     most = (count_cpus(), _most_files(), shm, find_free_memory())
-    errors = {"GPU driver": smi_error, "own check": run_line(line, env)}
+    unseen = next((mark for mark in marks if not os.path.exists(mark)), "")
+    folder = f"{os.path.dirname(unseen)} is another folder here than on the checker's host" if unseen else ""
+    errors = {"GPU driver": smi_error, "own check": run_line(line, env), "folder": folder}
     return CheckedNode(host, *most, disks, gpus, apps, errors=errors)
 
 
@@ -295,14 +300,12 @@ def identify_process(env: Mapping[str, str], host: str) -> Process:
     launch = Launch(env, host, strict=False)
     process = Process(host, cpus=tuple(sorted(os.sched_getaffinity(0))), env=variables_alike(env))
     try:
-        info = launch.info
+        info, master = launch.info, launch.rendezvous.master_addr or ""
         found = run_checks(env, info, launch.rendezvous, look_at_machine(env)) if info.launcher != "none" else []
-        numbers = info.rank, info.world_size, info.local_rank, info.local_world_size
-        master = launch.rendezvous.master_addr or ""
     except HpcddpError as error:
         return process._replace(error=str(error))
-    checks = tuple((one.name, one.message, one.remedy, one.state) for one in found)
-    return Process(host, *numbers, "", master, process.cpus, (), process.env, checks)
+    place = {name: getattr(info, name) for name in ("rank", "world_size", "local_rank", "local_world_size")}
+    return process._replace(**place, master=master, found=tuple(found))
 
 
 class CheckedProcess:
@@ -315,10 +318,10 @@ class CheckedProcess:
         self._gpus: tuple[Gpu, ...] = ()
         self._listener: socket.socket | None = None
 
-    def look(self, folders: Sequence[str], line: str) -> dict[str, Any]:
+    def look(self, folders: Sequence[str], marks: Sequence[str], line: str) -> dict[str, Any]:
         """What this node is, before anything computes on its GPUs."""
         folders = [*folders, self._env.get("TMPDIR") or "/tmp"]  # noqa: S108  # looked at
-        node = look_at_node(self._host, folders, line, self._env)
+        node = look_at_node(self._host, folders, marks, line, self._env)
         self._gpus = node.gpus
         return {"node": node._asdict(), "gpus": [gpu._asdict() for gpu in node.gpus]}
 
@@ -427,15 +430,13 @@ def be_checked(word: str, env: Mapping[str, str]) -> int:
     """Be checked. `word`: the key and the port of the checker, and its addresses. Status 0, whatever is found."""
     key, port, addresses = word.split(":", 2)
     me = os.uname().nodename
+    connection = _connect(me, addresses.split(","), int(port))
+    if connection is None:
+        return 0
     checked = CheckedProcess(env, me)
-    connection, why = _connect(addresses.split(","), int(port))
-    hello = {"key": key, "pid": os.getpid(), "process": checked.process._asdict()}
     try:
-        if connection is None:
-            print(MARK + json.dumps({**hello, "error": f"{me} does not reach the checker: {why}"}), flush=True)
-            return 0
         with connection:
-            connection.sendall(json.dumps(hello).encode() + b"\n")
+            connection.sendall(json.dumps({"key": key, "process": checked.process._asdict()}).encode() + b"\n")
             for line in connection.makefile("rb"):
                 order = json.loads(line)
                 number, what = order.pop("id"), order.pop("do")
@@ -456,21 +457,19 @@ def _greet(listener: socket.socket, token: bytes) -> None:
                 caller.sendall(token)
 
 
-def _connect(hosts: Sequence[str], port: int) -> tuple[socket.socket | None, str]:
-    """A connection, or why there is none at any of the addresses."""
-    end, told = time.monotonic() + _CALL_S, ""
+def _connect(me: str, hosts: Sequence[str], port: int) -> socket.socket | None:
+    """A connection to the first of the addresses that can be reached; None, and why is printed, where none can be."""
+    errors = list[str]()
     for host in hosts:
-        left = min(end - time.monotonic(), _CONNECT_S)
-        if left <= 0:
-            break
         try:
-            connection = socket.create_connection((host, port), left)
+            connection = socket.create_connection((host, port), _CONNECT_S)
         except OSError as error:
-            told = told or f"{host}, port {port}: {_say(error)}"
+            errors.append(f"hpcddp: {me} does not reach the checker at {host}, port {port}: {_say(error)}\n")
             continue
         connection.settimeout(None)
-        return connection, ""
-    return None, told
+        return connection
+    sys.stderr.writelines(errors)
+    return None
 
 
 if __name__ == "__main__":

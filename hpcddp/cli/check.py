@@ -108,15 +108,10 @@ def check_job(request: CheckRequest, env: Mapping[str, str]) -> CheckReport:
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, end)  # so that the launcher does not outlive this process
     try:
-        return Checker(request, {**env, **request.variables}, _pass_on).check()
+        return Checker(request, {**env, **request.variables}).check()
     except OSError as error:
         what = request.words[0] if request.words else request.python
         raise LaunchError(f"{what} cannot be run: {error.strerror}", f"which {what}") from error
-
-
-def _pass_on(line: bytes) -> None:
-    with suppress(OSError):
-        os.write(2, line)
 
 
 def plan_check(args: argparse.Namespace, allocation: Allocation | None, env: Mapping[str, str]) -> CheckRequest:
@@ -163,11 +158,6 @@ def _plan_launch(allocation: Allocation | None, env: Mapping[str, str]) -> tuple
 # On a login node.
 
 
-#: Types of file systems that other hosts see, and those of one host alone.
-_SHARED = (
-    "nfs", "lustre", "gpfs", "beegfs", "ceph", "fuse", "weka", "panfs", "afs", "9p", "smb", "cifs", "pvfs", "orange",
-)  # fmt: skip
-_LOCAL = ("tmpfs", "ramfs", "devtmpfs")
 _TORCH = """\
 import json, sys, torch
 flags = getattr(torch._C, "_cuda_getArchFlags", lambda: "")()
@@ -259,16 +249,14 @@ def check_modules(site: Site, found: ModulesCompared, hint: str) -> Check:
 
 def check_folder(folder: str, site: Site, mounts: str = "/proc/mounts") -> Iterator[Check]:
     """The folder that a job's runs are in: seen from the nodes, with room, and can be written."""
-    kind, where = find_file_system(folder, mounts)
-    if find_scheduler(site.scheduler).this_machine or kind.startswith(_SHARED):
-        yield Check("folder", f"{folder} is on {where} ({kind})", state=OK)
-    elif kind in _LOCAL:
-        yield Check(
-            "folder", f"{folder} is on {where} ({kind}), which is this host's alone", "cd to a shared folder", FAILED
-        )
+    source, kind = find_file_system(folder, mounts)
+    told = f"{folder} is on {source} ({kind})"
+    if kind in {"tmpfs", "ramfs"} and not find_scheduler(site.scheduler).this_machine:
+        yield Check("folder", f"{told}: this host's memory", "cd to a folder that all nodes see", FAILED)
+    elif find_scheduler(site.scheduler).this_machine or ":" in source:  # another host's
+        yield Check("folder", told, state=OK)
     else:
-        told = f"{folder} is on {where} ({kind}), which may be this host's alone"
-        yield Check("folder", told, "hpcddp check in a job shows whether the nodes see it", WARNING)
+        yield Check("folder", f"{told}: hpcddp check in a job shows whether the nodes see it", state=NOT_ASKED)
     free_mb, files, error = look_at_disk(folder)
     if error:
         yield Check("disk", f"nothing can be written to {folder}: {error}", "df -h .; df -i .; your quota", FAILED)
@@ -279,14 +267,13 @@ def check_folder(folder: str, site: Site, mounts: str = "/proc/mounts") -> Itera
 
 
 def find_file_system(folder: str, mounts: str = "/proc/mounts") -> tuple[str, str]:
-    """Type and place of the file system that holds this folder."""
-    path, found = os.path.realpath(folder), ("unknown", "/")
+    """Source (`/dev/sda1`, `server:/home`) and type of the file system that holds this folder."""
+    path, found, longest = os.path.realpath(folder), ("an unknown one", "unknown"), ""
     with suppress(OSError), open(mounts, encoding="utf-8", errors="replace") as file:
         for line in file:
-            _, where, kind, *_ = line.split()
-            where = where.replace("\\040", " ")
-            if os.path.commonpath([path, where]) == where and len(where) >= len(found[1]):
-                found = kind, where
+            source, where, kind, *_ = (field.replace("\\040", " ") for field in line.split())
+            if os.path.commonpath([path, where]) == where and len(where) >= len(longest):
+                found, longest = (source, kind), where
     return found
 
 

@@ -14,6 +14,7 @@ from hpcddp.checks.process import (
     find_free_memory,
     look_at_disk,
     look_at_gpus,
+    look_at_node,
     reach,
     read_gpus,
     run_line,
@@ -132,12 +133,27 @@ def placed(*ranks: tuple[str, int, int]) -> list[Process]:
     [
         (placed(("a", 0, 2), ("b", 1, 2)), ["a", "b"], []),
         (placed(("a", 0, 2), ("b", 1, 2)), [], []),
-        (placed(("a", 0, 3), ("b", 1, 3)), ["a", "b"], [("", "rank 2 of 3 did not come")]),
+        (placed(("a", 0, 3), ("b", 1, 3)), ["a", "b"], [("", "rank 2 of 3 did not come: 1 came from a, b")]),
+        (
+            [Process("a", 0, 4, 0, 2), Process("b", 3, 4, 1, 2)],
+            ["a", "b"],
+            [(host, "ranks 1, 2 of 4 did not come: it has 1 of its 2") for host in ("a", "b")],
+        ),
+        (
+            [Process("a", 0, 4, 0, 2), Process("a", 1, 4, 1, 2), Process("b", 3, 4, 1, 2)],
+            ["a", "b"],
+            [("b", "rank 2 of 4 did not come: it has 1 of its 2")],
+        ),
+        (
+            placed(*(("a", at, 4) for at in range(2)), ("b", 3, 4)),
+            [],
+            [("", "rank 2 of 4 did not come: 1 came from b, 2 from a")],
+        ),
         (placed(("a", 0, 3), ("b", 1, 3)), ["a", "b", "c"], []),  # the host is missing, and named so
         (
             placed(("a", 0, 3), ("b", 1, 3), ("c", 1, 3)),
             ["a", "b", "c"],
-            [("c", "rank 1 is there twice: on b, c"), ("", "rank 2 of 3 did not come")],
+            [("c", "rank 1 is there twice: on b, c"), ("", "rank 2 of 3 did not come: 1 came from a, b, c")],
         ),
         (
             placed(("a", 0, 1), ("b", 0, 1), ("c", 0, 1)),
@@ -199,6 +215,13 @@ def test_a_folder_that_cannot_be_written_says_why(tmp_path: Path) -> None:
     assert not [*tmp_path.iterdir()]
     assert look_at_disk(str(tmp_path / "no")) == (0, -1, "No such file or directory")
     assert look_at_disk("/proc")[2]
+
+
+def test_a_folder_that_is_another_one_on_a_node_is_named(tmp_path: Path) -> None:
+    (tmp_path / "mark").touch()
+    for name, found in (("mark", ""), ("other", f"{tmp_path} is another folder here than on the checker's host")):
+        node = look_at_node("a", [str(tmp_path)], [str(tmp_path / name)], "", {"PATH": ""})
+        assert node.errors["folder"] == found
 
 
 def test_memory_is_what_a_program_could_have(tmp_path: Path) -> None:

@@ -41,9 +41,8 @@ def check(tmp_path: Path, ranks: str, each: str, *, path: str = "", size: int = 
     launcher.write_text(f'#!/bin/bash\nfor RANK in {ranks}; do ( {each}\nexec "$@" ) & done; wait\n')
     launcher.chmod(0o755)
     env = ENV | {"PATH": f"{path}:{ENV['PATH']}"} if path else ENV
-    lines: list[bytes] = []
     asked = {"folders": (str(tmp_path),), "fast": True, "patience": 20, **asked}
-    return Checker(CheckRequest((str(launcher),), **asked), env, lines.append).check()  # type: ignore[arg-type]
+    return Checker(CheckRequest((str(launcher),), **asked), env).check()  # type: ignore[arg-type]
 
 
 def named(report: CheckReport) -> dict[str, str]:
@@ -125,34 +124,44 @@ def test_a_rank_that_never_comes_and_a_host_without_one_are_named(
 ) -> None:
     assert named(check(tmp_path, "0 1", "", hosts=(HOST, "ghost")))["answer"] == "no process of the launch is there"
     monkeypatch.setattr(checker, "LOOK_S", 0.2)
-    report = Checker(CheckRequest(("sh", "-c", "exec sleep 600"), hosts=("ghost",)), ENV, lambda _: None).check()
+    report = Checker(CheckRequest(("sh", "-c", "exec sleep 600"), hosts=("ghost",)), ENV).check()
     assert (report.hosts, named(report)) == ({"ghost": FAILED}, {"answer": "did not answer in 0 s"})
 
 
-def test_a_rank_that_is_missing_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    heard = Checker._note
+@pytest.mark.parametrize(
+    ("each", "found"),
+    [
+        ("", f"rank 0 of 2 did not come: 1 came from {HOST}"),
+        ("export LOCAL_RANK=1 LOCAL_WORLD_SIZE=2", "rank 0 of 2 did not come: it has 1 of its 2"),
+    ],
+)
+def test_a_rank_that_is_missing_is_named_with_its_host(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, each: str, found: str
+) -> None:
+    def is_complete(self: Checker) -> bool:  # the time is over once it has come
+        return any(caller.is_measured for caller in self._callers)
 
-    def note(self: Checker, *of: object) -> None:
-        heard(self, *of)
-        monkeypatch.setattr(self, "_began", time.monotonic() - checker.LOOK_S)  # the time is over once it has come
-
-    monkeypatch.setattr(Checker, "_note", note)
-    monkeypatch.setattr(Checker, "_is_complete", lambda self: bool(self.nodes))
-    assert named(check(tmp_path, "1", "", size=2))["ranks"] == "rank 0 of 2 did not come"
+    monkeypatch.setattr(Checker, "_is_complete", is_complete)
+    assert named(check(tmp_path, "1", each, size=2))["ranks"] == found
 
 
 def test_a_launcher_that_starts_nothing_is_named() -> None:
-    report = Checker(CheckRequest(("false",)), ENV, lambda _: None).check()
+    report = Checker(CheckRequest(("false",)), ENV).check()
     assert named(report) == {"launcher": "false ended with status 1, and no process called"}
     assert not report.is_well
 
 
-def test_a_process_that_does_not_reach_the_checker_says_so_by_the_launcher(tmp_path: Path) -> None:
+def test_a_process_that_does_not_reach_the_checker_says_so_and_its_host_is_named(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     """The launcher gives it another port, as a firewall would."""
     closed = 'set -- "${@:1:$#-1}" "$(echo "${@: -1}" | sed "s/:[0-9]*:/:1:/")"'
-    found = check(tmp_path, "0 1", closed)
-    assert f"{HOST} does not reach the checker: " in named(found)["checker's port"]
-    assert "port 1: connection refused" in named(found)["checker's port"]
+    found = check(tmp_path, "0 1", closed, hosts=(HOST,))
+    assert found.hosts == {HOST: NOT_ASKED}
+    assert "and no process called" in named(found)["launcher"]
+    said = capfd.readouterr().err
+    assert f"{HOST} does not reach the checker at " in said
+    assert "port 1: connection refused" in said
 
 
 def test_links_have_a_span_and_a_median() -> None:
@@ -198,7 +207,7 @@ def test_each_gpu_has_a_process_of_its_own_and_one_that_hangs_leaves_the_others(
     monkeypatch.setattr(process, "Worker", lambda env: Worker(env, stand_in(_GPUS_OF_TWO)))
     monkeypatch.setattr(process, "GPU_S", 0.001)
     checked = process.CheckedProcess({**ENV, "PATH": f"{tmp_path}:{ENV['PATH']}"}, HOST)
-    checked.look([str(tmp_path)], "")
+    checked.look([str(tmp_path)], [], "")
     said = checked.measure(fast=False, leads=True, patience=20)
     checked.close()
     by_uuid = {gpu["uuid"]: gpu for gpu in said["gpus"]}
@@ -348,7 +357,13 @@ def test_modules_are_well_only_where_a_login_shell_finds_them(lines: str, status
     assert (found.state, found.message, found.remedy.partition(" in s.yaml")[0]) == row
 
 
-MOUNTS = "ext4 / ext4 rw 0 0\nhome:/ /home nfs4 rw 0 0\ntmpfs /home/me/ram tmpfs rw 0 0\nlus /a\\040b lustre rw 0 0\n"
+MOUNTS = """\
+/dev/sda1 / ext4 rw 0 0
+home:/ /home nfs4 rw 0 0
+tmpfs /home/me/ram tmpfs rw 0 0
+10.0.0.1@o2ib:/lus /a\\040b lustre rw 0 0
+fs1 /gpfs gpfs rw 0 0
+"""
 
 
 @pytest.mark.parametrize(
@@ -356,14 +371,19 @@ MOUNTS = "ext4 / ext4 rw 0 0\nhome:/ /home nfs4 rw 0 0\ntmpfs /home/me/ram tmpfs
     [
         ("/home/me", "nfs4", OK),
         ("/home/me/ram", "tmpfs", FAILED),
-        ("/homes", "ext4", WARNING),
+        ("/homes", "ext4", NOT_ASKED),
         ("/a b/c", "lustre", OK),
+        ("/gpfs", "gpfs", NOT_ASKED),
     ],
 )
-def test_a_folder_of_this_host_alone_is_named(tmp_path: Path, folder: str, kind: str, state: str) -> None:
+def test_a_folder_is_another_host_s_or_in_this_one_s_memory_or_it_is_not_known_who_sees_it(
+    tmp_path: Path, folder: str, kind: str, state: str
+) -> None:
     (tmp_path / "mounts").write_text(MOUNTS)
-    assert find_file_system(folder, str(tmp_path / "mounts"))[0] == kind
-    assert next(check_folder(folder, SITE, str(tmp_path / "mounts"))).state == state
+    mounts = str(tmp_path / "mounts")
+    assert find_file_system(folder, mounts)[1] == kind
+    assert next(check_folder(folder, SITE, mounts)).state == state
+    assert next(check_folder(folder, SITE._replace(scheduler="local"), mounts)).state == OK
 
 
 def test_a_folder_that_cannot_be_written_is_named() -> None:
