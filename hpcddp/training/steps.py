@@ -19,8 +19,8 @@ from hpcddp.runs.metrics import MetricsFile
 from hpcddp.training.activity import waiting
 from hpcddp.training.data.weighing import Weighing
 from hpcddp.training.gradient.gradients import Gradients
+from hpcddp.training.options import RunSetup
 from hpcddp.training.parallel.layout import Layout
-from hpcddp.training.setup import RunSetup
 from hpcddp.training.stopping import REQUESTS, STOP_FLAGS
 
 # A few numbers summed over the ranks one step late, so that no rank waits for them.
