@@ -115,7 +115,7 @@ class Epochs:
             loop.settle()
         loop.check_trained()
         saves.agree("ended the `with` body")
-        saves.record.catch_up(data.first.weighing if data.first is not None else None)
+        saves.record.catch_up()
         for loader in data.loaders:
             loader.close()
         saves.check_state(at_end=True)

@@ -309,6 +309,7 @@ class Preparation:
             known.seconds.append(second)
         else:
             loader = known.first = TrainingLoader(*parts, is_several=known.is_several)
+            self._saves.record.learn = weighing.learn
         if self._position is not None:  # the objects were tracked before
             self._saves.checkpointer.settle_settings(self._position)
             self._move(self._position, loader)

@@ -85,7 +85,7 @@ class Agreement:
             return True
         is_new, self._is_new = self._is_new, False
         if exchanged:
-            return bool(self.requests) and self._group.world_size in sums.peek().values()
+            return bool(self.requests) and self._group.world_size in sums.count_requests().values()
         return is_new and self._all_ask(step)
 
     def _all_ask(self, step: int) -> bool:
@@ -113,7 +113,7 @@ class Saves:
     ) -> None:
         options, group = setup.options, setup.group
         self.steps = 0  # optimizer steps since the start of the run, over all attempts, of batches that are over
-        self.skipped_step: int | None = None  # the last batch in which no optimizer has stepped, counted from 1
+        self._is_skipped = False  # whether no optimizer has stepped in the last of them
         self.open_epoch: int | None = None  # the epoch that the loop over rt.epochs or rt.batches is in, or was left in
         self.last_step: int | None = None  # of the loop over rt.batches that is open
         self.in_tail = False  # whether the epoch's last step was made, and its body has not ended
@@ -239,8 +239,7 @@ class Saves:
         """
         data, record, pace = self.data, self.record, self.pace
         self.steps = step = self.steps + 1
-        if not stepped:
-            self.skipped_step = step
+        self._is_skipped = not stepped
         loader, attempt = data.first, self.attempt
         assert loader is not None
         epoch = loader.sampler.epoch
@@ -253,9 +252,7 @@ class Saves:
         exchanged = record.sums.add_step(micro.total, more, step=step, epoch=epoch, lr=lr)
         if exchanged:
             flags = (() if is_last else self._watch.flags()) + tuple(self.agreement.requests)
-            stop = record.exchange(flags, loader.weighing)
-            if stop is not None:
-                attempt.note_stop(stop)
+            attempt.note_stop(record.exchange(flags))
             pace.steps_shared = record.sums.steps_shared
         self.report.step(step, micro.total, record.loss)
         if attempt.timer is not None and attempt.timer.is_due:
@@ -297,7 +294,7 @@ class Saves:
         self._asked = False
         if self.checkpointer.is_due(self.steps):
             loader = self.data.loader
-            self.attempt.note_stop(self.record.catch_up(loader.weighing))
+            self.attempt.note_stop(self.record.catch_up())
             self.check_state()
             self.models.average_buffers()
             position = describe_position(self.steps, loader.sampler, [second.place for second in self.data.seconds])
@@ -308,7 +305,7 @@ class Saves:
     def check_state(self, *, at_end: bool = False) -> None:
         """RequestError, on every rank, for a state that is not worth a checkpoint."""
         self.models.same.check(self.steps, at_end=at_end)
-        loss, may_skip = self.record.loss, self.models.may_skip_steps or self.skipped_step == self.steps
+        loss, may_skip = self.record.loss, self.models.may_skip_steps or self._is_skipped
         if loss is not None and not math.isfinite(loss) and not may_skip:
             raise RequestError(
                 f"the loss of the run is {loss} by step {self.steps}. No checkpoint is written of that",
