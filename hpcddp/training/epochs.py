@@ -2,38 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from typing import Any
 
+from torch import nn
+
+from hpcddp.batchplan import BatchPlan
+from hpcddp.training import mistakes
 from hpcddp.training.data.randomness import seed_generators
 from hpcddp.training.loop import TrainingLoop
-from hpcddp.training.objects import Models, TrainingData
-from hpcddp.training.remarks import find_empty_ranks, print_warning
-from hpcddp.training.report import Report
+from hpcddp.training.options import RunSetup
+from hpcddp.training.report import print_warning
 from hpcddp.training.saves import Saves
-from hpcddp.training.setup import RunSetup
-from hpcddp.training.steps import StepRecord
 from hpcddp.training.stopping import STEPS_UNTIL_AGREED, StopTraining
 
 
 class Epochs:
-    """Iterates over what is left of the run. A loop that the script leaves has finished early: by `break`, by `return`,
-    or by an exception that it catches behind it. Python tells these three apart for nobody."""
+    """The loops over `rt.epochs` and `rt.batches`: what is left of a run, and what happens between its epochs. A loop
+    that the script leaves has finished early: by `break`, by `return`, or by an exception that it catches behind it.
+    Python tells these three apart for nobody."""
 
-    def __init__(
-        self,
-        setup: RunSetup,
-        loop: TrainingLoop,
-        saves: Saves,
-        record: StepRecord,
-        report: Report,
-        models: Models,
-        data: TrainingData,
-    ) -> None:
+    def __init__(self, setup: RunSetup, loop: TrainingLoop, saves: Saves) -> None:
         self._seed, self._is_first = setup.options.seed, setup.group.is_first
-        self._loop, self._saves, self._record, self._report = loop, saves, record, report
-        self._models, self._data = models, data
+        self._loop, self._saves, self._report, self._data = loop, saves, saves.report, saves.data
+        self._most: dict[str, int] = {}  # epochs and steps that rt.epochs and rt.batches were asked for
         self._open: str | None = None  # the loop that is open, or was left, in words
 
     def epochs(self, count: int) -> Iterator[int]:
@@ -41,8 +34,7 @@ class Epochs:
         saves, loop, sampler = self._saves, self._loop, self._data.loader.sampler
         self._begin("epochs", count, sampler.epoch)
         while (epoch := sampler.epoch) < count and not saves.is_ending:
-            saves.open_epoch = loop.epochs.body = epoch
-            self._open = f"the loop left epoch {epoch + 1} of {count}"
+            saves.open_epoch, self._open = epoch, f"the loop left epoch {epoch + 1} of {count}"
             batch = sampler.plan.global_batch
             self._report.expect(saves.steps, count - epoch, sampler.length, sampler.position, batch)
             seed_generators("epoch", self._seed, epoch)
@@ -51,13 +43,12 @@ class Epochs:
             except GeneratorExit:
                 saves.is_left = True
                 raise
-            finally:
-                loop.epochs.body = None
+            is_last = epoch + 1 == count
             loop.check_caught()
-            loop.epochs.check_read(stepped=loop.has_stepped or epoch + 1 == count)
+            if not loop.has_begun and (loop.has_stepped or is_last):
+                raise mistakes.LOADER_UNUSED.error()
             self.end_steps()
-            steps = 0 if epoch + 1 == count else STEPS_UNTIL_AGREED
-            saves.agree_to_go_on(f"ended epoch {epoch + 1} of {count}", steps)
+            saves.agree_to_go_on(f"ended epoch {epoch + 1} of {count}", 0 if is_last else STEPS_UNTIL_AGREED)
             self._close()
             saves.pace.tail_ended(early=sampler.epoch == epoch)
             sampler.end_epoch(epoch)
@@ -74,8 +65,7 @@ class Epochs:
         self._report.expect_steps(count)
         saves.last_step = count
         while saves.steps < count and not saves.is_ending:
-            saves.open_epoch = loader.sampler.epoch
-            self._open = f"the loop left rt.batches({count})"
+            saves.open_epoch, self._open = loader.sampler.epoch, f"the loop left rt.batches({count})"
             for batch in loader:
                 try:
                     yield batch
@@ -96,15 +86,16 @@ class Epochs:
         saves.leave_if_stopping()
 
     def _begin(self, unit: str, count: int, over: int) -> None:
-        saves, loop, plan = self._saves, self._loop, self._data.plan
-        loop.settle()  # of a loop before, which was left in a step
+        """`rt.epochs(count)` or `rt.batches(count)`, the `unit`, begins after so many epochs or steps."""
+        saves, most = self._saves, self._most.get(unit)
+        self._loop.settle()  # of a loop before, which was left in a step
         saves.open_again("steps" if unit == "batches" else unit, count)
-        if not saves.is_ending:
-            loop.epochs.check_count(unit, count, over)
+        if most is not None and count <= min(over, most) and not saves.is_ending:
+            raise mistakes.NONE_LEFT.error(unit=unit, count=count, most=most, over=over, more=most + count)
+        self._most[unit] = max(count, most or 0)
+        plan, length = self._data.plan, self._data.loader.sampler.length
         assert plan is not None
-        print_warning(
-            find_empty_ranks(self._models.whole, plan, self._data.loader.sampler.length), is_first=self._is_first
-        )
+        print_warning(find_empty_ranks(saves.models.whole, plan, length), is_first=self._is_first)
         saves.checkpointer.check_untouched(is_finished=saves.is_finished)
         saves.agree(f"began the loop over rt.{unit}()")
 
@@ -124,7 +115,7 @@ class Epochs:
             loop.settle()
         loop.check_trained()
         saves.agree("ended the `with` body")
-        self._record.catch_up(data.first.weighing if data.first is not None else None)
+        saves.record.catch_up()
         for loader in data.loaders:
             loader.close()
         saves.check_state(at_end=True)
@@ -132,3 +123,21 @@ class Epochs:
         saves.finish_reason = saves.finish_reason or self._open
         # of the one epoch that a loop outside of rt.epochs makes, all is done
         return None if saves.in_tail and saves.open_epoch is None else saves.stop_reason
+
+
+def find_empty_ranks(models: Sequence[nn.Module], plan: BatchPlan, length: int | None) -> str | None:
+    """A warning if SyncBatchNorm may meet a placeholder sample, which a rank without samples computes with.
+
+    BatchNorm ignores that sample; SyncBatchNorm exchanges its statistics with the other ranks in the forward pass, so
+    that the sample enters them. `length` of an epoch; None: it is not known.
+    """
+    if not any(isinstance(layer, nn.SyncBatchNorm) for model in models for layer in model.modules()):
+        return None
+    last = length % plan.global_batch if length is not None else 1
+    idle = plan.data_size - 1  # the last rank's share is the smallest
+    if all(piece.samples for total in (plan.global_batch, last) if total for piece in plan.pieces(idle, total)):
+        return None
+    return (
+        f"a rank has no sample in some micro batches of {plan}, and SyncBatchNorm includes the placeholder that it"
+        " computes with in its statistics\nhint: another global batch, or DataLoader(data, drop_last=True)"
+    )

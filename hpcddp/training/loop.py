@@ -21,7 +21,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from hpcddp.errors import HpcddpError, RequestError
-from hpcddp.training import mistakes, trial
+from hpcddp.training import mistakes
 from hpcddp.training.collectives import sum_over_data_ranks
 from hpcddp.training.data.loader import Batch, SecondLoader, Taken, are_in_proportion, is_of_batch
 from hpcddp.training.data.randomness import seed_generators
@@ -29,10 +29,8 @@ from hpcddp.training.data.sampler import MicroBatch
 from hpcddp.training.data.weighing import WeighedBatch, run_backward
 from hpcddp.training.gradient.gradients import Gradients
 from hpcddp.training.gradient.progress import KnownParameters, OptimizerGradients
-from hpcddp.training.objects import Models, TrainingData
+from hpcddp.training.options import RunSetup
 from hpcddp.training.saves import Saves
-from hpcddp.training.setup import RunSetup
-from hpcddp.training.steps import StepSum
 from hpcddp.training.torch_compat import has_scheduler
 
 
@@ -65,19 +63,19 @@ class TrainingLoop:
     """Hears from the training loader which batch the loop has, from the loop its backward passes, and from torch the
     steps of optimizers."""
 
-    def __init__(
-        self, setup: RunSetup, gradients: Gradients, sums: StepSum, saves: Saves, models: Models, data: TrainingData
-    ) -> None:
-        self.epochs = EpochLoops()
+    def __init__(self, setup: RunSetup, gradients: Gradients, saves: Saves) -> None:
         self.optimizers: list[OptimizerGradients] = []
         self.schedulers: list[LRScheduler] = []
         self.stepped = False  # whether an optimizer has stepped in this batch
         self.has_stepped = False  # in this attempt
+        self.has_begun = False  # whether a loop over the training loader has
+        self.is_left = False  # whether the loop over the batches was left, and no backward pass came since
         self._layout, self._device, self._seed = setup.layout, setup.group.device, setup.options.seed
-        self._data_rank, self._trial = setup.layout.data_rank, trial.current
+        self._data_rank, self._trial = setup.layout.data_rank, setup.trial
         self._gradients, self._in_place = gradients, gradients.adds_up_in_place
-        self._sums, self._saves, self._pace = sums, saves, saves.pace
-        self._models, self._calls, self._data, self._seconds = models, models.calls, data, data.seconds
+        self._saves, self._sums, self._pace = saves, saves.record.sums, saves.pace
+        self._models, self._calls = saves.models, saves.models.calls
+        self._data, self._seconds = saves.data, saves.data.seconds
         self._known: KnownParameters | None = None
         self._by_id: dict[int, OptimizerGradients] = {}
         self._foreign: set[int] = set()  # optimizers that step other models only, by id
@@ -87,13 +85,11 @@ class TrainingLoop:
         self._part: WeighedBatch | None = None  # the micro batch that the loop is at
         self._open: ExitStack | None = None  # what is done around it
         self._nth_pass = self._nth_batch = 0
-        self._backwards = 0  # of this batch
-        self._backwards_of_pass = self._backwards_of_part = 0
-        self._left_with: int | None = None  # backward passes of the batch when the loop over the batches was left
-        self._depth = 0  # of optimizers' steps, one in the other
-        self._stepping = ""  # the kind of the outermost
+        self._backwards = self._backwards_of_pass = self._backwards_of_part = 0  # of this batch
+        self._stepping: list[str] = []  # the kinds of the optimizers that step, one in the other
         self._in_backward = False
         self._had_backward = 0  # batches of this attempt
+        self._outside: int | None = None  # the epoch of a loop over the loader outside of rt.epochs
 
     # ---- what a run is made of
 
@@ -137,12 +133,23 @@ class TrainingLoop:
     def loop_starts(self, epoch: int) -> None:
         """The loop over an epoch's batches starts, at the first batch or where a resumed run continues."""
         self.check_caught()
-        self.epochs.check_loop(epoch, is_open=self._saves.open_epoch is not None)
+        self._check_loop(epoch, self._saves.open_epoch)
+        self.has_begun = True
         for second in self._seconds:
             second.forget()
         self._saves.loop_starts()
         self._pace.step_began()
         self.seed_between()
+
+    def _check_loop(self, epoch: int, opened: int | None) -> None:
+        """Refuse a loop over the batches of this epoch that a resumed run would not find again. `opened`: the epoch
+        that rt.epochs or rt.batches is in, or was left in."""
+        if opened is not None and epoch > opened:
+            raise mistakes.LOOP_TWICE.error(epoch=opened + 1)
+        if opened is None and self._outside not in (None, epoch):
+            raise mistakes.EPOCH_OUTSIDE.error()
+        if opened is None:
+            self._outside = epoch
 
     def count_batch(self) -> None:
         """A loop over some loader gets a batch now."""
@@ -155,8 +162,7 @@ class TrainingLoop:
         self._batch, self._at = batch, At.TAKEN if batch.is_several else At.WHOLE
         self._nth_batch += 1
         self._backwards = self._nth_pass = 0
-        self._left_with = None
-        self.stepped = False
+        self.stepped = self.is_left = False
         if not batch.is_several:
             self._start_pass()
             self._start_part(batch.parts[0])
@@ -164,7 +170,7 @@ class TrainingLoop:
     def batch_left(self, batch: Batch) -> None:
         """The loop was left in this batch; or `next(iter(loader))` has taken it, and it is still to be used."""
         if batch is self._batch:
-            self._left_with = self._backwards
+            self.is_left = True
             self._pace.loop_left()
 
     def step_ends(self) -> bool:
@@ -181,7 +187,8 @@ class TrainingLoop:
             raise RequestError("two loops over the training loader ran in turn", "one loop over it at a time")
         if (row := _NEXT_BATCH.get(self._at)) is not None:
             raise self._error(row)
-        self._check_step_ended()
+        if self._stepping:
+            raise mistakes.STEP_LEFT.error(kind=self._stepping[0])
         if not self._backwards:
             beside = ", and an optimizer has stepped" if self.stepped else ""
             raise mistakes.BATCH_WITHOUT_BACKWARD.error(beside=beside)
@@ -202,8 +209,7 @@ class TrainingLoop:
 
     def settle(self) -> None:
         """The loop was left, perhaps in the middle: end what is still open. A batch that was only looked at is none."""
-        self._check_step_ended()
-        if self.inside and (self._backwards or self.stepped):
+        if self.inside and (self._backwards or self.stepped or self._stepping):
             self.step_ends()
             self.seed_between()
         elif self.inside:
@@ -212,7 +218,8 @@ class TrainingLoop:
     def let_go(self) -> None:
         """The `with` body has ended, perhaps by an exception in the middle of a batch."""
         self._end_part(collects=False)
-        self._batch, self._at, self._depth, self._in_backward = None, At.OUTSIDE, 0, False
+        self._batch, self._at, self._in_backward = None, At.OUTSIDE, False
+        self._stepping.clear()
 
     # ---- errors of the loop that the script has caught
 
@@ -233,10 +240,6 @@ class TrainingLoop:
         when = " (it was over)" if self._had_backward else ""
         return row.error(done="some", all=parts, when=when, **values)
 
-    def _check_step_ended(self) -> None:
-        if self._depth:
-            self._refuse(mistakes.STEP_LEFT.error(kind=self._stepping))
-
     def check_trained(self) -> None:
         """At the end of the body. RequestError if several batches had backward passes, and no optimizer has stepped."""
         if self._had_backward > 1 and self.optimizers and not (self.has_stepped or self._models.may_skip_steps):
@@ -253,11 +256,6 @@ class TrainingLoop:
     def inside(self) -> bool:
         """Whether the loop has taken a batch and its step has not ended."""
         return self._batch is not None
-
-    @property
-    def is_left(self) -> bool:
-        """Whether the loop over the batches was left, and no backward pass came since."""
-        return self._batch is not None and self._left_with == self._backwards
 
     @property
     def batch(self) -> Batch:
@@ -407,7 +405,7 @@ class TrainingLoop:
                 second.use()
             self._check_scaler(scaler)
             self._expect_backward(part.micro)
-            self._in_backward = True
+            self._in_backward, self.is_left = True, False
             try:
                 with self._calls.checked() if self._calls.are_watched else nullcontext():
                     factor = run_backward(
@@ -475,13 +473,12 @@ class TrainingLoop:
     def _step_starts(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Torch calls it before each step of each optimizer; of one that calls another's, or `super().step()`, for
         both. A gradient scaler that leaves a step out makes none."""
-        if self._depth == 0:
+        if not self._stepping:
             try:
                 self._check_step(optimizer, has_closure=any(map(callable, (*args[1:], *kwargs.values()))))
             except HpcddpError as error:
                 self._refuse(error)
-            self._stepping = type(optimizer).__name__
-        self._depth += 1
+        self._stepping.append(type(optimizer).__name__)
 
     def _check_step(self, optimizer: Optimizer, *, has_closure: bool) -> None:
         one, batch = self._by_id.get(id(optimizer)), self._batch
@@ -518,44 +515,8 @@ class TrainingLoop:
         self._foreign.add(id(optimizer))
 
     def _step_ends(self, optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
-        self._depth = max(0, self._depth - 1)
+        del self._stepping[-1:]
         one = self._by_id.get(id(optimizer))
         if one is not None:
             one.note_step()
             self.stepped = self.has_stepped = True
-
-
-class EpochLoops:
-    """Hears where loops over the loader, rt.epochs and rt.batches begin; refuses those that a resumed run would not
-    find again."""
-
-    def __init__(self) -> None:
-        self.body: int | None = None  # the epoch whose body in rt.epochs runs
-        self._outside: int | None = None  # that of a loop over the loader outside of rt.epochs
-        self._most: dict[str, int] = {}  # epochs and steps that rt.epochs and rt.batches were asked for
-        self._is_read = False  # whether a loop over the loader has begun
-
-    def check_count(self, unit: str, count: int, over: int) -> None:
-        """`rt.epochs(count)` or `rt.batches(count)`, the `unit`, begins after so many epochs or steps. RequestError if
-        the one before leaves it none."""
-        most = self._most.get(unit)
-        if most is not None and count <= min(over, most):
-            raise mistakes.NONE_LEFT.error(unit=unit, count=count, most=most, over=over, more=most + count)
-        self._most[unit] = max(count, most or 0)
-
-    def check_read(self, *, stepped: bool) -> None:
-        """An epoch of rt.epochs is over. RequestError if no loop over the loader has begun, and an optimizer has
-        stepped all the same, or no epoch is left."""
-        if stepped and not self._is_read:
-            raise mistakes.LOADER_UNUSED.error()
-
-    def check_loop(self, epoch: int, *, is_open: bool) -> None:
-        """A loop over the loader begins, with what is left of this epoch. `is_open`: rt.epochs has begun one.
-        RequestError if it is a second one."""
-        self._is_read = True
-        if not is_open:
-            if self._outside not in (None, epoch):
-                raise mistakes.EPOCH_OUTSIDE.error()
-            self._outside = epoch
-        elif self.body is not None and epoch > self.body:
-            raise mistakes.LOOP_TWICE.error(epoch=self.body + 1)

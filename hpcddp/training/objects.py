@@ -12,11 +12,11 @@ from hpcddp.training.checkpoint.tracked import unwrap
 from hpcddp.training.data.loader import SecondLoader, TrainingLoader
 from hpcddp.training.gradient.buffers import BufferMeans
 from hpcddp.training.gradient.gradients import Gradients
+from hpcddp.training.options import RunSetup
 from hpcddp.training.parallel.calls import ForwardCalls
 from hpcddp.training.parallel.sameness import SameWeights
 from hpcddp.training.parallel.sharded import WrapOptions
 from hpcddp.training.parallel.strategy import check_places, check_uncompiled, check_wrap_options, list_accelerators
-from hpcddp.training.setup import RunSetup
 
 
 class TrainingData:

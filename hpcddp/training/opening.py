@@ -11,14 +11,13 @@ from collections.abc import Iterator, Mapping, MutableMapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from functools import partial
-from pickle import PicklingError
 from typing import Any, NamedTuple
 
 from torch.nn.parallel import DistributedDataParallel
 
 from hpcddp.batchplan import BatchPlan
 from hpcddp.errors import UNFINISHED, HpcddpError, LaunchError, RequestError
-from hpcddp.parallelism import Parallel, Split, check_goes_with, plan_split, read_parallel
+from hpcddp.parallelism import check_goes_with, plan_split, read_parallel
 from hpcddp.runs.chain import find_before, find_stop, note_opened
 from hpcddp.runs.folder import AttemptFolder, RunFolder, choose_attempt, job_of, show_path
 from hpcddp.runs.hang import Hang, read_hang_limits, read_seconds_or_off
@@ -38,24 +37,20 @@ from hpcddp.runs.start import (
 )
 from hpcddp.runs.state import open_attempt, read_planned_batch, write_failure
 from hpcddp.schedulers.registry import find_current_job
-from hpcddp.training import trial
 from hpcddp.training.checkpoint.settings import OnFirst, RunSettings
 from hpcddp.training.data.randomness import seed_generators
 from hpcddp.training.gradient.exact import ExactGradients, check_same_conditions, deterministic_kernels
 from hpcddp.training.gradient.gradients import Gradients
 from hpcddp.training.gradient.mean import MeanGradients
-from hpcddp.training.options import RuntimeOptions, check_same_options
+from hpcddp.training.options import RunSetup, RuntimeOptions, check_same_options, find_trial
 from hpcddp.training.parallel.calls import ForwardCalls
 from hpcddp.training.parallel.layout import open_layout
-from hpcddp.training.remarks import NOT_CAUGHT, print_warning
 from hpcddp.training.rendezvous.failure import Failure, PeerFailedError
 from hpcddp.training.rendezvous.group import Group
 from hpcddp.training.rendezvous.process_group import claim_failure, open_group
 from hpcddp.training.rendezvous.roll_call import wait_until
-from hpcddp.training.report import AT_TERMINAL_S, DEFAULT_INTERVAL_S, Report
+from hpcddp.training.report import AT_TERMINAL_S, DEFAULT_INTERVAL_S, Report, choose_sinks, print_warning
 from hpcddp.training.runtime import Runtime
-from hpcddp.training.setup import RunSetup
-from hpcddp.training.sinks import choose_sinks
 from hpcddp.training.stopping import STOP_FLAGS, SignalFlag, StopTraining, StopWatch, read_deadline
 from hpcddp.training.versions import list_numerics, list_versions
 from hpcddp.training.watchdog import Watchdog, beating, print_hang
@@ -98,11 +93,10 @@ def explained(rt: Runtime, *, exact: bool) -> Iterator[None]:
             f"the script left the `with` body by sys.exit() after step {rt.steps}, and the run is not finished",
             'rt.finish_early("reason") or rt.stop("reason") in the loop; sys.exit() after the body',
         ) from error
-    except (AttributeError, PicklingError, RuntimeError, TypeError, ValueError) as error:
-        refused = _explain(error, rt, exact=exact)
-        if refused is None:
-            raise
-        raise refused from error
+    except Exception as error:
+        if refused := _explain(error, rt, exact=exact):
+            raise refused from error
+        raise
 
 
 def _explain(error: Exception, rt: Runtime, *, exact: bool) -> RequestError | None:
@@ -120,14 +114,13 @@ def _explain(error: Exception, rt: Runtime, *, exact: bool) -> RequestError | No
             " GroupNorm; outside of the training loop model.eval()",
         )
     # without exact mode the script has asked torch for it, and torch's words are right
-    found = _NO_KERNEL.search(text) if exact else None
-    if found is None:
-        return None
-    return RequestError(
-        f"torch has no deterministic kernel for {found[1].strip()} on {rt.device.type}, so exact mode cannot give the"
-        " same bits",
-        "another layer or function; or hpcddp.runtime(…) without exact",
-    )
+    if exact and (found := _NO_KERNEL.search(text)):
+        return RequestError(
+            f"torch has no deterministic kernel for {found[1].strip()} on {rt.device.type}, so exact mode cannot give"
+            " the same bits",
+            "another layer or function; or hpcddp.runtime(…) without exact",
+        )
+    return None
 
 
 # The run: the job's, which its supervisor holds, or the folder that the script names, which rank 0 holds.
@@ -149,26 +142,24 @@ class OpenedRun(NamedTuple):
 
 @contextmanager
 def open_run(folder: AttemptFolder | None, group: Group, env: Mapping[str, str]) -> Iterator[OpenedRun]:
-    """The attempt's folder, the same on every rank. Rank 0 begins the run, or takes it again, and holds it if the job's
+    """The attempt's folder, as rank 0 has it. Rank 0 begins the run, or takes it again, and holds it if the job's
     supervisor does not.
 
     The HpcddpError of `start_run` on rank 0, PeerFailedError on the others; SystemExit on all where ranks of this
     attempt have stopped in time before: the signal was for the job, or its end is as near as it was.
     """
-    if folder is None:
-        yield OpenedRun(None)
-        return
     key = f"run-{next(_openings)}"
     if not group.is_first:
         told = json.loads(group.store.get(key))
-        if "run" not in told:
+        if (error := told.get("error")) is not None:
             group.store.add(f"{key}-read", 1)
-            raise PeerFailedError(Failure(0, group.members[0].host, told["error"])) if told["error"] else SystemExit(0)
-        yield OpenedRun(RunFolder(told["run"]).attempt(told["attempt"]), told["over"], told["asked"])
+            raise PeerFailedError(Failure(0, group.members[0].host, error)) if error else SystemExit(0)
+        run, attempt = told.pop("attempt") or (None, "")
+        yield OpenedRun(None if run is None else RunFolder(run).attempt(attempt), **told)
         return
     with ExitStack() as stack:
         try:
-            opened = stack.enter_context(_start(folder, env))
+            opened = stack.enter_context(_start(folder, env)) if folder is not None else OpenedRun(None)
         except (HpcddpError, SystemExit) as error:
             if isinstance(error, HpcddpError):
                 claim_failure(group, error)
@@ -176,10 +167,8 @@ def open_run(folder: AttemptFolder | None, group: Group, env: Mapping[str, str])
             # the store ends with this process: a rank that is late would see nothing but a broken connection
             wait_until(lambda: group.store.add(f"{key}-read", 0) >= group.world_size - 1, _ALL_READ_S)
             raise
-        attempt = opened.attempt
-        assert attempt is not None
-        told = opened._asdict() | {"run": attempt.run.path, "attempt": attempt.name}
-        group.store.set(key, json.dumps(told))
+        place = opened.attempt and (opened.attempt.run.path, opened.attempt.name)
+        group.store.set(key, json.dumps(opened._asdict() | {"attempt": place}))
         yield opened
 
 
@@ -194,7 +183,8 @@ def _start(folder: AttemptFolder, env: Mapping[str, str]) -> Iterator[OpenedRun]
     request = RunRequest(folder.run.path, find_command(env), env.get(FRESH, "")).of_index(
         job.array_index if job is not None else ""
     )
-    is_job_s = job_s is not None and _is_same(job_s.run, folder.run, RunFolder(request.folder))
+    named = {os.path.realpath(folder.run.path), os.path.realpath(request.folder)}
+    is_job_s = job_s is not None and os.path.realpath(job_s.run.path) in named
     run = job_s.run if job_s is not None and is_job_s else RunFolder(request.folder)
     with opening_once(run):
         if is_held_by(run, folder.name) and is_job_s:
@@ -209,14 +199,10 @@ def _start(folder: AttemptFolder, env: Mapping[str, str]) -> Iterator[OpenedRun]
             print(f"hpcddp: {outlook.describe(_say_anew(env))}", file=sys.stderr, flush=True)
         if job_s is not None and not is_job_s:
             note_opened(job_s, run)
-        state = outlook.state if outlook.kind == FINISHED else None
+        over = outlook.state if outlook.kind == FINISHED else None
         try:
-            yield OpenedRun(
-                run.attempt(folder.name),
-                state.reason if state is not None else "",
-                state.asked if state is not None else None,
-                outlook.describe(_say_anew(env)),
-            )
+            reason, asked = (over.reason, over.asked) if over is not None else ("", None)
+            yield OpenedRun(run.attempt(folder.name), reason, asked, outlook.describe(_say_anew(env)))
         finally:
             if is_mine:
                 release_run(run, folder.name)
@@ -225,11 +211,6 @@ def _start(folder: AttemptFolder, env: Mapping[str, str]) -> Iterator[OpenedRun]
 def _say_anew(env: Mapping[str, str]) -> str:
     """What begins a new run, for a hint."""
     return "--fresh" if has_options(env) else "another run_dir"
-
-
-def _is_same(run: RunFolder, *others: RunFolder) -> bool:
-    """Whether one of the others is this folder."""
-    return os.path.realpath(run.path) in {os.path.realpath(other.path) for other in others}
 
 
 _NO_TURN = (
@@ -241,21 +222,21 @@ _NO_TURN = (
 @contextmanager
 def open_runtime(env: MutableMapping[str, str], options: RuntimeOptions) -> Iterator[Runtime]:
     """See `hpcddp.runtime`, which calls this with the process's environment."""
-    verifying = trial.current
-    options = options if verifying is None else verifying.options(options)
+    trial = find_trial()
+    options = options if trial is None else trial.options(options)
     folder = choose_attempt(env, options.run_dir)
     batch = options.global_batch
     if batch is None and folder is not None:
         batch = read_planned_batch(folder.run)
-    asked = options.parallel or read_parallel(env.get("HPCDDP_PARALLEL") or "ddp", "parallel in the job file")
+    parallel = options.parallel or read_parallel(env.get("HPCDDP_PARALLEL") or "ddp", "parallel in the job file")
     sinks, deadline = choose_sinks(options.log_to, env), read_deadline(env)
     default_s = AT_TERMINAL_S if sys.stderr.isatty() else DEFAULT_INTERVAL_S
     interval_s = read_seconds_or_off(env, "HPCDDP_PROGRESS", default_s)
     stall_s, end_s = read_hang_limits(env)
     signals = SignalFlag()
     with ExitStack() as stack:
-        if verifying is not None:
-            stack.callback(verifying.closed)
+        if trial is not None:
+            stack.callback(trial.closed)
         stack.enter_context(signals.installed())
         heartbeat = stack.enter_context(beating(env))
         group = options.group
@@ -263,29 +244,35 @@ def open_runtime(env: MutableMapping[str, str], options: RuntimeOptions) -> Iter
             group = stack.enter_context(
                 open_group(env, backend=options.backend, timeout_s=options.timeout_s, rendezvous=options.rendezvous)
             )
-        check_same_options(options, batch, asked, folder, group)  # before a run is begun
-        split = _plan_split(asked, group, options)
-        folder, over, asked_before, line = stack.enter_context(open_run(folder, group, env))
-        settings = _open_settings(folder, group, env, options)
-        options = replace(options, seed=settings.take("seed", options.seed))
-        batch = settings.take("global_batch", batch)
-        layout = open_layout(group.rank, group.world_size, split.model_mesh)
-        known = options, group, layout, split, batch, folder, f"begin a new run: {_say_anew(env)}", over, asked_before
-        setup = RunSetup(*known, settings=settings)
+        check_same_options(options, batch, parallel, group)  # before a run is begun
+        split = plan_split(parallel, [member.host for member in group.members])
+        check_goes_with(split, parallel, exact=options.exactness is not None)
+        folder, over, asked, line = stack.enter_context(open_run(folder, group, env))
+        settings = RunSettings(OnFirst.of_group(group), folder, env, options.accept, options.keep)
+        settings.note("exact", "{}, {} slices".format(*options.exactness) if options.exactness else "no")
+        setup = RunSetup(
+            options=replace(options, seed=settings.take("seed", options.seed)),
+            group=group,
+            layout=open_layout(group.rank, group.world_size, split.model_mesh),
+            split=split,
+            global_batch=settings.take("global_batch", batch),
+            folder=folder,
+            anew=f"begin a new run: {_say_anew(env)}",
+            over=over,
+            asked=asked,
+            settings=settings,
+            trial=trial,
+        )
         gradients = stack.enter_context(_open_gradients(env, setup))
-        seed_generators("start", options.seed)  # the same on every rank, so that all build the same model
-        if folder is not None and group.is_first:
-            print_warning(None if signals.are_caught else NOT_CAUGHT, is_first=True)
-            open_attempt(folder)
-        metrics = stack.enter_context(MetricsFile(folder.metrics if folder is not None and group.is_first else None))
-
-        def note(plan: BatchPlan) -> None:
-            if folder is not None and group.is_first:
-                write_object(folder.versions, _describe(setup, plan))
-
+        seed_generators("start", setup.options.seed)  # the same on every rank, so that all build the same model
+        written = folder if group.is_first else None
+        if written is not None:
+            print_warning(None if signals.are_caught else _NOT_CAUGHT, is_first=True)
+            open_attempt(written)
+        metrics = stack.enter_context(MetricsFile(written and written.metrics))
         watch = StopWatch(signals, deadline)
         report = Report(setup, metrics, watch.pace, sinks=sinks, interval_s=interval_s, deadline=lambda: watch.deadline)
-        rt = Runtime(setup, gradients, watch, metrics, report, note, stack)
+        rt = Runtime(setup, gradients, watch, metrics, report, partial(_write_versions, setup, written), stack)
         if over:
             add_line(NameError, lambda: _NO_TURN if rt._saves.is_finished else "")
         stack.enter_context(heartbeat.following(lambda: rt.steps, watch.move_deadline))
@@ -295,8 +282,8 @@ def open_runtime(env: MutableMapping[str, str], options: RuntimeOptions) -> Iter
             stack.enter_context(watchdog.watching())
         try:
             with suppress(StopTraining), explained(rt, exact=options.exactness is not None):
-                if verifying is not None:
-                    verifying.opened(rt)
+                if trial is not None:
+                    trial.opened(rt)
                 yield rt
             rt.finish()
             if rt._saves.is_finished and group.is_first and sys.stderr.isatty():
@@ -321,30 +308,19 @@ def open_runtime(env: MutableMapping[str, str], options: RuntimeOptions) -> Iter
         end_script(line, UNFINISHED if group.world_size == 1 and not env.get("HPCDDP_ATTEMPT") else 0)
 
 
+_NOT_CAUGHT = (
+    "this runtime is not in the main thread, where alone Python hears signals: SIGTERM and the warning before the"
+    " walltime end the process without a checkpoint; the deadline is heard\nhint: open hpcddp.runtime in the main"
+    " thread"
+)
+
+
 def _tell_hang(rt: Runtime, hang: Hang) -> None:
     """From beside the main thread, which waits for ranks that do not come."""
     with suppress(Exception):  # it may hold any lock
         if rt.is_main and rt.folder is not None:
             write_failure(rt.folder, str(hang.error), step=rt.steps, epoch=rt.epoch)
     print_hang(hang)
-
-
-def _open_settings(
-    folder: AttemptFolder | None, group: Group, env: Mapping[str, str], options: RuntimeOptions
-) -> RunSettings:
-    """The run's settings, with what is known of them before anything is made. A collective."""
-    settings = RunSettings(OnFirst.of_group(group), folder, env, options.accept, options.keep)
-    exactness = options.exactness
-    settings.note("exact", "no" if exactness is None else f"{exactness.method}, {exactness.slices} slices")
-    return settings
-
-
-def _plan_split(asked: Parallel, group: Group, options: RuntimeOptions) -> Split:
-    """How the data ranks hold the model. RequestError, on every rank, for what does not fit them or the options."""
-    hosts = [member.host for member in group.members]
-    split = plan_split(asked, hosts)
-    check_goes_with(split, asked, exact=options.exactness is not None)
-    return split
 
 
 @contextmanager
@@ -355,30 +331,33 @@ def _open_gradients(env: MutableMapping[str, str], setup: RunSetup) -> Iterator[
         return
     with deterministic_kernels(env):
         check_same_conditions(setup.group)
-        slices, method = exactness.slices, exactness.method
         if setup.split.is_sharded and setup.layout.data_size > 1:
             from hpcddp.training.gradient.exact_shards import ExactShards
 
-            gradients: ExactGradients = ExactShards(setup.group, setup.layout, setup.split, slices, method)
+            gradients: ExactGradients = ExactShards(
+                setup.group, setup.layout, setup.split, exactness.slices, exactness.method
+            )
         else:
-            gradients = ExactGradients(setup.group, setup.layout, slices, method)
+            gradients = ExactGradients(setup.group, setup.layout, exactness.slices, exactness.method)
         try:
             yield gradients
         finally:
             gradients.close()
 
 
-def _describe(setup: RunSetup, plan: BatchPlan) -> dict[str, object]:
-    """The contents of versions.json."""
+def _write_versions(setup: RunSetup, folder: AttemptFolder | None, plan: BatchPlan) -> None:
+    """versions.json, once the plan of the global batch is known."""
     group, exactness = setup.group, setup.options.exactness
-    return {
-        **list_versions(),
-        **list_numerics(group.device),
-        "seed": setup.options.seed,
-        "plan": plan._asdict(),
-        "parallel": str(setup.split),
-        "exact": exactness.method if exactness else None,
-        "launcher": group.launcher,
-        "backend": group.backend,
-        "ranks": [member._asdict() for member in group.members],
-    }
+    if folder is not None:
+        written = {
+            **list_versions(),
+            **list_numerics(group.device),
+            "seed": setup.options.seed,
+            "plan": plan._asdict(),
+            "parallel": str(setup.split),
+            "exact": exactness.method if exactness else None,
+            "launcher": group.launcher,
+            "backend": group.backend,
+            "ranks": [member._asdict() for member in group.members],
+        }
+        write_object(folder.versions, written)

@@ -1,24 +1,33 @@
-"""What the caller of `hpcddp.runtime` asked for, as one value that is checked when it is made."""
+"""What the caller of `hpcddp.runtime` asked for, the same on all ranks, and what is settled when a runtime opens."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from hpcddp.batchplan import EXACT_METHODS
 from hpcddp.errors import RequestError
-from hpcddp.parallelism import Parallel
+from hpcddp.parallelism import Parallel, Split
 from hpcddp.runs.folder import AttemptFolder
-from hpcddp.training.arguments import SaveEvery
-from hpcddp.training.parallel.layout import ask_all
+from hpcddp.training.arguments import SaveEvery, check_choice
+from hpcddp.training.parallel.layout import Layout, ask_all
 from hpcddp.training.rendezvous.group import Group
+
+if TYPE_CHECKING:
+    from torch import Tensor
+    from torch.utils.data import Dataset
+
+    from hpcddp.training.checkpoint.settings import RunSettings
+    from hpcddp.training.data.sampler import MicroBatch
 
 CHECKPOINT_FORMS = ("single", "sharded", "async")
 DEFAULT_SLICES = 8
 #: At the end of each epoch, and between epochs after ten minutes of training.
 DEFAULT_SAVES = SaveEvery()
 DEFAULT_SAVE_S = 600
+#: For the second line of an error, in a script that no job script has started.
+ANEW = "begin a new run: another run_dir"
 
 
 class Exactness(NamedTuple):
@@ -54,15 +63,13 @@ class RuntimeOptions:
     log_to: Sequence[str] | None = None  # names of sinks; None: HPCDDP_LOG_TO
 
     def __post_init__(self) -> None:
-        if self.checkpoint is not None and self.checkpoint not in CHECKPOINT_FORMS:
-            raise RequestError(
-                f"checkpoint={self.checkpoint!r} is not a checkpoint form",
-                f"choose one of {', '.join(CHECKPOINT_FORMS)}",
-            )
+        call = "hpcddp.runtime(…, {})".format
+        if self.checkpoint is not None:
+            check_choice(self.checkpoint, CHECKPOINT_FORMS, call("checkpoint={}"))
+        if self.exact and self.exact is not True:
+            check_choice(self.exact, EXACT_METHODS, call("exact={}"))
         if not self.exact and self.slices is not None:
             raise RequestError(f"slices={self.slices} means nothing without exact", "exact=True, or leave out slices")
-        if self.exact and self.exact is not True and self.exact not in EXACT_METHODS:
-            raise RequestError(f"exact={self.exact!r} is not a way to sum", "exact='tree', or exact='integer'")
 
     @property
     def saves_at_epoch_ends(self) -> bool:
@@ -88,31 +95,83 @@ class RuntimeOptions:
         return Exactness(method, DEFAULT_SLICES if self.slices is None else self.slices)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunSetup:
+    """The options of the caller, and what follows from them and from the launch."""
+
+    options: RuntimeOptions
+    group: Group
+    layout: Layout
+    split: Split  # of the models over the data ranks
+    global_batch: int | None  # of the caller, or of the job plan; None: the training loader says it
+    folder: AttemptFolder | None  # None: nothing is written
+    anew: str  # how to begin a new run, for the second line of an error
+    over: str = ""  # why the run ended, of one that is finished already: no step is left
+    asked: dict[str, int] | None = None  # of a finished run: how many epochs or steps; None: it does not say
+    settings: RunSettings
+    trial: TrialHooks | None = None
+
+
+class TrialHooks(Protocol):
+    """What a short run of `hpcddp verify` changes in a training, and hears of it; any other run has no trial.
+    `hpcddp/verify/ranks.py` has the one that writes down what it hears."""
+
+    def options(self, options: RuntimeOptions) -> RuntimeOptions:
+        """The options of `hpcddp.runtime`, as the trial wants them."""
+
+    def opened(self, rt: Any) -> None:
+        """The runtime is open, and its body begins."""
+
+    def closed(self) -> None:
+        """The body is over, and the ranks have left the process group."""
+
+    def shorten(self, dataset: Dataset[Any], batch: int, *, drop_last: bool = False) -> Dataset[Any]:
+        """A data set with a few batches of this one's samples."""
+
+    def key(self, key: tuple[int | str, ...], micro: MicroBatch) -> tuple[int | str, ...]:
+        """What the random numbers of a micro batch depend on, besides the seed and the step."""
+
+    def part_starts(self, micro: MicroBatch) -> None:
+        """The loop gets this micro batch now; its random numbers are seeded."""
+
+    def backward(self, loss: Tensor, share: float) -> None:
+        """`rt.backward(loss)`: the loss, and its part in the loss of the global batch."""
+
+    def step_ends(self) -> None:
+        """The loop is done with a batch."""
+
+
+_trials: list[TrialHooks] = []
+
+
+def set_trial(hooks: TrialHooks) -> None:
+    """The runtimes of this process are those of a trial."""
+    _trials[:] = [hooks]
+
+
+def find_trial() -> TrialHooks | None:
+    """The trial that this process is of."""
+    return _trials[0] if _trials else None
+
+
 # Whether all ranks were given the same options. Each rank works out by itself which samples it gets, when it saves and
 # when the ranks meet. With another seed than the others it would get other ranks' samples again, and with another
 # `save_every` it would wait for them.
 
 
-_WHY = {"seed": ": the runtime gives each rank random numbers of its own"}
-
-
-def check_same_options(
-    options: RuntimeOptions, global_batch: int | None, parallel: Parallel, folder: AttemptFolder | None, group: Group
-) -> None:
+def check_same_options(options: RuntimeOptions, global_batch: int | None, parallel: Parallel, group: Group) -> None:
     """RequestError, on every rank, if the ranks were given other options that they have to agree on. A collective.
 
-    Not compared is what one rank may have otherwise: `keep_checkpoints` and `log_to`, which rank 0 alone uses, and time
-    limits.
+    Not compared is what one rank may have otherwise: `keep_checkpoints` and `log_to`, which rank 0 alone uses, time
+    limits, and the folder, which rank 0 chooses.
     """
-    exactness = options.exactness
     mine = {
         "seed": options.seed,
         "global_batch": global_batch,
         "max_micro_batch": options.max_micro_batch,
         "parallel": str(parallel),
-        "exact": False if exactness is None else exactness.method,
-        "slices": None if exactness is None else exactness.slices,
-        "run_dir": None if folder is None else folder.run.path,
+        "exact": options.exact,
+        "slices": options.slices,
         "save_every": options.save_every,
         "accept": options.accept,
         "keep": options.keep,
@@ -125,16 +184,10 @@ def refuse_others(everyones: Sequence[Mapping[str, Any]], call: str) -> None:
     """RequestError if a rank's options are not those of rank 0. `call`: where one is given, for the hint."""
     for name, first in everyones[0].items():
         for rank, theirs in enumerate(everyones):
-            if _compared(name, theirs[name]) != _compared(name, first):
+            if theirs[name] != first:
+                why = ": the runtime gives each rank random numbers of its own" if name == "seed" else ""
                 raise RequestError(
                     f"the ranks were given different options: {name}={first!r} on rank 0, {name}={theirs[name]!r} on"
                     f" rank {rank}",
-                    f"{call.format(f'{name}={first!r}')} on every rank{_WHY.get(name, '')}",
+                    f"{call.format(f'{name}={first!r}')} on every rank{why}",
                 )
-
-
-def _compared(name: str, value: Any) -> Any:
-    """What has to be the same of this option: rank 0 alone chooses the run, if there is one."""
-    if name == "run_dir":
-        return value is not None
-    return value

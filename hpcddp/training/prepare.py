@@ -19,7 +19,6 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset
 from hpcddp.batchplan import BatchPlan, plan_batch
 from hpcddp.errors import RequestError
 from hpcddp.parallelism import Split
-from hpcddp.training import trial
 from hpcddp.training.arguments import read_optional, read_whole
 from hpcddp.training.checkpoint.settings import name_setting
 from hpcddp.training.checkpoint.tracked import OwnedStates, unwrap
@@ -39,17 +38,13 @@ from hpcddp.training.data.weighing import Count, Weighing
 from hpcddp.training.gradient.gradients import Gradients
 from hpcddp.training.gradient.progress import KnownParameters
 from hpcddp.training.loop import TrainingLoop
-from hpcddp.training.objects import Models, TrainingData
-from hpcddp.training.options import refuse_others
+from hpcddp.training.options import RunSetup, refuse_others
 from hpcddp.training.parallel.layout import Layout, ask_all, spread_weights
 from hpcddp.training.parallel.sharded import WrapOptions
 from hpcddp.training.parallel.strategy import place
 from hpcddp.training.parallel.zero import WholeSteps, ZeroSteps
-from hpcddp.training.remarks import describe_share, print_warning
-from hpcddp.training.report import Report
+from hpcddp.training.report import print_warning
 from hpcddp.training.saves import Saves
-from hpcddp.training.setup import RunSetup
-from hpcddp.training.steps import StepRecord
 from hpcddp.training.torch_compat import note_steps, shard_assignments
 
 # The kinds of objects that a run takes over, and their names in a checkpoint.
@@ -133,9 +128,14 @@ def check_data(source: DataSource, setup: RunSetup) -> None:
     if source.batch_sampler is not None:
         common["batch_sampler"] = describe_items(source.batch_sampler, setup.options.seed)
     check_same_data(source.dataset, layout, common)
-    is_own_share = source.is_share and setup.global_batch is None and layout.data_size > 1
-    if is_own_share and source.batch_size is not None:
-        print_warning(describe_share(source.batch_size, layout.data_size), is_first=setup.group.is_first)
+    size, ranks = source.batch_size, layout.data_size
+    if source.is_share and setup.global_batch is None and ranks > 1 and size is not None:
+        print_warning(
+            f"batch_size={size} of a DataLoader with a DistributedSampler is the global batch here, over all {ranks}"
+            f" ranks\nhint: hpcddp.runtime({size * ranks}) for {size} per rank, as in plain DDP, or"
+            f" hpcddp.runtime({size})",
+            is_first=setup.group.is_first,
+        )
 
 
 def check_same_data(dataset: Dataset[Any], layout: Layout, options: Mapping[str, Any]) -> None:
@@ -185,20 +185,16 @@ class Preparation:
         self,
         setup: RunSetup,
         gradients: Gradients,
-        models: Models,
-        data: TrainingData,
         loop: TrainingLoop,
         saves: Saves,
-        record: StepRecord,
-        report: Report,
         planned: Callable[[BatchPlan], None],
         until_end: ExitStack,
     ) -> None:
         """`planned` is called with the plan of the global batch; `until_end` is closed when the body ends."""
         self._setup, self._group, self._layout, self._options = setup, setup.group, setup.layout, setup.options
         self._exact = setup.options.exactness is not None
-        self._gradients, self._models, self._data, self._loop = gradients, models, data, loop
-        self._saves, self._record, self._report = saves, record, report
+        self._gradients, self._loop, self._saves = gradients, loop, saves
+        self._models, self._data = saves.models, saves.data
         self._planned, self._until_end = planned, until_end
         self._position: dict[str, int] | None = None  # of the newest checkpoint
 
@@ -218,7 +214,7 @@ class Preparation:
                 prepared[n] = self.evaluation_loader(thing)
         for n, thing in enumerate(objects):
             if is_trained(thing) and id(thing) not in self._models.wrapped:
-                self._record.note_model(thing)
+                self._saves.record.note_model(thing)
                 prepared[n] = self._models.wrap(thing, WrapOptions(None, None, {}))
             elif isinstance(thing, nn.Module):
                 prepared[n] = place(thing, self._group.device)
@@ -267,7 +263,7 @@ class Preparation:
                 self._move(position, loader)
         sampler = self._data.first.sampler if self._data.first is not None else None
         unit = " batches of the DataLoader" if isinstance(sampler, ItemSampler) else ""
-        self._report.start(f"{self.plan}{unit}", position["step"] if position is not None else None)
+        self._saves.report.start(f"{self.plan}{unit}", position["step"] if position is not None else None)
 
     def loader(
         self,
@@ -292,8 +288,10 @@ class Preparation:
             seed = derive_key("loader", options.seed, number)
             check_second(items, are_several=known.is_several)
             plan = self._plan_for(items or how.batch_size, items)
-        if trial.current is not None and how.batch_sampler is None:
-            how = replace(how, dataset=trial.current.shorten(how.dataset, plan.global_batch, drop_last=how.drop_last))
+        if self._setup.trial is not None and how.batch_sampler is None:
+            how = replace(
+                how, dataset=self._setup.trial.shorten(how.dataset, plan.global_batch, drop_last=how.drop_last)
+            )
         sampler = make_sampler(how, plan, self._layout.data_rank, seed)
         note = self._setup.settings.note
         note(name_setting("samples", number), getattr(sampler, "samples", sampler.length))
@@ -311,6 +309,7 @@ class Preparation:
             known.seconds.append(second)
         else:
             loader = known.first = TrainingLoader(*parts, is_several=known.is_several)
+            self._saves.record.learn = weighing.learn
         if self._position is not None:  # the objects were tracked before
             self._saves.checkpointer.settle_settings(self._position)
             self._move(self._position, loader)
@@ -344,8 +343,8 @@ class Preparation:
         if size is None:
             raise RequestError("rt.evaluation_loader got no batch_size", "rt.evaluation_loader(dataset, 256)")
         size = read_whole(size, "rt.evaluation_loader(dataset, {})")
-        if trial.current is not None:
-            how = replace(how, dataset=trial.current.shorten(how.dataset, size))
+        if self._setup.trial is not None:
+            how = replace(how, dataset=self._setup.trial.shorten(how.dataset, size))
         self._saves.agreement.note_evaluation(**outline_evaluation(how.dataset, size, drop_last=how.drop_last))
         return EvaluationLoader(
             how.dataset,

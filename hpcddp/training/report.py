@@ -2,65 +2,40 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 import os
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple, TextIO
+from datetime import timedelta
+from functools import partial
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any, Protocol, TextIO
 
+from hpcddp.errors import RequestError, nearest
 from hpcddp.runs.folder import list_checkpoints
 from hpcddp.runs.metrics import MetricsFile, check_logged
-from hpcddp.training.setup import RunSetup
-from hpcddp.training.sinks import SinkRequest, Sinks
+from hpcddp.training.options import RunSetup
 from hpcddp.training.stopping import Pace
 
-# The progress of a training: a line per interval.
 
-
-DEFAULT_INTERVAL_S = 30.0
-AT_TERMINAL_S = 2.0
-
-
-class Standing(NamedTuple):
-    """How far a training is. None: not known, and not shown."""
-
-    step: int  # steps since the start of the run
-    total_steps: int | None = None
-    loss: float | None = None
-    samples_per_s: float | None = None
-    left_s: float | None = None  # until the last step, at the pace of this attempt
-    save_at: int | None = None  # the step after which the next checkpoint is written
-    walltime_left_s: float | None = None
-
-
-def format_line(standing: Standing) -> str:
-    """`step 1200/5000  loss 0.3123  5,210 samples/s  0:12:30 left  save at 1300  walltime left 1:02:03`."""
-    s = standing
-    parts = [f"step {s.step}" + (f"/{s.total_steps}" if s.total_steps is not None else "")]
-    if s.loss is not None:
-        parts.append(f"loss {s.loss:.4g}")
-    if s.samples_per_s is not None:
-        parts.append(f"{_format_rate(s.samples_per_s)} samples/s")
-    if s.left_s is not None:
-        parts.append(f"{format_seconds(s.left_s)} left")
-    if s.save_at is not None:
-        parts.append(f"save at {s.save_at}")
-    if s.walltime_left_s is not None:
-        parts.append(f"walltime left {format_seconds(s.walltime_left_s)}")
-    return "  ".join(parts)
+def print_warning(warning: object | None, *, is_first: bool) -> None:
+    """Print a warning, if there is one, to stderr of rank 0."""
+    if warning is not None and is_first:
+        print(f"hpcddp: warning: {warning}", file=sys.stderr)
 
 
 def format_seconds(seconds: float) -> str:
-    """`H:MM:SS`, with days in front from one day on: `2d 03:04:05`. Nothing is below zero."""
-    whole = max(0, int(seconds))
-    days, rest = divmod(whole, 86400)
-    clock = f"{rest // 60 % 60:02d}:{rest % 60:02d}"
-    return f"{days}d {rest // 3600:02d}:{clock}" if days else f"{rest // 3600}:{clock}"
+    """`H:MM:SS`, with days in front from one day on. Nothing is below zero."""
+    return str(timedelta(seconds=max(0, int(seconds))))
 
 
-def _format_rate(per_s: float) -> str:
-    return f"{per_s:,.0f}" if per_s >= 10 else f"{per_s:.2g}"
+# The progress of a training: a line per interval.
+
+DEFAULT_INTERVAL_S = 30.0
+AT_TERMINAL_S = 2.0
 
 
 class Progress:
@@ -74,19 +49,14 @@ class Progress:
         out: TextIO | None,
         *,
         interval_s: float | None = DEFAULT_INTERVAL_S,
-        total_steps: int | None = None,
         save_every: int | None = None,
         deadline: Callable[[], float | None] = lambda: None,
         clock: Callable[[], float] = time.monotonic,
         now: Callable[[], float] = time.time,
     ) -> None:
-        self.total_steps = total_steps  # may become known later
-        self._out = out
-        self._interval_s = interval_s or DEFAULT_INTERVAL_S
-        self._save_every = save_every
-        self._deadline = deadline
-        self._clock = clock
-        self._now = now
+        self.total_steps: int | None = None  # may become known later
+        self._out, self._interval_s, self._save_every = out, interval_s or DEFAULT_INTERVAL_S, save_every
+        self._deadline, self._clock, self._now = deadline, clock, now
         self._samples = 0
         # when to print; the first step sets it
         self._next = math.inf if out is None or interval_s is None else -math.inf
@@ -103,25 +73,27 @@ class Progress:
         if self._first is None:  # the first step compiles and fills caches: it starts the clock and is not counted
             self._first = (at, step)
         else:
-            self._write(f"hpcddp: {format_line(self._standing(at, step, loss))}\n")
+            self._write(f"hpcddp: {'  '.join(self._list_known(at, step, loss))}\n")
         self._mark = at, self._samples
 
-    def _standing(self, at: float, step: int, loss: float | None) -> Standing:
-        began, before = self._mark
-        left_s = None
-        if self.total_steps is not None and self._first is not None and step > self._first[1]:
-            pace_s = (at - self._first[0]) / (step - self._first[1])
-            left_s = max(0, self.total_steps - step) * pace_s
-        every, ends = self._save_every, self._deadline()
-        return Standing(
-            step,
-            self.total_steps,
-            loss,
-            (self._samples - before) / (at - began) if at > began else None,
-            left_s,
-            step - step % every + every if every else None,
-            ends - self._now() if ends is not None else None,
-        )
+    def _list_known(self, at: float, step: int, loss: float | None) -> list[str]:
+        """`step 1200/5000`, `loss 0.3123`, `5,210 samples/s`, `0:12:30 left`, `save at 1300`, `walltime left
+        1:02:03`."""
+        (first_at, first), (began, before) = self._first or (at, step), self._mark
+        total, every, ends = self.total_steps, self._save_every, self._deadline()
+        known = [f"step {step}" if total is None else f"step {step}/{total}"]
+        if loss is not None:
+            known.append(f"loss {loss:.4g}")
+        if at > began:
+            rate = (self._samples - before) / (at - began)
+            known.append(f"{rate:{',.0f' if rate >= 10 else '.2g'}} samples/s")
+        if total is not None and step > first:
+            known.append(f"{format_seconds((total - step) * (at - first_at) / (step - first))} left")
+        if every:
+            known.append(f"save at {step - step % every + every}")
+        if ends is not None:
+            known.append(f"walltime left {format_seconds(ends - self._now())}")
+        return known
 
     def _write(self, text: str) -> None:
         """Nobody to read it is no reason to end a training."""
@@ -134,63 +106,127 @@ class Progress:
             self._out, self._next = None, math.inf
 
 
-# What rank 0 prints when a run starts and when it ends, as text.
+# Where the numbers of `rt.log` go besides metrics.jsonl, each if asked for: only that is imported. A resumed run
+# continues the same run of the sink: TensorBoard by its folder, MLflow by a tag, W&B by an id.
 
 
-def format_first_line(plan: str, ranks: str, resumed_from: int | None, *, saves: bool) -> str:
-    """One line: the batch plan, the ranks and their devices, and from which step the run resumes, if from any. Which
-    run it is was said when its folder was chosen."""
-    resumed = f"resumed from step {resumed_from}" if resumed_from is not None else None
-    saved = None if saves else "no run folder: nothing is saved"
-    return "; ".join(filter(None, [f"global batch: {plan}", ranks, resumed, saved]))
+class Sink(Protocol):
+    """One place for numbers; only rank 0 has one. It is made of the run folder's absolute path, and of the step that
+    the run resumes from."""
+
+    def write(self, step: int, numbers: Mapping[str, float]) -> None:
+        """Numbers after `step` steps."""
+
+    def close(self, status: str) -> None:
+        """The attempt is over; `status` is finished, unfinished or failed."""
 
 
-class Summary(NamedTuple):
-    """What a run has come to in this attempt. None: not known, and not shown."""
-
-    steps: int  # over all attempts
-    title: str = ""  # what was trained
-    stop_reason: str | None = None  # None: finished
-    finish_reason: str | None = None  # why it finished before its last step
-    epochs: int | None = None
-    loss: float | None = None  # of the last step
-    samples_per_s: float | None = None
-    seconds: float | None = None  # of this attempt
-    weights_sha256: str | None = None
-    is_exact: bool = False
-    checkpoint: str | None = None  # its folder
-    run: str | None = None  # the run folder
-    resume_with: str | None = None  # a command
+def _name_run(folder: str) -> str:
+    return os.path.basename(os.path.normpath(folder))
 
 
-def format_summary(summary: Summary) -> str:
-    """The closing text, one fact a line."""
-    s = summary
-    # the launcher may have handed on another signal than the one that was sent, which state.json names at the job's end
-    reason = "a signal" if (s.stop_reason or "").startswith("SIG") else s.stop_reason
-    status = f"unfinished ({reason})" if reason else "finished"
-    if s.finish_reason and not s.stop_reason:
-        status += f" early ({s.finish_reason})"
-    epochs = f", epoch {s.epochs}" if s.epochs is not None else ""
-    weights = None
-    if s.weights_sha256 is not None:
-        weights = f"sha256 {s.weights_sha256}" + (", the same on any number of ranks" if s.is_exact else "")
-    rows = [
-        ("loss", f"{s.loss:.6g} in the last step" if s.loss is not None else None),
-        ("speed", _format_speed(s)),
-        ("weights", weights),
-        ("saved", s.checkpoint),
-        ("files", s.run),
-        ("resume", s.resume_with if s.stop_reason else None),
-    ]
-    lines = [f"{s.title}: {status} after step {s.steps}{epochs}"]
-    return "\n".join(lines + [f"  {name:<9} {text}" for name, text in rows if text])
+def _hash_path(folder: str) -> str:
+    """The same for each attempt of a run."""
+    return hashlib.sha256(os.path.realpath(folder).encode()).hexdigest()[:16]
 
 
-def _format_speed(s: Summary) -> str | None:
-    rate = f"{s.samples_per_s:,.0f} samples/s" if s.samples_per_s else ""
-    took = f"{format_seconds(s.seconds)} in all" if s.seconds is not None else ""
-    return ", ".join(filter(None, [rate, took])) or None
+class _TensorBoard:
+    def __init__(self, folder: str, step: int) -> None:
+        module = import_module("torch.utils.tensorboard")
+        # a resumed run makes the steps after its checkpoint again: TensorBoard drops those of the attempt before
+        self._writer: Any = module.SummaryWriter(os.path.join(folder, "tensorboard"), purge_step=step + 1)
+
+    def write(self, step: int, numbers: Mapping[str, float]) -> None:
+        for name, value in numbers.items():
+            self._writer.add_scalar(name, value, step)
+
+    def close(self, _status: str) -> None:
+        self._writer.close()  # TensorBoard has no word for the status
+
+
+class _MLflow:
+    def __init__(self, folder: str, _step: int) -> None:
+        self._mlflow: Any = import_module("mlflow")
+        tag = _hash_path(folder)
+        same = f"tags.hpcddp_run = '{tag}'"
+        found = self._mlflow.search_runs(filter_string=same, max_results=1, output_format="list")
+        if found:
+            self._mlflow.start_run(run_id=found[0].info.run_id)
+        else:
+            self._mlflow.start_run(run_name=_name_run(folder), tags={"hpcddp_run": tag})
+
+    def write(self, step: int, numbers: Mapping[str, float]) -> None:
+        self._mlflow.log_metrics(dict(numbers), step=step)
+
+    def close(self, status: str) -> None:
+        self._mlflow.end_run({"finished": "FINISHED", "failed": "FAILED"}.get(status, "KILLED"))
+
+
+class _WandB:
+    def __init__(self, folder: str, _step: int) -> None:
+        wandb: Any = import_module("wandb")
+        self._run = wandb.init(id=_hash_path(folder), name=_name_run(folder), dir=folder, resume="allow")
+
+    def write(self, step: int, numbers: Mapping[str, float]) -> None:
+        self._run.log({**numbers, "step": step})
+
+    def close(self, status: str) -> None:
+        self._run.finish(exit_code=1 if status == "failed" else 0)
+
+
+#: By the name that `log_to` has, which is also that of the package.
+SINKS: dict[str, Callable[[str, int], Sink]] = {"tensorboard": _TensorBoard, "mlflow": _MLflow, "wandb": _WandB}
+
+
+def choose_sinks(given: Sequence[str] | None, env: Mapping[str, str]) -> tuple[str, ...]:
+    """The sinks that were asked for: `log_to`, else HPCDDP_LOG_TO with commas between the names.
+
+    RequestError for an unknown one and one whose package is not installed; nothing is imported for the others.
+    """
+    where = "HPCDDP_LOG_TO" if given is None else "log_to"
+    names = given if given is not None else [name.strip() for name in env.get("HPCDDP_LOG_TO", "").split(",")]
+    chosen = tuple(dict.fromkeys(name for name in names if name))
+    for name in chosen:
+        if name not in SINKS:
+            raise RequestError(
+                f"{where}: {name!r} is unknown{nearest(name, list(SINKS))}", f"one of {', '.join(SINKS)}"
+            )
+        if find_spec(name) is None:
+            raise RequestError(
+                f"{where}: {name} is not installed for {sys.executable}", f"{sys.executable} -m pip install {name}"
+            )
+    return chosen
+
+
+class Sinks:
+    """All sinks of a run. A sink that fails is named once and left out: no training ends for it."""
+
+    def __init__(self, names: Sequence[str] = (), folder: str = "", step: int = 0) -> None:
+        self._open: dict[str, Sink] = {}
+        for name in names:
+            self._try(name, partial(self._add, name, os.path.abspath(folder), step))
+
+    def write(self, step: int, numbers: Mapping[str, float]) -> None:
+        """Numbers after `step` steps, as `runs.metrics.check_numbers` gives them."""
+        for name, sink in list(self._open.items()):
+            self._try(name, partial(sink.write, step, numbers))
+
+    def close(self, status: str) -> None:
+        """The attempt is over; `status` is finished, unfinished or failed."""
+        for name, sink in list(self._open.items()):
+            self._try(name, partial(sink.close, status))
+        self._open.clear()
+
+    def _add(self, name: str, folder: str, step: int) -> None:
+        self._open[name] = SINKS[name](folder, step)
+
+    def _try(self, name: str, act: Callable[[], None]) -> None:
+        try:
+            act()
+        except Exception as error:
+            self._open.pop(name, None)
+            reason = f"{type(error).__name__}: {error}".partition("\n")[0]
+            print(f"hpcddp: warning: {name} failed and gets no more numbers ({reason})", file=sys.stderr, flush=True)
 
 
 class Report:
@@ -206,30 +242,28 @@ class Report:
         interval_s: float | None = None,
         deadline: Callable[[], float | None] = lambda: None,
     ) -> None:
-        """`interval_s` is that of `Progress`, `deadline` too; `sinks` are names of `choose_sinks`."""
-        self._setup = setup
-        self._metrics = metrics
-        self._pace = pace
-        self._names = sinks
-        self._sinks = Sinks((), None)
-        self._progress = Progress(
-            sys.stderr if setup.group.is_first else None,
-            interval_s=interval_s,
-            save_every=setup.options.save_every.steps,
-            deadline=deadline,
-        )
+        """`interval_s` and `deadline` are those of `Progress`; `sinks` are names of `choose_sinks`."""
+        self._setup, self._metrics, self._pace, self._names = setup, metrics, pace, sinks
+        self._is_first = setup.group.is_first
+        self._sinks = Sinks()
+        out, save_every = sys.stderr if self._is_first else None, setup.options.save_every.steps
+        self._progress = Progress(out, interval_s=interval_s, save_every=save_every, deadline=deadline)
         self._began = time.monotonic()
-        self._samples = 0  # of this attempt's steps but the first, which the pace does not count either
-        self._is_first_step = True
-        self._has_started = self._has_ended = False
+        self._samples: int | None = None  # of this attempt's steps but the first, which the pace does not count either
+        self._is_open = False  # between the first line and the summary
 
     def start(self, plan: str, resumed_from: int | None) -> None:
         """The run's objects are there, from this step's checkpoint or new: say so, and open the sinks."""
-        self._has_started = True
-        folder, group = self._setup.folder, self._setup.group
-        self.say(format_first_line(plan, group.describe(), resumed_from, saves=folder is not None))
-        if self._speaks and folder is not None:
-            self._sinks = Sinks(self._names, SinkRequest(os.path.abspath(folder.run.path), resumed_from or 0))
+        self._is_open = True
+        folder = self._setup.folder
+        words = [f"global batch: {plan}", self._setup.group.describe()]
+        if resumed_from is not None:
+            words.append(f"resumed from step {resumed_from}")
+        if folder is None:
+            words.append("no run folder: nothing is saved")
+        elif self._is_first:
+            self._sinks = Sinks(self._names, folder.run.path, resumed_from or 0)
+        self.say("; ".join(words))
 
     def expect(self, step: int, epochs: int, length: int | None, position: int, batch: int) -> None:
         """After `step` steps there are this many `epochs` left of `length` samples each, in global batches of `batch`.
@@ -245,10 +279,7 @@ class Report:
 
     def step(self, step: int, samples: int, loss: float | None) -> None:
         """Step number `step` was made, of `samples` samples over all ranks."""
-        if self._is_first_step:
-            self._is_first_step = False
-        else:
-            self._samples += samples
+        self._samples = 0 if self._samples is None else self._samples + samples
         self._progress.step(step, samples, loss)
 
     def log(self, step: int, numbers: Mapping[str, object]) -> None:
@@ -259,33 +290,46 @@ class Report:
 
     def say(self, text: str) -> None:
         """One of hpcddp's own lines."""
-        if self._speaks:
+        if self._is_first:
             print(f"hpcddp: {text}", file=sys.stderr, flush=True)
 
-    def end(self, summary: Summary) -> None:
-        """The attempt is over, without an error: close the sinks and print the summary, once."""
-        if self._has_ended or not self._has_started:
+    def end(
+        self,
+        steps: int,
+        epoch: int,
+        stop_reason: str | None,
+        finish_reason: str | None,
+        loss: float | None,
+        weights: str | None,
+    ) -> None:
+        """The attempt is over, without an error: close the sinks and print the summary, once. `stop_reason` None: the
+        run is finished, and `finish_reason` says why before its last step; `weights`: their digest, in words."""
+        if not self._is_open:
             return
-        self._has_ended = True
-        self._sinks.close("unfinished" if summary.stop_reason else "finished")
-        folder = self._setup.folder
-        checkpoints = list_checkpoints(folder.run.checkpoints) if folder is not None and self._speaks else []
+        self._is_open = False
+        status = "finished" if stop_reason is None else "unfinished"
+        self._sinks.close(status)
+        if stop_reason is not None:
+            # the launcher may have handed on another signal than the one that was sent, which state.json names
+            status += f" ({'a signal' if stop_reason.startswith('SIG') else stop_reason})"
+        elif finish_reason:
+            status += f" early ({finish_reason})"
         training_s = self._pace.training_s
-        summary = summary._replace(
-            title=f"run {os.path.basename(os.path.abspath(folder.run.path))}" if folder is not None else "training",
-            samples_per_s=self._samples / training_s if training_s else None,
-            seconds=time.monotonic() - self._began,
-            checkpoint=checkpoints[-1] if checkpoints else None,
-            run=folder.run.path if folder is not None else None,
-            resume_with="the same command again" if folder is not None else None,
-        )
-        self.say(format_summary(summary))
+        rate = f"{self._samples / training_s:,.0f} samples/s, " if self._samples and training_s else ""
+        rows = {
+            "loss": loss is not None and f"{loss:.6g} in the last step",
+            "speed": f"{rate}{format_seconds(time.monotonic() - self._began)} in all",
+            "weights": weights,
+        }
+        title, folder = "training", self._setup.folder
+        if folder is not None and self._is_first:
+            title = f"run {os.path.basename(os.path.abspath(folder.run.path))}"
+            rows |= {"saved": next(reversed(list_checkpoints(folder.run.checkpoints)), None), "files": folder.run.path}
+            rows["resume"] = stop_reason is not None and "the same command again"
+        lines = [f"  {name:<9} {text}" for name, text in rows.items() if text]
+        self.say("\n".join([f"{title}: {status} after step {steps}, epoch {epoch}", *lines]))
 
     def fail(self) -> None:
         """The attempt is over with an error, which the caller prints."""
-        self._has_ended = True
+        self._is_open = False
         self._sinks.close("failed")
-
-    @property
-    def _speaks(self) -> bool:
-        return self._setup.group.is_first

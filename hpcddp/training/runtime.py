@@ -27,12 +27,12 @@ from hpcddp.training.epochs import Epochs
 from hpcddp.training.gradient.gradients import Gradients
 from hpcddp.training.loop import TrainingLoop
 from hpcddp.training.objects import Models, TrainingData
+from hpcddp.training.options import RunSetup
 from hpcddp.training.parallel.sharded import Blocks, WrapOptions
 from hpcddp.training.parallel.tensor import TensorPlan
 from hpcddp.training.prepare import Preparation
-from hpcddp.training.report import Report, Summary
+from hpcddp.training.report import Report
 from hpcddp.training.saves import Saves
-from hpcddp.training.setup import RunSetup
 from hpcddp.training.steps import StepRecord
 from hpcddp.training.stopping import FINISH, STOP, StopWatch
 
@@ -57,16 +57,12 @@ class Runtime:
         self.folder = setup.folder
         self.metrics = metrics
         self.weights_sha256: str | None = None  # of the tracked models at the end, on rank 0
-        self._options, self._report = setup.options, report
-        record = StepRecord(setup, gradients, metrics)
-        self._models = models = Models(setup, gradients)
-        data = TrainingData()
+        self._options = setup.options
+        record, models, data = StepRecord(setup, gradients, metrics), Models(setup, gradients), TrainingData()
         self._saves = saves = Saves(setup, watch, record, report, models, data)
-        self._loop = loop = TrainingLoop(setup, gradients, record.sums, saves, models, data)
-        self._data = data
-        self._record = record
-        self._epochs = Epochs(setup, loop, saves, record, report, models, data)
-        self._preparation = Preparation(setup, gradients, models, data, loop, saves, record, report, planned, until_end)
+        self._loop = loop = TrainingLoop(setup, gradients, saves)
+        self._epochs = Epochs(setup, loop, saves)
+        self._preparation = Preparation(setup, gradients, loop, saves, planned, until_end)
         until_end.callback(self._end_body)
 
     def _end_body(self) -> None:
@@ -108,7 +104,7 @@ class Runtime:
     @property
     def epoch(self) -> int:
         """The epoch that the next step belongs to, from 0."""
-        return self._data.epoch
+        return self._saves.data.epoch
 
     @property
     def steps(self) -> int:
@@ -173,8 +169,8 @@ class Runtime:
         `options` are those of torch's DDP or fully_shard. Buffers are not broadcast at each forward pass: they are
         averaged before an evaluation and a checkpoint.
         """
-        self._record.note_model(model)
-        return self._models.wrap(model, WrapOptions(blocks, tensor_plan, options))
+        self._saves.record.note_model(model)
+        return self._saves.models.wrap(model, WrapOptions(blocks, tensor_plan, options))
 
     def unwrap(self, model: nn.Module) -> nn.Module:
         """The user's model inside of what `prepare` made of it."""
@@ -353,7 +349,7 @@ class Runtime:
         Their step is the last that an optimizer has made. Those of rank 0 count: sum them over the ranks first. To read
         a tensor waits for its device.
         """
-        self._report.log(self._loop.steps_made, numbers)
+        self._saves.report.log(self._loop.steps_made, numbers)
 
     # ---- what is saved
 
@@ -392,31 +388,24 @@ class Runtime:
         self._saves.check_open("rt.save_model")
         file = read_path(path, "rt.save_model({})")
         if model is None:
-            if len(self._models.wrapped) != 1:
+            wrapped = list(self._saves.models.wrapped.values())
+            if len(wrapped) != 1:
                 raise RequestError(
-                    f"rt.save_model(path) does not know which of {len(self._models.wrapped)} models",
-                    "rt.save_model(path, model)",
+                    f"rt.save_model(path) does not know which of {len(wrapped)} models", "rt.save_model(path, model)"
                 )
-            [model] = self._models.wrapped.values()
+            [model] = wrapped
         check_kind(model, nn.Module, "rt.save_model(path, {})", "model", "model")
         self._saves.agree("called rt.save_model(path)")
-        self._models.average_buffers()
+        self._saves.models.average_buffers()
         write_whole(unwrap(model.module if isinstance(model, AveragedModel) else model), file, self.group)
 
     def finish(self) -> None:
         """The body has ended without an error: last numbers, last checkpoint, state.json. `open_runtime` calls it."""
         saves, stop_reason = self._saves, self._epochs.finish()
-        self.weights_sha256 = saves.checkpointer.finish(
+        self.weights_sha256 = digest = saves.checkpointer.finish(
             stop_reason, step=self.steps, epoch=self.epoch, finished=saves.finish_reason, asked=saves.counts
         )
-        self._report.end(
-            Summary(
-                self.steps,
-                stop_reason=stop_reason,
-                finish_reason=saves.finish_reason,
-                epochs=self.epoch,
-                loss=self._record.loss,
-                weights_sha256=self.weights_sha256,
-                is_exact=self.exact,
-            )
-        )
+        weights = None
+        if digest is not None:
+            weights = f"sha256 {digest}" + (", the same on any number of ranks" if self.exact else "")
+        saves.report.end(self.steps, self.epoch, stop_reason, saves.finish_reason, saves.record.loss, weights)

@@ -18,14 +18,12 @@ from hpcddp.training.checkpoint.attempt import AttemptSaves
 from hpcddp.training.checkpoint.checkpointer import Checkpointer, check_same_value
 from hpcddp.training.data.sampler import MicroBatch, describe_position
 from hpcddp.training.objects import Models, TrainingData
-from hpcddp.training.options import refuse_others
+from hpcddp.training.options import RunSetup, refuse_others
 from hpcddp.training.parallel.layout import ask_all
 from hpcddp.training.parallel.sameness import CHECKED_FIRST
-from hpcddp.training.remarks import print_warning
 from hpcddp.training.rendezvous.group import Group
 from hpcddp.training.rendezvous.roll_call import wait_until
-from hpcddp.training.report import Report
-from hpcddp.training.setup import RunSetup
+from hpcddp.training.report import Report, print_warning
 from hpcddp.training.steps import StepRecord, StepSum
 from hpcddp.training.stopping import DEADLINE, FINISH, SAVE, STOP, STOP_FLAGS, StopTraining, StopWatch
 
@@ -87,7 +85,7 @@ class Agreement:
             return True
         is_new, self._is_new = self._is_new, False
         if exchanged:
-            return bool(self.requests) and self._group.world_size in sums.peek().values()
+            return bool(self.requests) and self._group.world_size in sums.count_requests().values()
         return is_new and self._all_ask(step)
 
     def _all_ask(self, step: int) -> bool:
@@ -115,7 +113,7 @@ class Saves:
     ) -> None:
         options, group = setup.options, setup.group
         self.steps = 0  # optimizer steps since the start of the run, over all attempts, of batches that are over
-        self.skipped_step: int | None = None  # the last batch in which no optimizer has stepped, counted from 1
+        self._is_skipped = False  # whether no optimizer has stepped in the last of them
         self.open_epoch: int | None = None  # the epoch that the loop over rt.epochs or rt.batches is in, or was left in
         self.last_step: int | None = None  # of the loop over rt.batches that is open
         self.in_tail = False  # whether the epoch's last step was made, and its body has not ended
@@ -128,7 +126,7 @@ class Saves:
         self.attempt = AttemptSaves(setup.folder, watch, is_first=group.is_first, every_s=options.save_s)
         self.checkpointer = Checkpointer(setup, self.attempt)
         self.pace = watch.pace
-        self._watch, self._record, self._report, self._models, self._data = watch, record, report, models, data
+        self.record, self.report, self.models, self.data, self._watch = record, report, models, data, watch
         self._is_first, self._several = group.is_first, group.world_size > 1
         self._every, self._at_epoch_ends = options.save_every.steps, options.saves_at_epoch_ends
         self._asked = False  # whether a save is to come at the next place for one
@@ -226,8 +224,8 @@ class Saves:
         """Before an epoch's last step: stop here if there is no time for that and for what follows it, such as an
         evaluation, which nothing interrupts; and save where it may be long."""
         is_last = micro.ends_epoch if self.last_step is None else self.steps + 1 == self.last_step
-        if is_last and not self._data.may_end_with_second:
-            of = "the loop" if self.last_step is not None else f"epoch {self._data.epoch + 1}"
+        if is_last and not self.data.may_end_with_second:
+            of = "the loop" if self.last_step is not None else f"epoch {self.data.epoch + 1}"
             is_long = self.agree_to_go_on(f"came to the last step of {of}", 1, tail=True)
             if self.pace.steps and (is_long or self._asked or self.stop_reason is not None):
                 self.save_now()
@@ -239,10 +237,9 @@ class Saves:
 
         After an epoch's last step all of that waits for the end of the body.
         """
-        data, record, pace = self._data, self._record, self.pace
+        data, record, pace = self.data, self.record, self.pace
         self.steps = step = self.steps + 1
-        if not stepped:
-            self.skipped_step = step
+        self._is_skipped = not stepped
         loader, attempt = data.first, self.attempt
         assert loader is not None
         epoch = loader.sampler.epoch
@@ -255,18 +252,16 @@ class Saves:
         exchanged = record.sums.add_step(micro.total, more, step=step, epoch=epoch, lr=lr)
         if exchanged:
             flags = (() if is_last else self._watch.flags()) + tuple(self.agreement.requests)
-            stop = record.exchange(flags, loader.weighing)
-            if stop is not None:
-                attempt.note_stop(stop)
+            attempt.note_stop(record.exchange(flags))
             pace.steps_shared = record.sums.steps_shared
-        self._report.step(step, micro.total, record.loss)
+        self.report.step(step, micro.total, record.loss)
         if attempt.timer is not None and attempt.timer.is_due:
             self.ask(SAVE, "save_every", alone=True)
         # one rank alone has agreed when it asked
         if self._several and not is_last and self.agreement.is_due(step, record.sums, exchanged):
             self.agree(f"ended step {step}")
         if pace.steps <= CHECKED_FIRST:
-            self._models.same.compare(step)
+            self.models.same.compare(step)
         if self._every is not None and step % self._every == 0:
             self._asked = True
         self.in_tail = is_last or (self.finish_reason is not None and attempt.stop_reason is None)
@@ -298,19 +293,19 @@ class Saves:
         """Write a checkpoint of this step, if there is none."""
         self._asked = False
         if self.checkpointer.is_due(self.steps):
-            loader = self._data.loader
-            self.attempt.note_stop(self._record.catch_up(loader.weighing))
+            loader = self.data.loader
+            self.attempt.note_stop(self.record.catch_up())
             self.check_state()
-            self._models.average_buffers()
-            position = describe_position(self.steps, loader.sampler, [second.place for second in self._data.seconds])
-            assert self._data.plan is not None
-            self.checkpointer.save(position, {"plan": self._data.plan._asdict()})
+            self.models.average_buffers()
+            position = describe_position(self.steps, loader.sampler, [second.place for second in self.data.seconds])
+            assert self.data.plan is not None
+            self.checkpointer.save(position, {"plan": self.data.plan._asdict()})
         self.checkpointer.name_best()
 
     def check_state(self, *, at_end: bool = False) -> None:
         """RequestError, on every rank, for a state that is not worth a checkpoint."""
-        self._models.same.check(self.steps, at_end=at_end)
-        loss, may_skip = self._record.loss, self._models.may_skip_steps or self.skipped_step == self.steps
+        self.models.same.check(self.steps, at_end=at_end)
+        loss, may_skip = self.record.loss, self.models.may_skip_steps or self._is_skipped
         if loss is not None and not math.isfinite(loss) and not may_skip:
             raise RequestError(
                 f"the loss of the run is {loss} by step {self.steps}. No checkpoint is written of that",

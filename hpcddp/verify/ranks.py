@@ -40,9 +40,8 @@ from torch.utils._pytree import tree_map
 from torch.utils.data import Dataset, IterableDataset
 
 import hpcddp.training.opening  # noqa: F401  # what every rank imports, too
-from hpcddp.training import trial
 from hpcddp.training.data.sampler import MicroBatch
-from hpcddp.training.options import RuntimeOptions
+from hpcddp.training.options import RuntimeOptions, set_trial
 from hpcddp.training.stopping import StopTraining
 
 
@@ -512,7 +511,8 @@ def _become_rank(task: Task, rank: int, port: int, tell: int, command: list[str]
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     torch.set_num_threads(1)
     faulthandler.register(_DUMP, open(f"{task.folder}/rank-{rank}.stack", "w"), all_threads=False)  # noqa: SIM115
-    recorder = trial.current = Recorder(task, rank, tell)
+    recorder = Recorder(task, rank, tell)
+    set_trial(recorder)
     recorder.watch_optimizers()
     if task.by_sample:
         replace_functions()

@@ -39,8 +39,8 @@ from hpcddp.training.checkpoint.settings import GivenSettings, LoadedState, desc
 from hpcddp.training.checkpoint.state_tree import gather_whole, list_tensors, make_outline, write_key
 from hpcddp.training.checkpoint.tracked import OwnedStates, Tracked
 from hpcddp.training.collectives import broadcast
+from hpcddp.training.options import RunSetup
 from hpcddp.training.rendezvous.group import Group
-from hpcddp.training.setup import RunSetup
 from hpcddp.training.versions import list_versions
 
 # Writing a run's checkpoints, in one of three forms.

@@ -23,8 +23,7 @@ from hpcddp.runs import folder as folders
 from hpcddp.runs.folder import MANIFEST
 from hpcddp.runs.jsonfile import DamagedFileError, UnreadableFileError, read_object, write_object
 from hpcddp.training.activity import at_files
-from hpcddp.training.options import Exactness
-from hpcddp.training.setup import ANEW
+from hpcddp.training.options import ANEW, Exactness
 from hpcddp.training.versions import list_conditions, name_differences
 
 # What an exact result was computed with. A checkpoint's manifest carries it from attempt to attempt.

@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch import nn
 
 from hpcddp.training.parallel.layout import Layout
-from hpcddp.training.remarks import print_warning
+from hpcddp.training.report import print_warning
 from hpcddp.training.torch_compat import NormWithStatistics
 
 

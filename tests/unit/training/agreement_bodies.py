@@ -55,8 +55,8 @@ def _train(group: Any, folder: str, what: str, where: Any, ranks: list[int], sha
         mine = group.rank in ranks
         model, optimizer, loader = rt.prepare(model, optimizer, DataLoader(data, batch_size=2))
         if sharing:
-            rt._record.sums.steps_shared = 4
-            rt._record.sums._propose = lambda: 4
+            rt._saves.record.sums.steps_shared = 4
+            rt._saves.record.sums._propose = lambda: 4
         for epoch in rt.epochs(2):
             for x, y in loader:
                 optimizer.zero_grad()

@@ -97,7 +97,7 @@ def share_exchanges(folder: str) -> None:
                 written += exchanged.steps
                 stopped = stopped or (exchanged.stop and step)
         written += sums.drain().steps
-    found = [[one.numbers["step"], one.numbers["loss"], one.samples, one.sums] for one in written]
+    found = [[one.numbers["step"], one.numbers["loss"], one.sums] for one in written]
     Path(folder, f"{group.rank}.json").write_text(json.dumps({"found": found, "agreed": agreed, "stopped": stopped}))
 
 

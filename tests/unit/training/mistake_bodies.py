@@ -315,10 +315,9 @@ OPTIONS: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     ({"seed": 42}, {"seed": 43}, "seed=42 on rank 0, seed=43 on rank 1\nhint: hpcddp.runtime(…, seed=42) on every"),
     ({"global_batch": 4}, {"global_batch": 5}, "global_batch=4 on rank 0, global_batch=5 on rank 1"),
     ({"max_micro_batch": 2}, {}, "max_micro_batch=2 on rank 0, max_micro_batch=None on rank 1"),
-    ({"exact": True}, {}, "exact='tree' on rank 0, exact=False on rank 1"),
-    ({"exact": True}, {"exact": True, "slices": 4}, "slices=8 on rank 0, slices=4 on rank 1"),
+    ({"exact": True}, {}, "exact=True on rank 0, exact=False on rank 1"),
+    ({"exact": True}, {"exact": True, "slices": 4}, "slices=None on rank 0, slices=4 on rank 1"),
     ({"save_every": 2}, {}, "save_every=2 on rank 0, save_every=None on rank 1"),
-    ({"run_dir": "never-made"}, {}, "run_dir=None on rank 1"),
 ]
 READS: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     ({"shuffle": True}, {}, "shuffle=True on rank 0, shuffle=False on rank 1\nhint: DataLoader(…, shuffle=True) on ev"),

@@ -14,8 +14,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import hpcddp
 from hpcddp.batchplan import plan_batch
+from hpcddp.training.epochs import find_empty_ranks
 from hpcddp.training.gradient.buffers import frozen_statistics
-from hpcddp.training.remarks import describe_share, find_empty_ranks
 
 RunRanks = Callable[..., Any]
 
@@ -105,8 +105,3 @@ def test_only_synchronised_statistics_take_in_what_idle_ranks_carry_along_and_th
 ) -> None:
     told = find_empty_ranks([nn.Sequential(layer)], plan_batch(10, 3, largest), length)
     assert bool(told and "10 = 3 ranks x" in told) is is_told
-
-
-def test_the_batch_size_beside_a_distributed_sampler_is_said_to_be_that_of_all_ranks() -> None:
-    assert "batch_size=8 of a DataLoader with a DistributedSampler is the global batch" in describe_share(8, 2)
-    assert "hint: hpcddp.runtime(16) for 8 per rank" in describe_share(8, 2)

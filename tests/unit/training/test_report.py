@@ -14,14 +14,14 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import hpcddp
 from hpcddp.errors import RequestError
-from hpcddp.training import sinks
+from hpcddp.training import report
 
 
 class Recorder:
     """A sink that notes what it gets."""
 
-    def __init__(self, request: sinks.SinkRequest) -> None:
-        self.opened_at = request.step
+    def __init__(self, step: int) -> None:
+        self.opened_at = step
         self.written: list[tuple[int, dict[str, float]]] = []
         self.closed: list[str] = []
 
@@ -36,11 +36,11 @@ class Recorder:
 def recorders(monkeypatch: pytest.MonkeyPatch) -> list[Recorder]:
     opened: list[Recorder] = []
 
-    def make(request: sinks.SinkRequest) -> Recorder:
-        opened.append(Recorder(request))
+    def make(_folder: str, step: int) -> Recorder:
+        opened.append(Recorder(step))
         return opened[-1]
 
-    monkeypatch.setitem(sinks._KINDS, "recorder", sinks._Kind("json", make))
+    monkeypatch.setitem(report.SINKS, "json", make)  # a package that is there
     return opened
 
 
@@ -105,7 +105,7 @@ def test_a_loop_of_ones_own_shows_how_far_it_is(
 
 
 def test_logged_numbers_go_to_the_file_and_to_what_was_asked_for(tmp_path: Path, recorders: list[Recorder]) -> None:
-    train(tmp_path / "toy", log_to=["recorder"])
+    train(tmp_path / "toy", log_to=["json"])
     assert [row["score"] for row in hpcddp.load(str(tmp_path / "toy"), "log")] == [0.0, 1.0]
     [recorder] = recorders
     assert recorder.written == [(3, {"score": 0.0}), (6, {"score": 1.0})]
@@ -114,7 +114,7 @@ def test_logged_numbers_go_to_the_file_and_to_what_was_asked_for(tmp_path: Path,
 
 def test_a_failed_run_is_failed_everywhere(tmp_path: Path, recorders: list[Recorder]) -> None:
     with pytest.raises(ValueError, match="bad"):
-        train(tmp_path / "toy", fails=True, log_to=["recorder"])
+        train(tmp_path / "toy", fails=True, log_to=["json"])
     assert recorders[0].closed == ["failed"]
 
 

@@ -2,61 +2,76 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from hpcddp.training.report import Summary, format_first_line, format_summary
+from hpcddp.runs.folder import RunFolder
+from hpcddp.runs.metrics import MetricsFile
+from hpcddp.training.report import Report
 
 PLAN, RANKS = "256 = 2 ranks x 128 x 1", "2 ranks on 1 node (n1), launcher openmpi, gloo on cpu"
 
 
-def test_the_start_is_one_line_with_plan_ranks_and_step() -> None:
-    assert format_first_line(PLAN, RANKS, None, saves=True) == f"global batch: {PLAN}; {RANKS}"
-    assert format_first_line(PLAN, RANKS, 0, saves=True).endswith(f"{RANKS}; resumed from step 0")
-    assert format_first_line(PLAN, RANKS, None, saves=False).endswith("; no run folder: nothing is saved")
-
-
-def test_a_finished_run_has_no_way_to_go_on() -> None:
-    text = format_summary(
-        Summary(
-            70,
-            "train",
-            epochs=10,
-            loss=0.123456789,
-            samples_per_s=5123.4,
-            seconds=3661,
-            weights_sha256="ab12",
-            checkpoint="runs/train/checkpoints/step-00000070",
-            run="runs/train",
-            resume_with="the same command again",
-        ),
+def open_report(run: Path | None, training_s: float = 0.0) -> Report:
+    group = SimpleNamespace(is_first=True, describe=lambda: RANKS)
+    setup: Any = SimpleNamespace(
+        group=group,
+        folder=None if run is None else RunFolder(str(run)).attempt("1"),
+        options=SimpleNamespace(save_every=SimpleNamespace(steps=None)),
     )
-    assert text.splitlines() == [
-        "train: finished after step 70, epoch 10",
+    pace: Any = SimpleNamespace(training_s=training_s)
+    return Report(setup, MetricsFile(None), pace)
+
+
+@pytest.mark.parametrize(
+    ("step", "has_folder", "end"), [(None, True, ""), (0, True, "; resumed from step 0"), (None, False, "; no run fo")]
+)
+def test_the_start_is_one_line_with_plan_ranks_and_step(
+    step: int | None, has_folder: bool, end: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    open_report(tmp_path if has_folder else None).start(PLAN, step)
+    said = capsys.readouterr().err
+    assert said.startswith(f"hpcddp: global batch: {PLAN}; {RANKS}{end}")
+    assert said.count("\n") == 1
+
+
+def test_a_finished_run_has_no_way_to_go_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = tmp_path / "train"
+    (run / "checkpoints/step-00000003").mkdir(parents=True)
+    report = open_report(run, training_s=2.0)
+    report.start(PLAN, None)
+    for step in (1, 2, 3):
+        report.step(step, 5123, 0.5)
+    for _ in range(2):  # told once
+        report.end(3, 10, None, None, 0.123456789, "sha256 ab12")
+    _, *lines = capsys.readouterr().err.splitlines()
+    assert [line.removesuffix(lines[2].rpartition(", ")[2]) for line in lines] == [
+        "hpcddp: run train: finished after step 3, epoch 10",
         "  loss      0.123457 in the last step",
-        "  speed     5,123 samples/s, 1:01:01 in all",
+        "  speed     5,123 samples/s, ",
         "  weights   sha256 ab12",
-        "  saved     runs/train/checkpoints/step-00000070",
-        "  files     runs/train",
+        f"  saved     {run}/checkpoints/step-00000003",
+        f"  files     {run}",
     ]
 
 
 @pytest.mark.parametrize(
-    ("known", "lines"),
+    ("stop", "finish", "words"),
     [
-        (
-            {"stop_reason": "deadline", "resume_with": "the same command again"},
-            ["train: unfinished (deadline) after step 3", "  resume    the same command again"],
-        ),
-        # the launcher may have changed the signal
-        ({"stop_reason": "SIGUSR1"}, ["train: unfinished (a signal) after step 3"]),
-        ({"finish_reason": "no gain"}, ["train: finished early (no gain) after step 3"]),
-        (
-            {"weights_sha256": "ab12", "is_exact": True},
-            ["train: finished after step 3", "  weights   sha256 ab12, the same on any number of ranks"],
-        ),
+        ("deadline", None, "unfinished (deadline)"),
+        ("SIGUSR1", None, "unfinished (a signal)"),  # the launcher may have changed the signal
+        (None, "no gain", "finished early (no gain)"),
     ],
 )
-def test_the_end_says_why_and_how_the_run_goes_on(known: dict[str, Any], lines: list[str]) -> None:
-    assert format_summary(Summary(3, "train", **known)).splitlines() == lines
+def test_the_end_says_why_and_how_the_run_goes_on(
+    stop: str | None, finish: str | None, words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    report = open_report(tmp_path / "train")
+    report.start(PLAN, None)
+    report.end(3, 1, stop, finish, None, None)
+    said = capsys.readouterr().err
+    assert f"hpcddp: run train: {words} after step 3, epoch 1\n" in said
+    assert ("  resume    the same command again" in said) is (stop is not None)
