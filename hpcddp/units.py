@@ -39,6 +39,14 @@ def shorten(text: str) -> str:
     return text if len(text) <= 60 else text[:57] + "..."
 
 
+def printable(text: str) -> str:
+    """At most 400 characters of a text from elsewhere, in one line that a terminal may show."""
+    import re
+
+    shown = re.sub(r"\x1b\[[0-9;]*[A-Za-z]", "", text)
+    return "".join(c if c.isprintable() else " " for c in shown)[:400]
+
+
 def assign(where: str, value: str) -> str:
     """How to write `value` at its source: `--nodes 4` for an option, `--set nodes=4`, in a file `nodes: 4`."""
     key = where.partition(" in ")[0]

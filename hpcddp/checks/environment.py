@@ -14,10 +14,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from hpcddp.ranks.launcher import RankInfo
-    from hpcddp.ranks.rendezvous import Rendezvous
-
-
-# What a check says.
 
 
 #: What a check makes of what it looks at. A warning works against the run, although it may go on.
@@ -44,14 +40,12 @@ class Machine(Record):
     memlock: int | None = None  # bytes that may be locked; -1: no limit
     infiniband: bool = False
     interfaces: tuple[str, ...] | None = None
-    nccl_plugins: tuple[str, ...] | None = None  # files of NCCL network plugins on LD_LIBRARY_PATH
 
 
-_PROXIES = ("http_proxy", "https_proxy", "all_proxy")
-
-
-def run_checks(env: Mapping[str, str], info: RankInfo, rendezvous: Rendezvous, machine: Machine) -> list[Check]:
-    """Every finding, in a fixed order."""
+def run_checks(env: Mapping[str, str], info: RankInfo, machine: Machine) -> list[Check]:
+    """Every finding, in a fixed order; none of a process that no launcher started."""
+    if info.launcher == "none":
+        return []
     found = (
         check_agents_per_node(env, info),
         check_cpus_per_rank(env, info, machine),
@@ -59,8 +53,6 @@ def run_checks(env: Mapping[str, str], info: RankInfo, rendezvous: Rendezvous, m
         check_gpu_cgroups(env, info),
         check_memlock(machine),
         check_nccl_interface(env, machine),
-        check_nccl_plugin(env, machine),
-        check_proxy(env, info, rendezvous),
     )
     return [check for check in found if check is not None]
 
@@ -148,32 +140,6 @@ def check_nccl_interface(env: Mapping[str, str], machine: Machine) -> Check | No
     return Check("NCCL's interface", message, "correct it, or unset NCCL_SOCKET_IFNAME", FAILED)
 
 
-def check_nccl_plugin(env: Mapping[str, str], machine: Machine) -> Check | None:
-    """NCCL_NET names a network; all but NCCL's own two come with a plugin (NCCL's docs/env: NCCL_NET, NCCL_NET_PLUGIN).
-
-    A plugin that NCCL_NET_PLUGIN gives by its path is not looked for here.
-    """
-    network, plugin = env.get("NCCL_NET", ""), env.get("NCCL_NET_PLUGIN", "")
-    if network in {"", "IB", "Socket"} or "/" in plugin or machine.nccl_plugins is None or machine.nccl_plugins:
-        return None
-    message = f"NCCL_NET={network!r} needs a network plugin, and LD_LIBRARY_PATH leads to no libnccl-net*.so"
-    remedy = "load the site's plugin module, or put its folder on LD_LIBRARY_PATH"
-    return Check("NCCL's plugin", message, remedy, FAILED)
-
-
-def check_proxy(env: Mapping[str, str], info: RankInfo, rendezvous: Rendezvous) -> Check | None:
-    """gRPC and HTTP go through a proxy (jax-ml/jax#9582), torch's store does not."""
-    proxies = [name for low in _PROXIES for name in (low, low.upper()) if env.get(name)]
-    host = rendezvous.master_addr
-    if not proxies or host is None or info.local_world_size == info.world_size:
-        return None
-    excepted = ",".join(env.get(name, "") for name in ("no_proxy", "NO_PROXY")).replace(" ", "").split(",")
-    if any(word == "*" or (word and f".{host}".endswith(f".{word.lstrip('.')}")) for word in excepted):
-        return None
-    message = f"{proxies[0]} is set, and no_proxy does not name rank 0's host {host}: gRPC and etcd would ask the proxy"
-    return Check("proxy", message, f"export no_proxy={host}")
-
-
 def _counts(text: str) -> list[int]:
     from hpcddp.errors import LaunchError
 
@@ -187,7 +153,7 @@ def _counts(text: str) -> list[int]:
 
 
 def look_at_machine(env: Mapping[str, str]) -> Machine:
-    """This host as this process sees it. Interfaces and plugins are looked up only where a variable names one."""
+    """This host as this process sees it. Interfaces are looked up only where a variable names one."""
     import resource
 
     interfaces = None
@@ -197,20 +163,7 @@ def look_at_machine(env: Mapping[str, str]) -> Machine:
         interfaces = tuple(dict.fromkeys(interface.name for interface in list_interfaces()))
     limit = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
     memlock = -1 if limit == resource.RLIM_INFINITY else limit
-    plugins = _nccl_plugins(env) if env.get("NCCL_NET") else None
-    return Machine(len(os.sched_getaffinity(0)), os.cpu_count(), memlock, _has_infiniband(), interfaces, plugins)
-
-
-def _nccl_plugins(env: Mapping[str, str]) -> tuple[str, ...]:
-    """libnccl-net*.so and librccl-net*.so, where the loader will look for what NCCL opens by name."""
-    found: list[str] = []
-    for folder in env.get("LD_LIBRARY_PATH", "").split(":"):
-        try:
-            files = os.listdir(folder) if folder else []
-        except OSError:
-            continue
-        found += [f"{folder}/{f}" for f in files if f.startswith(("libnccl-net", "librccl-net")) and ".so" in f]
-    return tuple(found)
+    return Machine(len(os.sched_getaffinity(0)), os.cpu_count(), memlock, _has_infiniband(), interfaces)
 
 
 def _has_infiniband() -> bool:

@@ -301,7 +301,7 @@ def identify_process(env: Mapping[str, str], host: str) -> Process:
     process = Process(host, cpus=tuple(sorted(os.sched_getaffinity(0))), env=variables_alike(env))
     try:
         info, master = launch.info, launch.rendezvous.master_addr or ""
-        found = run_checks(env, info, launch.rendezvous, look_at_machine(env)) if info.launcher != "none" else []
+        found = run_checks(env, info, look_at_machine(env))
     except HpcddpError as error:
         return process._replace(error=str(error))
     place = {name: getattr(info, name) for name in ("rank", "world_size", "local_rank", "local_world_size")}

@@ -49,7 +49,7 @@ def run(args: argparse.Namespace, env: Mapping[str, str]) -> int:
     if args.explain:
         return _explain(env, hostname, args.nodefile, live=live, as_json=args.json)
     values, source, (info, rendezvous) = resolve_values(env, hostname, args.nodefile, live=live)
-    warnings = _check(env, info, rendezvous, live=live) if info is not None and info.launcher != "none" else []
+    warnings = _check(env, info, live=live) if info is not None else []
     if args.json:
         import json
 
@@ -85,11 +85,11 @@ def _print_table(values: Mapping[str, int | str | None], source: Mapping[str, st
         print(f"note: {remark}")
 
 
-def _check(env: Mapping[str, str], info: RankInfo, rendezvous: Rendezvous, *, live: bool) -> list[Check]:
-    """What else is wrong with this rank\'s job. Of a recorded environment only what its variables show."""
+def _check(env: Mapping[str, str], info: RankInfo, *, live: bool) -> list[Check]:
+    """What else is wrong with this rank's job. Of a recorded environment only what its variables show."""
     from hpcddp.checks.environment import Machine, look_at_machine, run_checks
 
-    return list(run_checks(env, info, rendezvous, look_at_machine(env) if live else Machine()))
+    return run_checks(env, info, look_at_machine(env) if live else Machine())
 
 
 def _explain(env: Mapping[str, str], hostname: str | None, nodefile: str | None, *, live: bool, as_json: bool) -> int:

@@ -7,6 +7,7 @@ import shlex
 
 from hpcddp.diagnose.rows import CLASSES, NOBODY, Row
 from hpcddp.record import Record
+from hpcddp.units import printable
 
 ALL = "all"
 
@@ -53,11 +54,6 @@ def format_cause(cause: Cause, what: str) -> str:
         turn = "" if cause.whose == NOBODY else f" ({cause.whose})"
         lines.append(f"hint{turn}: {cause.remedy}")
     return "\n".join(lines) + "\n"
-
-
-def printable(text: str) -> str:
-    shown = re.sub(r"\x1b\[[0-9;]*[A-Za-z]", "", text)
-    return "".join(c if c.isprintable() else " " for c in shown)[:400]
 
 
 def fill_remedy(row: Row, line: str) -> str:

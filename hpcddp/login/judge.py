@@ -26,6 +26,7 @@ from hpcddp.schedulers.job_id import JobId
 from hpcddp.schedulers.registry import find_scheduler
 from hpcddp.schedulers.row import JobFound
 from hpcddp.schedulers.run import ask_jobs
+from hpcddp.units import printable
 
 #: A job in one of these states has not ended.
 LIVE = ("queued", "held", "running", "suspended", "exiting", "moved", "unknown")
@@ -322,7 +323,7 @@ def _find_error(path: str) -> str:
     told = choose_error(lines).strip()
     if "Traceback" not in "".join(lines[:1]) and not told.startswith("hpcddp: "):
         return ""
-    return "".join(c for c in told.removeprefix("hpcddp: ") if c.isprintable())[:300]
+    return printable(told.removeprefix("hpcddp: "))
 
 
 def _with_progress(one: OnDisk) -> RunStatus:

@@ -11,15 +11,10 @@ from __future__ import annotations
 LOOKUP_WARNING = b"[c10d] The hostname of the client socket cannot be retrieved. err="
 
 
-def drop_lookup_warning(text: bytes) -> bytes:
-    """The text without the lines that hold the warning."""
-    if LOOKUP_WARNING not in text:
-        return text
-    return b"".join(line for line in text.splitlines(keepends=True) if LOOKUP_WARNING not in line)
-
-
 def split_output(text: bytes) -> tuple[bytes, bytes]:
-    """What of a stream may be printed now, and the line without an end that may still become the warning."""
+    """What of a stream may be printed now, without the warning; and a line without an end that may still become it."""
     lines, end, rest = text.rpartition(b"\n")
-    ready = drop_lookup_warning(lines + end)
+    ready = lines + end
+    if LOOKUP_WARNING in ready:
+        ready = b"".join(line for line in ready.splitlines(keepends=True) if LOOKUP_WARNING not in line)
     return (ready, rest) if rest.startswith(b"[") else (ready + rest, b"")

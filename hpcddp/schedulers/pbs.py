@@ -17,7 +17,7 @@ from hpcddp.schedulers.row import (
     Variables,
     read_time,
 )
-from hpcddp.units import read_number
+from hpcddp.units import printable, read_number
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -98,7 +98,7 @@ def _describe(job: str, about: Mapping[str, Any], states: Mapping[str, str]) -> 
     state = states.get(str(about.get("job_state", "")), "unknown")
     after = _read_after(about.get("depend"))
     status = _number(about.get("Exit_status", about.get("exit_status")))
-    comment = _line(about.get("comment"))
+    comment = printable(str(about.get("comment") or "")).strip()
     starts, ends = _time(about.get("stime", about.get("start_time"))), None
     if state == "finished":
         state, ends = (
@@ -157,11 +157,6 @@ def _number(value: object) -> int | None:
         return int(str(value))
     except ValueError:
         return None
-
-
-def _line(value: object) -> str:
-    text = "" if value is None else str(value)
-    return "".join(c if c.isprintable() else " " for c in text)[:500].strip()
 
 
 def _time(value: object) -> int | None:

@@ -17,7 +17,7 @@ from hpcddp.schedulers.row import (
     Variables,
     read_time,
 )
-from hpcddp.units import read_number
+from hpcddp.units import printable, read_number
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -68,7 +68,7 @@ def _parse(line: str, states: Mapping[str, str]) -> JobFound | None:
         why = f"waits for {jobs}" if reason == "Dependency" else f"{why}: it waits for {jobs}"
     if word in _SAYS_WHY:
         why = f"{word}: {why}" if why else word
-    return JobFound(_read_id(job, own, index), state, _printable(why), read_time(start), ends)
+    return JobFound(_read_id(job, own, index), state, printable(why), read_time(start), ends)
 
 
 def parse_ended(answer: CommandAnswer, states: Mapping[str, str]) -> JobsFound:
@@ -86,7 +86,7 @@ def parse_ended(answer: CommandAnswer, states: Mapping[str, str]) -> JobsFound:
         why = f"{word} on {nodes}" if word.split(" ")[0] in {*_SAYS_WHY, "CANCELLED"} else ""
         exit_status = 128 + signal if signal else read_number(status)
         state = states.get(word.split(" ")[0], "unknown")  # CANCELLED by 1000
-        jobs.append(JobFound(parse_id(job), state, _printable(why), read_time(start), read_time(end), exit_status))
+        jobs.append(JobFound(parse_id(job), state, printable(why), read_time(start), read_time(end), exit_status))
     return JobsFound(tuple(jobs))
 
 
@@ -109,10 +109,6 @@ def _read_after(text: str) -> str:
     import re
 
     return ", ".join(re.findall(r":(\d+)(?:_\*|[+]\d+)*\(", text) or re.findall(r"\bafter\w*:(\d+)", text))
-
-
-def _printable(text: str) -> str:
-    return text if text.isprintable() else "".join(c if c.isprintable() else " " for c in text)
 
 
 # What sinfo prints of partitions and their nodes.

@@ -29,9 +29,7 @@ from hpcddp.ranks.device import GPUS_PER_NODE, label_devices, read_gpus_per_node
 from hpcddp.ranks.launch import Launch
 from hpcddp.ranks.launcher import RankInfo
 from hpcddp.ranks.launchers import LAUNCHERS
-from hpcddp.ranks.lookup_warning import drop_lookup_warning
 from hpcddp.ranks.network import look_around, settle_interface
-from hpcddp.ranks.rendezvous import Rendezvous
 from hpcddp.training.rendezvous.failure import Failure, PeerFailedError, claim_first
 from hpcddp.training.rendezvous.group import Group, choose_backend, set_threads, take_devices
 from hpcddp.training.rendezvous.roll_call import Member, call_roll, wait_until
@@ -70,36 +68,6 @@ def check_backend(backend: str) -> None:
         raise RequestError(f"torch {torch.__version__} here has no backend {backend!r}", f"one of {', '.join(here)}")
 
 
-# Connect to a store without torch's warning about a name that nobody needs (`ranks/lookup_warning.py`).
-
-
-@contextmanager
-def without_lookup_warning() -> Iterator[None]:
-    """Keep stderr back during the body, and print it afterwards without the warning. For bodies of a few seconds.
-
-    C++ writes to the file descriptor, so this is the only place to take the line out.
-    """
-    try:
-        sys.stderr.flush()
-        real = os.dup(2)
-    except (OSError, ValueError, AttributeError):  # closed, or none at all: nothing will be printed
-        yield
-        return
-    held = os.memfd_create("stderr")
-    os.dup2(held, 2)
-    try:
-        yield
-    finally:
-        with suppress(OSError, ValueError):
-            sys.stderr.flush()
-        os.dup2(real, 2)
-        os.close(real)
-        text = drop_lookup_warning(os.pread(held, os.fstat(held).st_size, 0))
-        os.close(held)
-        with suppress(OSError):
-            os.write(2, text)
-
-
 # The key-value store that the ranks share before there is a process group.
 
 
@@ -117,8 +85,7 @@ def host_store(
     limit = timedelta(seconds=timeout_s)
     for port in ports:
         try:
-            with without_lookup_warning():
-                store = host_tcp_store(port, world_size, limit, listener)
+            store = host_tcp_store(port, world_size, limit, listener)
         except DistNetworkError as error:
             if "EADDRINUSE" not in str(error):
                 raise LaunchError(
@@ -180,9 +147,8 @@ def _connect(address: str, port: int, timeout_s: float) -> TCPStore | None:
 
     # in a thread: a program that answered the greeting only would hold TCPStore without any limit (torch 2.15)
     attempt = threading.Thread(target=connect, daemon=True)
-    with without_lookup_warning():
-        attempt.start()
-        attempt.join(_ANSWER_TIMEOUT_S)
+    attempt.start()
+    attempt.join(_ANSWER_TIMEOUT_S)
     return found[0] if found else None
 
 
@@ -270,7 +236,7 @@ def open_group(
         address = agree_on_store_address(launch, rendezvous, opening, arrival_timeout_s)
         store = _open_store(launch, address, opening, arrival_timeout_s)
     if info.rank == 0 and info.world_size > 1 and opening == FIRST_OPENING:
-        _print_checks(env, info, address)
+        _print_checks(env, info)
     group = _join(env, info, PrefixStore(opening, store), backend, timeout_s, arrival_timeout_s)
     if address is not None:
         withdraw_store_address(address)
@@ -336,10 +302,9 @@ def _join(
     return Group(info.rank, info.world_size, info.launcher, chosen, devices[0], members, store, devices[1:])
 
 
-def _print_checks(env: MutableMapping[str, str], info: RankInfo, address: StoreAddress | None) -> None:
+def _print_checks(env: MutableMapping[str, str], info: RankInfo) -> None:
     """Rank 0 prints, once, what may slow the run down or make it fail."""
-    known = Rendezvous(address.address, address.ports[0], {}) if address else Rendezvous(None, None, {})
-    for check in run_checks(env, info, known, look_at_machine(env)):
+    for check in run_checks(env, info, look_at_machine(env)):
         print(f"hpcddp: warning: {check}", file=sys.stderr)
 
 

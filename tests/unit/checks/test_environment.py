@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -20,7 +19,7 @@ NODE = Machine(cpus=16, cores=64, memlock=-1, infiniband=True, interfaces=("lo",
 def named(launcher: str, machine: Machine = NODE, **more: str) -> list[str]:
     env = predict_environment(launcher, HOSTS, [2, 2], 3) | more
     launch = Launch(env, None, live=False)
-    return [check.name for check in run_checks(env, launch.info, launch.rendezvous, machine)]
+    return [check.name for check in run_checks(env, launch.info, machine)]
 
 
 @pytest.mark.parametrize("launcher", ["srun", "openmpi", "mpich", "intelmpi", "torchrun"])
@@ -41,11 +40,10 @@ def test_a_sound_rank_is_told_nothing(launcher: str) -> None:
 def test_a_torchrun_in_every_task_is_found(outer: dict[str, str], found: list[str]) -> None:
     env = predict_environment("torchrun", HOSTS, [2, 2], 3)
     launch = Launch(env, None, live=False)
-    checks = run_checks(env | outer, launch.info, launch.rendezvous, NODE)
+    checks = run_checks(env | outer, launch.info, NODE)
     assert [check.name for check in checks] == found
 
 
-PROXY = {"http_proxy": "http://proxy:3128"}
 A_GPU_EACH = {"CUDA_VISIBLE_DEVICES": "0", "SLURM_GPUS_PER_TASK": "1", "SLURM_GPUS_ON_NODE": "4"}
 
 #: Launcher, what is in the environment too, what is another in the machine -> the check that finds it, "": none.
@@ -66,12 +64,6 @@ CASES: list[tuple[str, dict[str, str], dict[str, object], str]] = [
     ("mpich", {}, {"memlock": 8 << 20, "infiniband": False}, ""),
     *[("srun", {"NCCL_SOCKET_IFNAME": value}, {}, "") for value in ("eth", "=eth0", "hsn,eth", "^lo")],
     *[("srun", {"NCCL_SOCKET_IFNAME": value}, {}, "NCCL's interface") for value in ("=eth", "hsn", "^eth,lo,ib")],
-    ("srun", {"HTTPS_PROXY": "http://proxy:3128"}, {}, "proxy"),
-    ("srun", {**PROXY, "no_proxy": "localhost,node2"}, {}, "proxy"),
-    ("srun", {**PROXY, "no_proxy": "localhost, node1"}, {}, ""),
-    ("srun", {**PROXY, "MASTER_ADDR": "node1.hpc.test", "NO_PROXY": ".hpc.test"}, {}, ""),
-    ("srun", {**PROXY, "no_proxy": "*"}, {}, ""),
-    ("srun", {"http_proxy": ""}, {}, ""),
 ]
 
 
@@ -100,26 +92,3 @@ def test_env_says_it_on_stderr_and_with_json_in_the_object(tmp_path: object) -> 
     machine = subprocess.run([*line, "--json"], env=env, capture_output=True, text=True, check=True)
     assert machine.stderr == ""
     assert [warning["name"] for warning in json.loads(machine.stdout)["warnings"]] == ["threads"]
-
-
-@pytest.mark.parametrize(
-    ("more", "files", "found"),
-    [
-        ({"NCCL_NET": "AWS Libfabric"}, [], ["NCCL's plugin"]),
-        ({"NCCL_NET": "AWS Libfabric"}, ["libnccl-net.so"], []),
-        ({"NCCL_NET": "AWS Libfabric"}, ["libnccl-net-ofi.so.0"], []),
-        ({"NCCL_NET": "AWS Libfabric"}, ["libnccl.so.2"], ["NCCL's plugin"]),
-        ({"NCCL_NET": "AWS Libfabric", "NCCL_NET_PLUGIN": "/opt/x/plugin.so"}, [], []),
-        ({"NCCL_NET": "Socket"}, [], []),
-        ({}, [], []),
-    ],
-)
-def test_a_network_plugin_that_is_not_there_is_found(
-    more: dict[str, str], files: list[str], found: list[str], tmp_path: Path
-) -> None:
-    for name in files:
-        (tmp_path / name).touch()
-    env = more | {"LD_LIBRARY_PATH": f"/no/such/folder:{tmp_path}"}
-    plugins = look_at_machine(env).nccl_plugins
-    machine = Machine(cpus=16, cores=64, memlock=-1, interfaces=("eth0",), nccl_plugins=plugins)
-    assert named("srun", machine, **env) == found
