@@ -223,7 +223,7 @@ def _judge_ended(base: RunStatus, one: OnDisk, found: Sequence[JobFound]) -> Run
     if one.holder is None and one.state is None:
         return _judge_waiting(base, one, job)
     end = _describe_end(one, job)
-    state = None if one.state is None else correct_killed(one.run, one.state, lambda: False)
+    state = None if one.state is None else correct_killed(one.run, one.state)
     word, why = (end.state, end.why) if state is None else _judge_state(one, state, end)
     log = one.attempt.log if one.attempt is not None and word == "failed" else ""
     base = base._replace(state=word, why=why, log=show_path(log) if os.path.exists(log) else "")

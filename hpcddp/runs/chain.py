@@ -56,7 +56,7 @@ def find_unfinished_runs(attempt: AttemptFolder) -> list[tuple[RunFolder, RunSta
     if any((state.status, state.attempt) == ("failed", attempt.name) for _, state in states):
         return []
     left = [(run, state) for run, state in states if state.status == "unfinished" and run != attempt.run]
-    return [(run, correct_killed(run, state, lambda: False)) for run, state in left]
+    return [(run, correct_killed(run, state)) for run, state in left]
 
 
 def find_stop(attempt: AttemptFolder, reasons: Collection[str]) -> tuple[RunFolder, RunState] | None:

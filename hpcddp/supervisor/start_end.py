@@ -202,7 +202,7 @@ def _step_back(attempt: AttemptFolder, cause: Event, applies: Callable[[str], bo
 def _read_end(attempt: AttemptFolder) -> RunState | None:
     """The state, also of ranks that were killed before they could write that they end."""
     state = read_state(attempt.run)
-    return None if state is None else correct_killed(attempt.run, state, lambda: False)
+    return None if state is None else correct_killed(attempt.run, state)
 
 
 def _name_signal(attempt: AttemptFolder, name: str, tell: Callable[[str], None]) -> None:
