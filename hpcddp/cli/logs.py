@@ -23,8 +23,8 @@ from hpcddp.runs.submitted import read_submissions
 from hpcddp.units import parse_count
 
 _DESCRIPTION = """\
-Print what a run's ranks have printed: the launcher and rank 0 of the newest attempt, or the ranks and hosts that are
-named, in the order of the times that lines begin with.
+Print what a run's ranks have printed: the launcher and rank 0 of the newest attempt, or the ranks that are named, in
+the order of the times that lines begin with.
 
 RUN is a name below runs/, a run's folder, or the id of one of its jobs."""
 _LOOK_S = 0.5
@@ -40,7 +40,6 @@ def build_parser() -> VerbParser:
     parser.add_argument("-f", "--follow", action="store_true", help="go on, also into the next start and the next job")
     parser.add_argument("-n", "--lines", metavar="N", help="the last N lines only")
     parser.add_argument("--rank", metavar="R", help="the output of these ranks: 3, 0-7, 1,5, or all")
-    parser.add_argument("--host", metavar="HOST", action="append", default=[], help="the ranks on this host")
     parser.add_argument("--attempt", metavar="A", help="an attempt's name, its number from 1, or all (the newest)")
     return parser
 
@@ -51,7 +50,7 @@ def run(args: argparse.Namespace, env: Mapping[str, str]) -> int:
     if os.path.exists(of.sweep):
         raise RequestError(f"{of.path} is a sweep, and each of its runs has logs", f"hpcddp logs {call_first(of)}")
     last = None if args.lines is None else parse_count(args.lines, "--lines")
-    printer = _Printer(_read_ranks(args.rank), args.host)
+    printer = _Printer(_read_ranks(args.rank))
     there = order_attempts(of)
     attempts = _choose(of, there, args.attempt, follow=args.follow)
     if not attempts and not args.follow:
@@ -65,22 +64,16 @@ def run(args: argparse.Namespace, env: Mapping[str, str]) -> int:
 class _Printer:
     """Which files are shown, and how far each was read."""
 
-    def __init__(self, ranks: frozenset[int] | None, hosts: list[str]) -> None:
-        self._ranks, self._hosts = ranks, hosts
+    def __init__(self, ranks: frozenset[int] | None) -> None:
+        self._ranks = ranks
         self._readers: dict[str, LogReader] = {}
-        self._labelled = ranks is None or len(ranks) > 1 or bool(hosts)
-
-    def sources(self, attempt: AttemptFolder) -> list[LogFile]:
-        """The files of one attempt."""
-        return list_sources(attempt, self._ranks, self._hosts)
 
     def print_so_far(self, attempts: list[AttemptFolder], last: int | None, *, follow: bool) -> None:
         """What is there. RequestError if the attempts have no such file."""
         shown: list[tuple[LogFile, bytes]] = []
         for attempt in attempts:
-            sources = self.sources(attempt)
             texts = []
-            for source in sources:
+            for source in list_sources(attempt, self._ranks):
                 lines, offset = read_log_lines(source.path, last, whole=follow)
                 self._readers[source.path] = LogReader(source, offset)
                 texts.append((source, lines))
@@ -88,26 +81,24 @@ class _Printer:
                 tell("no line begins with a time, so that the files follow one another")
             shown += merge(texts)
         if attempts and not self._readers and not follow:
-            what = " ".join(filter(None, [self._describe(), f"in attempt {attempts[-1].name}"]))
-            raise RequestError(f"there is no log {what}", f"ls {shlex.quote(os.path.dirname(attempts[-1].log))}")
+            ranks = f" of rank {', '.join(map(str, sorted(self._ranks)[:8]))}" if self._ranks else ""
+            raise RequestError(
+                f"there is no log{ranks} in attempt {attempts[-1].name}",
+                f"ls {shlex.quote(os.path.dirname(attempts[-1].log))}",
+            )
         for source, line in shown[-last:] if last else shown:
             self._print(source, line)
 
     def print_new(self, attempt: AttemptFolder, *, ended: bool) -> None:
         """What has come since; of an attempt that was not looked at yet, all of it."""
-        readers = [self._readers.setdefault(one.path, LogReader(one)) for one in self.sources(attempt)]
+        readers = [self._readers.setdefault(one.path, LogReader(one)) for one in list_sources(attempt, self._ranks)]
         for source, line in merge([(reader.source, reader.read(ended=ended)) for reader in readers]):
             self._print(source, line)
         sys.stdout.flush()
 
     def _print(self, source: LogFile, line: bytes) -> None:
-        if self._labelled:
-            sys.stdout.buffer.write(f"{source.label} | ".encode())
-        sys.stdout.buffer.write(shown_bytes(line) + b"\n")
-
-    def _describe(self) -> str:
-        ranks = "" if not self._ranks else "of rank " + ", ".join(map(str, sorted(self._ranks)[:8]))
-        return " ".join(filter(None, [ranks, f"on {', '.join(self._hosts)}" if self._hosts else ""]))
+        label = f"{source.label} | ".encode() if self._ranks is None or len(self._ranks) > 1 else b""
+        sys.stdout.buffer.write(label + shown_bytes(line) + b"\n")
 
 
 def _follow(of: RunFolder, printer: _Printer, env: Mapping[str, str], shown: list[AttemptFolder]) -> None:

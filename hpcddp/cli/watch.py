@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import io
 import os
 import select
 import signal
@@ -58,9 +59,10 @@ def _show(watcher: Watcher) -> None:
     from hpcddp.cli.watch_screen import Screen
 
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # the terminal is given back as it was
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # an encoding without braille has no curve, and no traceback
     console = Console()
-    plain = "utf" not in (sys.stdout.encoding or "").lower()
-    screen = Screen(watcher.look(), watcher.curve, plain=plain)
+    screen = Screen(watcher.look(), watcher.curve)
     with _keys() as entry, _resizes() as resized, console.screen() as shown:
         while True:
             console.control(Control.home())
@@ -73,7 +75,7 @@ def _show(watcher: Watcher) -> None:
                 if not keys or b"q" in keys.lower():
                     return
             else:
-                screen = Screen(watcher.look(), watcher.curve, plain=plain)
+                screen = Screen(watcher.look(), watcher.curve)
 
 
 @contextmanager

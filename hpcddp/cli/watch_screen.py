@@ -12,7 +12,7 @@ from hpcddp.login.watched import Watched
 from hpcddp.runs.metrics import LossCurve
 from hpcddp.units import format_walltime
 
-# A curve as lines of text: of braille characters, eight dots each, or of stars where the terminal has no braille.
+# A curve as lines of text, of braille characters with eight dots each.
 
 
 _BRAILLE = 0x2800
@@ -20,31 +20,24 @@ _BRAILLE = 0x2800
 _DOTS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))
 
 
-def dots_across(width: int, *, plain: bool = False) -> int:
-    """How many values a curve of this many characters shows."""
-    return width if plain else 2 * width
-
-
-def draw_curve(values: Sequence[float | None], width: int, height: int, *, plain: bool = False) -> list[str]:
-    """`height` lines of at most `width` characters; the largest value is at the top, None is a gap. `plain`: stars."""
-    down, across = (1, 1) if plain else (4, 2)
+def draw_curve(values: Sequence[float | None], width: int, height: int) -> list[str]:
+    """`height` lines of at most `width` characters, each of two values; the largest is at the top, None is a gap."""
     known = [value for value in values if value is not None]
     if not known or width < 1 or height < 1:
         return []
     low, high = min(known), max(known)
-    rows = height * down
     cells = [[0] * width for _ in range(height)]
     before: int | None = None
-    for column, value in enumerate(values[: width * across]):
+    for column, value in enumerate(values[: 2 * width]):
         if value is None:
             before = None
             continue
         above = (high - value) / (high - low) if high > low else 0.5
-        row = min(round(above * (rows - 1)), rows - 1)
+        row = round(above * (4 * height - 1))
         for y in _between(before, row):
-            cells[y // down][column // across] |= 1 if plain else _DOTS[y % down][column % across]
+            cells[y // 4][column // 2] |= _DOTS[y % 4][column % 2]
         before = row
-    return ["".join(_character(bits, plain=plain) for bits in line).rstrip() for line in cells]
+    return ["".join(chr(_BRAILLE + bits) if bits else " " for bits in line).rstrip() for line in cells]
 
 
 def _between(before: int | None, row: int) -> range:
@@ -52,10 +45,6 @@ def _between(before: int | None, row: int) -> range:
     if before is None or abs(before - row) < 2:
         return range(row, row + 1)
     return range(before + 1, row + 1) if before < row else range(row, before)
-
-
-def _character(bits: int, *, plain: bool) -> str:
-    return " " if not bits else "*" if plain else chr(_BRAILLE + bits)
 
 
 _COLOURS = {
@@ -71,10 +60,10 @@ _SCALE = 10  # characters beside the curve, for its values
 
 
 class Screen:
-    """One look, drawn by Rich. `plain`: the terminal has no braille."""
+    """One look, drawn by Rich."""
 
-    def __init__(self, watched: Watched, curve: LossCurve, *, plain: bool) -> None:
-        self._run, self._curve, self._plain = watched, curve, plain
+    def __init__(self, watched: Watched, curve: LossCurve) -> None:
+        self._run, self._curve = watched, curve
 
     def __rich_console__(self, _console: Console, options: ConsoleOptions) -> RenderResult:
         width, height = options.max_width, options.height or options.size.height
@@ -129,10 +118,10 @@ class Screen:
     def _draw(self, width: int, height: int) -> list[Text]:
         """The curve with its title above it, and its steps below it."""
         inner, across = height - 2, width - _SCALE - 1
-        values = self._curve.sample(dots_across(max(across, 1), plain=self._plain))
+        values = self._curve.sample(2 * max(across, 1))
         if not any(value is not None for value in values):
             return [Text("loss  no step with a loss is recorded", "dim")][:height]
-        rows = draw_curve(values, across, inner, plain=self._plain)
+        rows = draw_curve(values, across, inner)
         if not rows:
             return []
         known = [value for value in values if value is not None]

@@ -22,7 +22,6 @@ from hpcddp.runs.folder import AttemptFolder, RunFolder, show_path
 from hpcddp.runs.lock import Holder, HolderEnd
 from hpcddp.runs.state import AT_ITS_END, RunState, correct_killed
 from hpcddp.runs.submitted import Sweep, is_in, list_indices, list_sweep_runs, read_sweep
-from hpcddp.schedulers.job_id import JobId
 from hpcddp.schedulers.registry import find_scheduler
 from hpcddp.schedulers.row import JobFound
 from hpcddp.schedulers.run import ask_jobs
@@ -106,46 +105,33 @@ class RunVerdict(Record):
 # What schedulers and this machine say
 
 
-class _Index:
-    """The jobs that a scheduler showed, by their ids: as it prints them, with or without the server and the index."""
-
-    def __init__(self, found: Sequence[JobFound]) -> None:
-        self._by_number: dict[str, list[JobFound]] = {}
-        arrays = {job.id.number for job in found if job.id.array_index}
-        for job in found:
-            if not job.id.array_index and job.id.number in arrays:  # an array as a whole, beside its jobs
-                continue
-            for number in {job.id.number, job.id.raw or job.id.number}:
-                self._by_number.setdefault(number, []).append(job)
-
-    def of(self, job: JobId) -> list[JobFound]:
-        """What the scheduler shows of one job; of one of an array, its own, also where several wait together."""
-        near, index = self._by_number.get(job.number, []), job.array_index
-        found = [one for one in near if job.covers(one.id)]
-        return found or [one._replace(id=job) for one in near if index and is_in(one.id.array_index, int(index))]
-
-
 class Answers:
     """What was found of the jobs that were asked about. `problems`: of schedulers that do not answer, by their name."""
 
     def __init__(self) -> None:
         self.problems: dict[str, str] = {}
-        self._found: dict[str, _Index] = {}
+        self._found: dict[tuple[str, str], list[JobFound]] = {}  # by scheduler and number
 
     def add(self, scheduler: str, found: Sequence[JobFound], problem: str = "") -> None:
-        """What one scheduler has answered."""
-        self._found[scheduler] = _Index(found)
+        """What one scheduler has answered: ids as it prints them, with or without the server and the index."""
+        arrays = {job.id.number for job in found if job.id.array_index}
+        for job in found:
+            if not job.id.array_index and job.id.number in arrays:  # an array as a whole, beside its jobs
+                continue
+            for number in {job.id.number, job.id.raw or job.id.number}:
+                self._found.setdefault((scheduler, number), []).append(job)
         if problem:
             self.problems[scheduler] = problem
 
     def of(self, job: RunJob) -> list[JobFound]:
-        """What is known of a job; of an array each of its jobs, or those that wait together."""
-        holder = job.holder if job.holds else None
+        """What is known of a job; of an array each of its jobs; of one of an array also several that wait together."""
+        holder, index = job.holder if job.holds else None, job.id.array_index
+        near = self._found.get((job.scheduler, job.id.number), [])
+        found = [one for one in near if job.id.covers(one.id)]
         if job.is_here and job.submission is not None:
             found = find_jobs([job.submission])
-        else:
-            index = self._found.get(job.scheduler)
-            found = [] if index is None else [*index.of(job.id)]
+        elif not found and index:
+            found = [one._replace(id=job.id) for one in near if is_in(one.id.array_index, int(index))]
         if not any(one.state in LIVE for one in found):
             if holder is not None and job.is_alive:
                 return [JobFound(job.id, "running")]
@@ -238,7 +224,7 @@ def _judge_ended(base: RunStatus, one: OnDisk, found: Sequence[JobFound]) -> Run
     if one.holder is None and one.state is None:
         return _judge_waiting(base, one, job)
     end = _describe_end(one, job)
-    state = None if one.state is None else correct_killed(one.run, one.state, lambda: False)
+    state = None if one.state is None else correct_killed(one.run, one.state)
     word, why = (end.state, end.why) if state is None else _judge_state(one, state, end)
     log = one.attempt.log if one.attempt is not None and word == "failed" else ""
     base = base._replace(state=word, why=why, log=show_path(log) if os.path.exists(log) else "")

@@ -56,7 +56,7 @@ def find_unfinished_runs(attempt: AttemptFolder) -> list[tuple[RunFolder, RunSta
     if any((state.status, state.attempt) == ("failed", attempt.name) for _, state in states):
         return []
     left = [(run, state) for run, state in states if state.status == "unfinished" and run != attempt.run]
-    return [(run, correct_killed(run, state, lambda: False)) for run, state in left]
+    return [(run, correct_killed(run, state)) for run, state in left]
 
 
 def find_stop(attempt: AttemptFolder, reasons: Collection[str]) -> tuple[RunFolder, RunState] | None:
@@ -69,38 +69,27 @@ def find_stop(attempt: AttemptFolder, reasons: Collection[str]) -> tuple[RunFold
     return None
 
 
-class Turn(Record):
-    """`chain.json`: which attempt of its chain it was (from 1), of how many at most, and from which step."""
-
-    turn: int
-    step: int
-    of: int = 0
-
-
 class Link(Record):
-    """One attempt of a chain: its name, which one it is (from 1), and the step of its runs together when it began."""
+    """`chain.json`: one attempt of a chain: its name, which one it is (from 1), the step of its runs together when it
+    began, and how many there are at most."""
 
     attempt: str
     turn: int
     step: int
+    of: int = 0
+
+    @property
+    def left(self) -> int:
+        """How many may follow."""
+        return max(self.of - self.turn, 0)
 
 
 class StartDecision(Record):
-    """`starts`, or why not; `is_failure`: the run is not finished, and no later attempt will resume it."""
+    """`reason`: why the attempt does not start; "": it does. `is_failure`: the run is not finished, and no later
+    attempt will resume it."""
 
-    starts: bool
     reason: str = ""
     is_failure: bool = False
-
-
-class Started(Record):
-    """What `start_attempt` decided; of an attempt that starts, which one it is, and how many may follow. `of_several`:
-    the link's step is of several runs together."""
-
-    decision: StartDecision
-    link: Link
-    left: int
-    of_several: bool = False
 
 
 def decide_start(states: Sequence[RunState], since: Link | None, *, again: bool, ended_well: bool) -> StartDecision:
@@ -108,26 +97,28 @@ def decide_start(states: Sequence[RunState], since: Link | None, *, again: bool,
     start before, by the job before or, `again`, by this one; None: the first of its chain. `ended_well`: its program
     has ended with 0; one that was ended behind its training comes to the rest of it again."""
     if since is None:
-        return StartDecision(True)
+        return StartDecision()
     step = sum(one.step for one in states)
-    job = job_of(since.attempt)
-    failed = [s for s in states if s.status == "failed" and (not again or job_of(s.attempt) == job)]
-    if failed:
-        last = failed[0]
-        return StartDecision(False, f"attempt {last.attempt} failed at step {last.step}: {last.reason}", True)
-    is_finished = bool(states) and all(one.status == "finished" for one in states)
+    for one in states:
+        if one.status == "failed" and (not again or job_of(one.attempt) == job_of(since.attempt)):
+            return StartDecision(f"attempt {one.attempt} failed at step {one.step}: {one.reason}", True)
+    is_finished = _are_finished(states)
     if is_finished and ended_well:
-        return StartDecision(False, f"attempt {states[0].attempt} has finished the run at step {step}")
+        return StartDecision(f"attempt {states[0].attempt} has finished the run at step {step}")
     if again or step > since.step:
-        return StartDecision(True)
+        return StartDecision()
     if is_finished:
-        return StartDecision(False, f"no step is left, and attempt {since.attempt} did not end well after that", True)
+        return StartDecision(f"no step is left, and attempt {since.attempt} did not end well after that", True)
     if not states:
-        return StartDecision(False, f"attempt {since.attempt} ended before its first checkpoint", True)
-    return StartDecision(False, f"no progress: attempt {since.attempt} began and ended at step {step}", True)
+        return StartDecision(f"attempt {since.attempt} ended before its first checkpoint", True)
+    return StartDecision(f"no progress: attempt {since.attempt} began and ended at step {step}", True)
 
 
-def start_attempt(attempt: AttemptFolder, most: int) -> Started:
+def _are_finished(states: Sequence[RunState]) -> bool:
+    return bool(states) and all(one.status == "finished" for one in states)
+
+
+def start_attempt(attempt: AttemptFolder, most: int) -> tuple[StartDecision, Link]:
     """Decide about this attempt, of at most `most`, and record the decision in its chain.json or in state.json.
 
     Before anything is written: RequestError if a state.json or what the attempts left cannot be read. LaunchError if
@@ -135,17 +126,15 @@ def start_attempt(attempt: AttemptFolder, most: int) -> Started:
     """
     own = read_state(attempt.run)
     try:
-        others = [state for run in list_job_runs(attempt) if (state := read_state(run)) is not None]
-        states = [*([own] if own is not None else []), *others]
+        states = [state for run in (attempt.run, *list_job_runs(attempt)) if (state := read_state(run)) is not None]
         again = _find_earlier_start(attempt)
         since = again or find_before(attempt)
         decision = decide_start(states, since, again=again is not None, ended_well=_has_ended_well(attempt))
-        step = sum(one.step for one in states)
         turn = 1 if since is None else since.turn + (again is None)
-        link = Link(attempt.name, turn, step)
-        if decision.starts:
-            write_object(attempt.chain, Turn(turn, step, most)._asdict())
-        elif decision.is_failure and not (states and all(one.status == "finished" for one in states)):
+        link = Link(attempt.name, turn, sum(one.step for one in states), most)
+        if not decision.reason:
+            write_object(attempt.chain, link._asdict())
+        elif decision.is_failure and not _are_finished(states):
             last = own or RunState("failed", 0, 0, "", attempt.name)
             reason = f"the chain stopped: {decision.reason}"
             replace_state(attempt.run, last._replace(status="failed", reason=reason, attempt=attempt.name))
@@ -154,7 +143,7 @@ def start_attempt(attempt: AttemptFolder, most: int) -> Started:
             f"the run folder {attempt.run.path} cannot be used: {(error.strerror or str(error)).lower()}",
             f"ls -ld {attempt.run.path} {attempt.path}",
         ) from error
-    return Started(decision, link, max(most - turn, 0), bool(others))
+    return decision, link
 
 
 def _has_ended_well(attempt: AttemptFolder) -> bool:
@@ -176,7 +165,7 @@ def find_before(attempt: AttemptFolder) -> Link | None:
     job = job_of(attempt.name)
     others = (one for one in list_attempts(attempt.run) if job_of(one.name) != job)
     queued = (one for one in others if parse_id(read_first_line(one.next)).is_same(parse_id(job)))
-    links = list(filter(None, map(_find_link, queued)))
+    links = list(filter(None, map(_read_link, queued)))
     if not links:
         return None
     # a job that was started again made several attempts: progress counts from the first one's step
@@ -200,8 +189,7 @@ def write_follow_up(attempt: AttemptFolder, job: str) -> None:
 
 def _find_earlier_start(attempt: AttemptFolder) -> Link | None:
     """The link that the last earlier start of this attempt's job was, if it was one."""
-    links = list(filter(None, map(_find_link, _earlier_starts(attempt))))
-    return links[-1] if links else None
+    return next(filter(None, map(_read_link, reversed(_earlier_starts(attempt)))), None)
 
 
 def _earlier_starts(attempt: AttemptFolder) -> list[AttemptFolder]:
@@ -211,6 +199,5 @@ def _earlier_starts(attempt: AttemptFolder) -> list[AttemptFolder]:
     return sorted(found, key=lambda one: start_of(one.name, job))
 
 
-def _find_link(attempt: AttemptFolder) -> Link | None:
-    begun = read_record(attempt.chain, Turn, "; to begin a new chain submit the job again")
-    return None if begun is None else Link(attempt.name, begun.turn, begun.step)
+def _read_link(attempt: AttemptFolder) -> Link | None:
+    return read_record(attempt.chain, Link, "; to begin a new chain submit the job again")

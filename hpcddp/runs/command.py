@@ -87,8 +87,6 @@ _SECRET = re.compile(
     r"|pass(word|wd|phrase)|pwd)"
 )
 _SHELLS = ("bash", "sh", "zsh", "dash", "ksh")
-_OF_SHELL = ("-o", "+o", "-O", "+O", "--rcfile", "--init-file")  # a shell's options whose value is a word of its own
-_OF_ENV = ("-u", "--unset", "-C", "--chdir")  # the same of env
 
 
 def name_command(words: Sequence[str], *, indexed: bool = False) -> str:
@@ -121,10 +119,7 @@ def _find_program(words: list[str]) -> tuple[list[str], list[str]]:
     from hpcddp.ranks.launch_commands import COMMANDS
 
     if words and os.path.basename(words[0]) == "env":
-        at = 1
-        while at < len(words) and (words[at].startswith("-") or "=" in words[at]):
-            at += 2 if words[at] in _OF_ENV else 1
-        words = words[at:] or words
+        words = words[next((at for at, word in enumerate(words[1:], 1) if "=" not in word), 0) :]
     known = list(identify_command(words))
     if not known:
         return ["job"], []
@@ -141,10 +136,10 @@ def _find_program(words: list[str]) -> tuple[list[str], list[str]]:
         is_script = known[1:2] != [] and known[1].endswith(".py")
         return (known[1:2], known[2:]) if is_script else (known[:2], known[2:])
     if known[0] in _SHELLS:
-        while len(known) > 1 and known[1][:1] in {"-", "+"} and not re.fullmatch(r"-[A-Za-z]*c", known[1]):
-            del known[1 : 3 if known[1] in _OF_SHELL else 2]
-        script = os.path.normpath(known[1]) if len(known) > 1 else ""
-        return ([script], known[2:]) if script.endswith(".sh") else ([known[0]], known[1:])
+        script = next((word for word in known[1:] if word[:1] not in {"-", "+"}), "")
+        if script.endswith(".sh"):
+            return [os.path.normpath(script)], known[known.index(script) + 1 :]
+        return [known[0]], known[1:]
     return [os.path.normpath(words[0])] if "/" in words[0] else ["", words[0]], known[1:]
 
 

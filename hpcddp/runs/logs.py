@@ -43,27 +43,19 @@ def order_attempts(run: RunFolder) -> list[AttemptFolder]:
     return sorted(attempts, key=lambda one: (turns.get(one.name, 0), _began(one), one.name))
 
 
-def list_sources(
-    attempt: AttemptFolder, ranks: frozenset[int] | None = frozenset(), hosts: Sequence[str] = ()
-) -> list[LogFile]:
-    """The files of these ranks (None: of all) on these hosts (none: on any); without both `job.log`, as for rank 0,
-    which is of the host of the job script."""
-    folder = os.path.dirname(attempt.log)
+def list_sources(attempt: AttemptFolder, ranks: frozenset[int] | None = frozenset()) -> list[LogFile]:
+    """The files of these ranks; None: of all; none is named: `job.log`, which has rank 0's."""
     try:
-        names = sorted(os.listdir(folder))
+        names = sorted(os.listdir(os.path.dirname(attempt.log)))
     except OSError:
         return []
     found = []
-    if os.path.basename(attempt.log) in names and (not ranks or 0 in ranks) and _is_on(attempt, hosts):
+    if os.path.basename(attempt.log) in names and (not ranks or 0 in ranks):
         found.append(LogFile(attempt.log, attempt.name))
-    if ranks or ranks is None or hosts:
-        for name in names:
-            match = _NAME.fullmatch(name)
-            if match is None:
-                continue
-            rank, host = int(match[1]), match[2]
-            if (not ranks or rank in ranks) and (not hosts or _short(host) in map(_short, hosts)):
-                found.append(LogFile(os.path.join(folder, name), attempt.name, rank, host))
+    for match in filter(None, map(_NAME.fullmatch, names)):
+        rank = int(match[1])
+        if ranks is None or rank in ranks:
+            found.append(LogFile(attempt.rank_log(rank, match[2]), attempt.name, rank, match[2]))
     return found
 
 
@@ -96,37 +88,30 @@ def read_log_lines(path: str, last: int | None = None, *, whole: bool = False) -
     try:
         with open(path, "rb") as file:
             size = os.fstat(file.fileno()).st_size
-            if last is None:
-                text = file.read()
-                cut = text.rfind(b"\n") + 1 if whole else len(text)
-                return _split(text[:cut]), cut
-            blocks, at, ends = list[bytes](), size, 0
-            while at > 0 and ends <= last:
-                step = min(_BLOCK, at)
-                at -= step
-                file.seek(at)
-                blocks.append(file.read(step))
-                ends += blocks[-1].count(b"\n")
-            text = b"".join(reversed(blocks))
-            cut = text.rfind(b"\n") + 1 if whole else len(text)
-            return (_split(text[:cut])[-last:] if last else []), size - len(text) + cut
+            length = size if last is None else min(_BLOCK, size)
+            file.seek(size - length)
+            text = file.read(length)
+            while length < size and last is not None and text.count(b"\n") <= last:
+                length = min(4 * length, size)
+                file.seek(size - length)
+                text = file.read(length)
     except OSError:
         return [], 0
+    cut = text.rfind(b"\n") + 1 if whole else len(text)
+    lines = text[:cut].removesuffix(b"\n").split(b"\n") if cut else []
+    return lines[-last:] if last else lines, size - len(text) + cut
 
 
 def merge(lines: Sequence[tuple[LogFile, Sequence[bytes]]]) -> Iterator[tuple[LogFile, bytes]]:
     """All lines in the order of their times; those of files without any stand first, file after file."""
 
-    def timed(
-        number: int, source: LogFile, of_file: Sequence[bytes]
-    ) -> Iterator[tuple[float, int, int, LogFile, bytes]]:
+    def timed(source: LogFile, of_file: Sequence[bytes]) -> Iterator[tuple[float, LogFile, bytes]]:
         time = 0.0
-        for at, line in enumerate(of_file):
+        for line in of_file:
             time = max(find_time(line) or time, time)
-            yield time, number, at, source, line
+            yield time, source, line
 
-    each = [timed(number, source, of_file) for number, (source, of_file) in enumerate(lines)]
-    for _, _, _, source, line in heapq.merge(*each, key=lambda one: one[:3]):
+    for _, source, line in heapq.merge(*(timed(*one) for one in lines), key=lambda one: one[0]):
         yield source, line
 
 
@@ -143,17 +128,6 @@ def find_time(line: bytes) -> float | None:
         return None
 
 
-def _is_on(attempt: AttemptFolder, hosts: Sequence[str]) -> bool:
-    """Whether the job script was on one of these hosts; none: on any."""
-    holders = [hold.holder for hold in read_holds(attempt.run)] if hosts else []
-    of_it = [one.host for one in holders if one.attempt == attempt.name]
-    return not hosts or any(_short(host) in map(_short, hosts) for host in of_it)
-
-
-def _short(host: str) -> str:
-    return host.partition(".")[0]
-
-
 def _began(attempt: AttemptFolder) -> float:
     """When its folder was first written to, as far as its files still say it."""
     times = []
@@ -163,8 +137,3 @@ def _began(attempt: AttemptFolder) -> float:
         except OSError:
             continue
     return min(times, default=0.0)
-
-
-def _split(text: bytes) -> list[bytes]:
-    lines = text.split(b"\n") if text else [b""]
-    return lines if lines[-1] else lines[:-1]

@@ -146,10 +146,8 @@ def foresee(request: RunRequest, ask: Ask) -> Outlook:
     another hpcddp wrote a file that decides; DamagedFileError.
     """
     outlook = inspect_run(request)
-    if outlook.kind == NEW:
-        return outlook._replace(unfinished=_find_unfinished(outlook.run, request))
     mine = describe_process("", os.getpid(), {}, request.command)
-    return outlook._replace(holder=find_live_holder(outlook.run, mine, ask))
+    return outlook if outlook.kind == NEW else outlook._replace(holder=find_live_holder(outlook.run, mine, ask))
 
 
 def start_run(
@@ -169,27 +167,22 @@ def start_run(
 
     The errors of `foresee`; HeldError if another attempt holds the run; LaunchError if the folder cannot be written.
     """
-    from hpcddp.schedulers.run import ask_job_state
-
     job = find_current_job(env)
     request = request.of_index(job.array_index if job is not None else "")
-    run, ask = RunFolder(request.folder), partial(ask_job_state, env=env)
     outlook = inspect_run(request)
-    if outlook.kind == NEW:
-        outlook = outlook._replace(unfinished=_find_unfinished(run, request))
-    is_old = outlook.old is not None
+    run, is_old = outlook.run, outlook.old is not None
     for left in reversed(range(_TRIES)):
         name = number_attempt(run, attempt) if numbered else attempt
         check_can_begin(run)
         try:
-            take_run(run, describe_process(name, process, env, request.command), ask, before)
+            _take(run.attempt(name), env, request.command, process, before)
         except LaunchError as error:
             below = error.__cause__
             if request.fresh and left and isinstance(below, OSError) and below.errno in _MOVED:
                 continue  # another start has just set the folder aside
             raise
         try:
-            if is_old and _holds_run(run) and is_other(run, request.fresh):
+            if is_old and _holds_run(run) and _is_other(run, request.fresh):
                 outlook, is_old = outlook._replace(old=_rename(run)), False
                 continue
             begin_run(run, request)
@@ -202,22 +195,26 @@ def start_run(
 
 def hold(attempt: AttemptFolder, env: Mapping[str, str], command: tuple[str, ...], *, process: int) -> None:
     """Hold the run for the next attempt of a job that is there already. The errors of `start_run`."""
+    check_can_begin(attempt.run)
+    _take(attempt, env, command, process)
+
+
+def _take(
+    attempt: AttemptFolder, env: Mapping[str, str], command: tuple[str, ...], process: int, before: str = ""
+) -> None:
     from hpcddp.schedulers.run import ask_job_state
 
-    check_can_begin(attempt.run)
-    take_run(attempt.run, describe_process(attempt.name, process, env, command), partial(ask_job_state, env=env))
+    mine = describe_process(attempt.name, process, env, command)
+    take_run(attempt.run, mine, partial(ask_job_state, env=env), before)
 
 
 def set_run_aside(request: RunRequest, env: Mapping[str, str]) -> RunFolder | None:
     """Set the folder aside and begin the run before its job starts, as `hpcddp submit` does. None: there is nothing to
     set aside. HeldError if an attempt holds it; LaunchError if it cannot be written."""
-    from hpcddp.schedulers.run import ask_job_state
-
     run = RunFolder(request.folder)
-    if not request.fresh or not _holds_run(run) or not is_other(run, request.fresh):
+    if not request.fresh or not _holds_run(run) or not _is_other(run, request.fresh):
         return None
-    name = f"fresh-{os.getpid()}"
-    take_run(run, describe_process(name, os.getpid(), env, request.command), partial(ask_job_state, env=env))
+    _take(run.attempt(f"fresh-{os.getpid()}"), env, request.command, os.getpid())
     try:
         old = _rename(run)
         begin_run(run, request)
@@ -226,7 +223,7 @@ def set_run_aside(request: RunRequest, env: Mapping[str, str]) -> RunFolder | No
     return old
 
 
-def is_other(run: RunFolder, fresh: str) -> bool:
+def _is_other(run: RunFolder, fresh: str) -> bool:
     """Whether the run was not begun with this stamp."""
     return read_about(run).fresh != fresh
 
@@ -262,22 +259,19 @@ def begin_run(run: RunFolder, request: RunRequest) -> None:
 
 
 def inspect_run(request: RunRequest) -> Outlook:
-    """As `foresee`, without the holder, and without another unfinished run."""
+    """As `foresee`, without the holder."""
     run = RunFolder(request.folder)
     if request.fresh and request.takes_words:
         raise RequestError("--fresh begins a new run, and --resume resumes an old one", "keep one of the two")
-    there = is_run(run)
-    if request.takes_words and not there:
+    if request.takes_words and not is_run(run):
         near = [os.path.basename(path) for path in list_run_folders(os.path.dirname(run.path) or ".")]
         hint = f"one of: {', '.join(near[:12])}" if near else "leave out --resume"
         raise RequestError(f"--resume {show_path(run.path)}: there is no such run", hint)
-    if not there:
-        return Outlook(run, NEW)
-    if request.fresh and is_other(run, request.fresh):
+    if request.fresh and is_run(run) and _is_other(run, request.fresh):
         _check_can_be_set_aside(run)
         return Outlook(run, SET_ASIDE, old=_name_old(run))
-    if not any(os.path.exists(mark) for mark in (run.state, run.holders, run.attempts, run.checkpoints)):
-        return Outlook(run, NEW)  # `hpcddp submit` has made it, and no job has begun it yet
+    if not any(map(os.path.exists, (run.state, run.holders, run.attempts, run.checkpoints))):
+        return Outlook(run, NEW, unfinished=_find_unfinished(run, request))  # `hpcddp submit` may have made it
     state, saved = read_state(run), list_checkpoints(run.checkpoints)
     step = step_of(saved[-1]) if saved else 0
     if state is not None and state.status == "finished" and saved:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
@@ -63,7 +62,6 @@ class PlanFile(Record):
     """What is read again of a run's `plan.json`. `point`: of a sweep."""
 
     global_batch: int | None = None
-    run_dir: str = ""
     point: dict[str, Any] | None = None
 
 
@@ -165,22 +163,20 @@ def note_checkpoint(attempt: AttemptFolder, *, step: int, epoch: int) -> None:
     write_state(attempt, "unfinished", step=step, epoch=epoch, reason=reason, ended=False)
 
 
-def correct_killed(run: RunFolder, state: RunState, is_held: Callable[[], bool]) -> RunState:
-    """The state of an attempt that was killed, and so could not write that it has ended: where the run resumes.
-
-    `is_held`: whether an attempt holds the run, or may.
-    """
-    if state.ended or is_held():
+def correct_killed(run: RunFolder, state: RunState) -> RunState:
+    """The state of an attempt that has ended, also where it was killed and could not write that: where the run
+    resumes."""
+    if state.ended:
         return state
-    newest = _find_newest(run)
-    if newest is not None and newest[0] > state.step:  # it was killed between the checkpoint and the state
-        state = state._replace(step=newest[0], epoch=newest[1])
+    step, epoch = _find_newest(run)
+    if step > state.step:  # it was killed between the checkpoint and the state
+        state = state._replace(step=step, epoch=epoch)
     return state._replace(reason=f"checkpoint at step {state.step}; the attempt has ended since", ended=True)
 
 
 def step_back(run: RunFolder, state: RunState, reason: str) -> RunState:
     """The state at the run's newest checkpoint, unfinished: what came after that is lost."""
-    step, epoch = _find_newest(run) or (0, 0)
+    step, epoch = _find_newest(run)
     digest = state.weights_sha256 if step == state.step else None
     return RunState("unfinished", step, epoch, reason, state.attempt, digest, state.exact)
 
@@ -203,27 +199,23 @@ def write_failure(attempt: AttemptFolder, reason: str, *, step: int, epoch: int)
     An attempt that failed at step 0 of a run with checkpoints has loaded none: the run is where the newest one is, and
     one that was finished stays so. So does a state that cannot be read.
     """
-    if step == 0 and (newest := _find_newest(attempt.run)) is not None:
-        with suppress(DamagedFileError):
+    if step == 0 and list_checkpoints(attempt.run.checkpoints):
+        step, epoch = _find_newest(attempt.run)
+        try:
             state = read_state(attempt.run)
-            if state is None or state.status != "finished":
-                write_state(attempt, "failed", step=newest[0], epoch=newest[1], reason=reason)
-        return
+        except DamagedFileError:
+            return
+        if state is not None and state.status == "finished":
+            return
     write_state(attempt, "failed", step=step, epoch=epoch, reason=reason)
 
 
-def _find_newest(run: RunFolder) -> tuple[int, int] | None:
-    """Step and epoch of the newest checkpoint; None without one."""
-    saved = list_checkpoints(run.checkpoints)
-    return (step_of(saved[-1]), _epoch_of(saved[-1])) if saved else None
-
-
-def _epoch_of(checkpoint: str) -> int:
-    """0 if its manifest does not say it."""
+def _find_newest(run: RunFolder) -> tuple[int, int]:
+    """Step and epoch of the newest checkpoint; 0 and 0 without one, and epoch 0 if its manifest does not say it."""
+    epoch, saved = None, list_checkpoints(run.checkpoints)
     with suppress(DamagedFileError):
-        epoch = (read_object(os.path.join(checkpoint, MANIFEST)) or {}).get("epoch")
-        return epoch if isinstance(epoch, int) else 0
-    return 0
+        epoch = (read_object(os.path.join(saved[-1], MANIFEST)) or {}).get("epoch") if saved else None
+    return step_of(saved[-1]) if saved else 0, epoch if isinstance(epoch, int) else 0
 
 
 def replace_state(run: RunFolder, state: RunState) -> None:

@@ -65,8 +65,8 @@ def begin(
     if order.scratch and os.path.exists(base):
         raise RequestError(f"{base} is there already, and --scratch would remove it", "leave out --scratch")
     request = RunRequest(base, identify_command(order.line.command), order.fresh, order.resume)
-    link = find_before(RunFolder(base).attempt(job.name))
-    before = job_of(link.attempt) if link is not None else ""
+    queued_by = find_before(RunFolder(base).attempt(job.name))
+    before = job_of(queued_by.attempt) if queued_by is not None else ""
     begin_or_resume = partial(start_run, request, job.name, env, process=os.getpid(), numbered=True, before=before)
     try:
         outlook = begin_or_resume()
@@ -79,13 +79,14 @@ def begin(
     left = 0
     try:
         if order.chain:
-            decision, turn, left, of_several = start_attempt(attempt, order.chain)
-            if not decision.starts:
+            decision, link = start_attempt(attempt, order.chain)
+            if decision.reason:
                 tell(f"the chain ends here: {decision.reason}")
                 release_run(attempt.run, attempt.name)
                 return 1 if decision.is_failure else 0
-            more = " of the runs of its script together" if of_several else ""
-            tell(f"attempt {turn.turn} of at most {order.chain}, from step {turn.step}{more}")
+            left = link.left
+            more = " of the runs of its script together" if list_job_runs(attempt) else ""
+            tell(f"attempt {link.turn} of at most {order.chain}, from step {link.step}{more}")
         _leave_records(order, base, attempt, script)
     except HpcddpError:
         release_run(attempt.run, attempt.name)
@@ -201,7 +202,7 @@ def _step_back(attempt: AttemptFolder, cause: Event, applies: Callable[[str], bo
 def _read_end(attempt: AttemptFolder) -> RunState | None:
     """The state, also of ranks that were killed before they could write that they end."""
     state = read_state(attempt.run)
-    return None if state is None else correct_killed(attempt.run, state, lambda: False)
+    return None if state is None else correct_killed(attempt.run, state)
 
 
 def _name_signal(attempt: AttemptFolder, name: str, tell: Callable[[str], None]) -> None:

@@ -25,7 +25,7 @@ def write_chain_run(path: Path) -> RunFolder:
         attempt = run.attempt(f"{job}.1")
         take_run(run, Holder(attempt.name, "n1", "", 1, "", "pbs", job, COMMAND), lambda _scheduler, _job: "gone")
         open_attempt(attempt)
-        write_object(attempt.chain, {"turn": turn, "of": 3, "step": first - 1})
+        write_object(attempt.chain, {"attempt": attempt.name, "turn": turn, "of": 3, "step": first - 1})
         write_object(attempt.versions, {"plan": plan_batch(8, 1)._asdict(), "ranks": [{"host": "n1"}]})
         write_object(run.settings, {"settings": {"run": {"samples": 24}}})
         with MetricsFile(attempt.metrics) as metrics:

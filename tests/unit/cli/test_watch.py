@@ -19,7 +19,7 @@ import pytest
 from rich.console import Console
 
 from hpcddp.cli.main import main
-from hpcddp.cli.watch_screen import Screen, dots_across, draw_curve
+from hpcddp.cli.watch_screen import Screen, draw_curve
 from hpcddp.login.watched import Watcher
 from hpcddp.runs.folder import RunFolder
 from hpcddp.runs.jsonfile import write_object
@@ -57,11 +57,11 @@ def hold(run: RunFolder, attempt: str, supervisor: subprocess.Popen[bytes]) -> N
     os.makedirs(os.path.join(run.attempt(attempt).path, "logs"), exist_ok=True)
 
 
-def draw(run: RunFolder, width: int = 100, height: int = 40, *, plain: bool = False) -> list[str]:
+def draw(run: RunFolder, width: int = 100, height: int = 40) -> list[str]:
     watcher = Watcher(run, dict(os.environ))
     console = Console(width=width, height=height, force_terminal=False)
     with console.capture() as drawn:
-        console.print(Screen(watcher.look(), watcher.curve, plain=plain), end="", height=height)
+        console.print(Screen(watcher.look(), watcher.curve), end="", height=height)
     return drawn.get().split("\n")
 
 
@@ -101,7 +101,6 @@ def test_the_curve_is_that_of_all_attempts_with_its_largest_and_smallest_loss(ru
     title = next(at for at, line in enumerate(drawn) if line.strip() == "loss")
     assert any(0x2800 <= ord(one) < 0x2900 for one in drawn[title + 1])
     assert any(line.split()[:2] == ["step", str(min(steps))] and line.split()[-1] == str(max(steps)) for line in drawn)
-    assert not any(0x2800 <= ord(one) < 0x2900 for line in draw(run, plain=True) for one in line)
 
 
 @pytest.mark.parametrize("width", [1, 20, 80])
@@ -223,17 +222,12 @@ def test_another_size_is_drawn_at_once(terminal: Terminal):
     assert terminal.process.wait(PATIENCE_S) == 0
 
 
-def test_the_largest_value_is_at_the_top_and_each_character_shows_two_values():
+def test_the_largest_value_is_at_the_top_gaps_are_left_out_and_what_is_steep_is_joined():
     assert draw_curve([3.0, 3.0, 0.0, 0.0], 2, 1) == ["⠉⣆"]
-    assert dots_across(7) == 14
-    assert draw_curve([1.0, 0.5, 0.0], 3, 3, plain=True) == ["*", " *", "  *"]
-
-
-def test_a_gap_is_left_out_and_what_is_steep_is_joined():
-    assert draw_curve([1.0, None, 0.0], 3, 2, plain=True) == ["*", "  *"]
-    assert draw_curve([1.0, 0.0], 2, 4, plain=True) == ["*", " *", " *", " *"]
+    assert draw_curve([1.0, None, 0.0], 2, 1) == ["⠁⡀"]
+    assert draw_curve([1.0, 0.0], 1, 2) == ["⢱", "⢸"]
 
 
 def test_a_curve_that_is_level_or_has_nothing_or_no_room_is_drawn_without_a_fault():
-    assert draw_curve([2.0, 2.0], 2, 1, plain=True) == ["**"]
+    assert draw_curve([2.0, 2.0], 1, 1) == ["⠤"]
     assert draw_curve([], 5, 5) == draw_curve([None], 5, 5) == draw_curve([1.0], 0, 5) == draw_curve([1.0], 5, 0) == []

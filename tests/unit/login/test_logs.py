@@ -71,8 +71,6 @@ def test_ranks_are_merged_by_the_times_that_their_lines_begin_with(
     ]
     assert logs(capsys, "--rank", "2") == "2026-11-24 00:00:03.25 two\n"
     assert logs(capsys, "--rank", "0") == logs(capsys)
-    assert logs(capsys, "--host", "n1.cluster") == logs(capsys, "--host", "n1")
-    assert logs(capsys, "--host", "n1") == "n1 rank 1 | [2026-11-24T00:00:02,500] one\n"
 
 
 def test_a_terminal_gets_of_a_progress_bar_what_it_showed_last(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -97,7 +95,6 @@ def test_files_without_times_follow_one_another_and_that_is_said(
     ("words", "said"),
     [
         (["--rank", "7"], "there is no log of rank 7 in attempt 9.1"),
-        (["--host", "n9"], "there is no log on n9 in attempt 9.1"),
         (["--rank", "x"], "--rank 'x' names no ranks"),
         (["--rank", "3-1"], "--rank '3-1' names no ranks"),
         (["-n", "x"], "--lines"),
@@ -216,9 +213,3 @@ def test_what_is_no_time(line: bytes) -> None:
 
 def test_times_with_a_zone() -> None:
     assert find_time(b"2026-11-24T01:00:00Z x") == find_time(b"[2026-11-24 02:00:00+0100] x") == 1795482000.0
-
-
-def test_the_output_of_the_script_is_of_its_host(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    write("9", "9.1", {"job.log": "a\n", "rank-0001.node1.log": "b\n", "rank-0002.node2.log": "c\n"})
-    assert logs(capsys, "--host", "node1.site") == "job | a\nnode1 rank 1 | b\n"
-    assert logs(capsys, "--host", "node2") == "node2 rank 2 | c\n"

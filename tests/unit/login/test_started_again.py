@@ -80,7 +80,7 @@ def of_a_chain(scheduler: str, job: str, after: str, other: str) -> None:
     for number in (1, 2):
         attempt = RUN.attempt(f"{job}.{number}")
         Path(attempt.next).write_text(f"{after}\n")
-        write_object(attempt.chain, {"turn": 1, "of": 3, "step": 0})
+        write_object(attempt.chain, {"attempt": attempt.name, "turn": 1, "of": 3, "step": 0})
 
 
 def ended_by_a_signal(scheduler: str, job: str, _after: str, _other: str) -> None:

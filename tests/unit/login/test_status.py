@@ -175,7 +175,7 @@ def test_all_links_of_a_chain_are_one_run_and_the_next_one_waits(here: Path, pro
     run = RunFolder("runs/a")
     first = held(run, "12", status=0)
     write_state(first, "unfinished", step=7, epoch=1, reason="deadline")
-    Path(first.chain).write_text(json.dumps({"schema": 1, "turn": 1, "of": 5, "step": 0}))
+    Path(first.chain).write_text(json.dumps({"schema": 1, "attempt": first.name, "turn": 1, "of": 5, "step": 0}))
     Path(first.next).write_text("13\n")
     squeue(program, "13|13|N/A|PENDING|N/A|N/A|Priority|a")
     one = status("a")

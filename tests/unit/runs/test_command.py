@@ -45,7 +45,7 @@ def test_a_program_is_known_by_its_name_and_nothing_is_no_command() -> None:
         ("bash run.sh", "run"),
         ("bash -ex ./run.sh --fold 3", "run-fold3"),
         ("./run.sh", "run"),
-        ("env OMP_NUM_THREADS=4 -u X python train.py", "train"),
+        ("env OMP_NUM_THREADS=4 python train.py", "train"),
         ("torchrun --nproc-per-node 4 train.py --lr 1", "train-lr1"),
         ("torchrun --standalone --nproc-per-node=4 -m pkg.train --lr 1", "pkg.train-lr1"),
         ("python -m torch.distributed.run --nproc-per-node 4 train.py --lr 1", "train-lr1"),

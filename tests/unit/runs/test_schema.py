@@ -36,9 +36,9 @@ def test_the_next_attempt_of_a_chain_starts_where_the_last_one_stopped(chain_run
     assert [attempt.name for attempt in list_attempts(chain_run)] == ["41.pbs1.1", "42.pbs1.1"]
     attempt = chain_run.attempt("43.pbs1.1")
     open_attempt(attempt)
-    assert find_before(attempt) == Link("42.pbs1.1", 2, 2)
-    started = start_attempt(attempt, 3)
-    assert (started.decision.starts, started.link, started.left) == (True, Link("43.pbs1.1", 3, 4), 0)
+    assert find_before(attempt) == Link("42.pbs1.1", 2, 2, 3)
+    decision, link = start_attempt(attempt, 3)
+    assert (decision.reason, link, link.left) == ("", Link("43.pbs1.1", 3, 4, 3), 0)
 
 
 @pytest.mark.parametrize(
@@ -98,7 +98,7 @@ def test_exec_refuses_a_run_folder_of_another_schema_before_it_writes_rank_0s_ad
 
 def test_a_chain_file_without_numbers_is_refused_and_no_chain_begins_anew(chain_run: RunFolder) -> None:
     Path(chain_run.attempt("42.pbs1.1").chain).write_text("{}")
-    with pytest.raises(RequestError, match=r"chain\.json does not hold what hpcddp writes: it has no turn"):
+    with pytest.raises(RequestError, match=r"chain\.json does not hold what hpcddp writes: it has no attempt"):
         find_before(chain_run.attempt("43.pbs1.1"))
 
 

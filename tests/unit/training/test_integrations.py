@@ -96,7 +96,7 @@ def test_a_signal_to_one_rank_stops_all_after_one_step_and_the_next_attempt_goes
     begin(run_ranks, tmp_path, 2, signal=[1, 3, "SIGUSR1"]).check()
     assert found(tmp_path, 2) == [{"made": [1, 2, 3, 4], "stopped": True, "resumed": None}] * 2
     assert (state(tmp_path).status, state(tmp_path).step, state(tmp_path).reason) == ("unfinished", 4, "SIGUSR1")
-    assert decide_start([state(tmp_path)], Link("a", 1, 0), again=False, ended_well=False).starts
+    assert not decide_start([state(tmp_path)], Link("a", 1, 0), again=False, ended_well=False).reason
     outcome = begin(run_ranks, tmp_path, 2, "b", fail=[1, "save"], options={"save_every": 6})
     assert "OSError: no room" in outcome.outputs[1]
     assert saved(tmp_path) == ["step-00000004"]

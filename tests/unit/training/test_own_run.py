@@ -265,7 +265,7 @@ def test_an_attempt_on_a_host_that_is_lost_does_not_hold_the_folder_of_its_scrip
     with pytest.raises(HeldError):  # it was cut off, and has come back
         check_not_taken(run, "7.1")
     take_run(run, Holder("7.3", "node1", "another", 9, "9", "slurm", "7"), lambda *_: None)
-    write_object(job.run.attempt("7.2").chain, {"turn": 1, "step": 0, "of": 5})
+    write_object(job.run.attempt("7.2").chain, {"attempt": "7.2", "turn": 1, "step": 0, "of": 5})
     write_follow_up(job.run.attempt("7.2"), "8")
     job.start(1, job="8")
     assert _fold(tmp_path / "fold0") == ("fold0", 3, 2)
