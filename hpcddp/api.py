@@ -6,22 +6,17 @@ An edge: the process's environment is read here and passed on.
 
 from __future__ import annotations
 
-import functools
 import os
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hpcddp.uncaught import Opening, two_lines
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from hpcddp.training.rendezvous.group import Group
     from hpcddp.training.runtime import Runtime
-
-
-_P = ParamSpec("_P")
-_R = TypeVar("_R")
 
 
 class RankEnvironment(NamedTuple):
@@ -112,30 +107,6 @@ def _require_torch(call: str) -> None:
             raise missing
 
 
-_ONE_BATCH = "global_batch=256"
-_OTHER_WORDS = {"batch_size": _ONE_BATCH, "batch": _ONE_BATCH, "accumulate": f"{_ONE_BATCH}, max_micro_batch=32"}
-_OTHER_WORDS |= dict.fromkeys(("accumulation_steps", "gradient_accumulation_steps"), _OTHER_WORDS["accumulate"])
-
-
-def _with_its_words(function: Callable[_P, _R]) -> Callable[_P, _R]:
-    """RequestError in place of Python's TypeError for a keyword that the function does not take."""
-
-    @functools.wraps(function)
-    def call(*args: _P.args, **kwargs: _P.kwargs) -> _R:
-        known = function.__code__.co_varnames[: function.__code__.co_argcount + function.__code__.co_kwonlyargcount]
-        unknown = next((name for name in kwargs if name not in known), None)
-        if unknown is not None:
-            from hpcddp.errors import RequestError, find_nearest
-
-            right = _OTHER_WORDS.get(unknown) or f"{find_nearest(unknown, list(known)) or known[0]}=…"
-            with two_lines():
-                raise RequestError(f"hpcddp.runtime takes no {unknown!r}", f"hpcddp.runtime({right})")
-        return function(*args, **kwargs)
-
-    return call
-
-
-@_with_its_words
 def runtime(
     global_batch: int | None = None,
     seed: int = 0,

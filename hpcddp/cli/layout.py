@@ -29,7 +29,7 @@ def build_parser() -> VerbParser:
         example="hpcddp layout --site abci3 --account GROUP --nodes 4 -- python train.py",
         exits=(2, 3),
     )
-    for option in ("--no-check", "--interactive", "--explain"):
+    for option in ("--no-check", "--explain"):
         parser.elsewhere[option] = "it is one of hpcddp render"
     printed = parser.add_argument_group("what is printed")
     printed.add_argument("--json", action="store_true", help="every rank as one JSON object, with the plan")

@@ -9,7 +9,6 @@ from collections.abc import Mapping
 from hpcddp.cli.parser import VerbParser
 from hpcddp.cli.request import read_plan, request_parser
 from hpcddp.cli.streams import tell_each, write_exactly
-from hpcddp.errors import RequestError
 from hpcddp.login.planning import remark_start
 from hpcddp.script.plan import JobPlan
 from hpcddp.script.render import render_script
@@ -30,15 +29,12 @@ def build_parser() -> VerbParser:
     parser = request_parser("render", _DESCRIPTION, example=_EXAMPLE, exits=(2, 3))
     printed = parser.add_argument_group("what is printed")
     printed.add_argument("--no-check", action="store_true", help="render without looking at files")
-    printed.add_argument("--interactive", action="store_true", help="also say what to type for a shell on these nodes")
     printed.add_argument("--explain", action="store_true", help="show what decided each value; prints no job script")
     return parser
 
 
 def run(args: argparse.Namespace, env: Mapping[str, str]) -> int:
     """The script is whole before its first byte is printed: half a script would be a job."""
-    if args.explain and args.interactive:
-        raise RequestError("--interactive goes with a job script, and --explain prints none", "leave out --interactive")
     plan = read_plan(args, env)
     if not args.no_check:
         _check_plan(plan, env)
@@ -51,10 +47,6 @@ def run(args: argparse.Namespace, env: Mapping[str, str]) -> int:
         text = render_script(plan)
         if not args.no_check:
             _check_script(plan, text, env)
-        if args.interactive:
-            from hpcddp.script.render import interactive_command
-
-            tell_each([f"for a shell on these nodes: {interactive_command(plan.site.scheduler, text)}"])
         write_exactly(text)
     return 0
 

@@ -10,8 +10,17 @@ from collections.abc import Mapping
 from hpcddp.batchplan import EXACT_METHODS
 from hpcddp.cli.parser import VerbParser
 from hpcddp.cli.streams import tell
-from hpcddp.errors import RequestError, find_missing_library
-from hpcddp.units import parse_count, read_number
+from hpcddp.errors import find_missing_library
+from hpcddp.units import read_number, wrong_number
+
+# Options with a whole number of 1 or more: the usual one, and what it is.
+_COUNTS = (
+    ("--epochs", 6, "passes over the data (default 6)"),
+    ("--global-batch", None, "samples per optimizer step over all ranks (default: the job plan's, else 64)"),
+    ("--max-micro-batch", None, "most samples per forward pass of one rank"),
+    ("--image-size", 32, "side of the images in pixels (default 32)"),
+    ("--limit-steps", None, "stop after N steps; the next start resumes"),
+)
 
 
 def build_parser() -> VerbParser:
@@ -25,39 +34,19 @@ def build_parser() -> VerbParser:
     )
     what = parser.add_argument_group("training")
     what.add_argument("--model", default="resnet18", metavar="NAME", help="any torchvision classification model")
-    what.add_argument("--image-size", type=_count, default=32, metavar="PIXELS", help="side of the images (default 32)")
-    what.add_argument("--epochs", type=_count, default=6, metavar="N", help="passes over the data (default 6)")
-    what.add_argument("--lr", type=_positive, default=0.05, metavar="X", help="first learning rate (default 0.05)")
+    for option, usual, text in _COUNTS:
+        what.add_argument(option, type=_count, default=usual, metavar="N", help=text)
     what.add_argument("--seed", type=_whole, default=0, metavar="N", help="of weights, order, shifts (default 0)")
-    what.add_argument(
-        "--global-batch",
-        type=_count,
-        metavar="N",
-        help="samples per optimizer step over all ranks (default: the job plan's, else 64)",
-    )
-    what.add_argument("--max-micro-batch", type=_count, metavar="N", help="most samples per forward pass of one rank")
-    what.add_argument("--limit-steps", type=_count, metavar="N", help="stop after N steps; the next start resumes")
-    what.add_argument(
-        "--exact",
-        nargs="?",
-        const=EXACT_METHODS[0],
-        choices=EXACT_METHODS,
-        help="the same weights, bit for bit, on any number of ranks (default method: tree)",
-    )
-    what.add_argument(
-        "--parallel",
-        metavar="P",
-        help="how the ranks split the model: ddp (each has all of it), zero1, fsdp, hsdp, or a mesh such as"
-        " data=-1,shard=8 (default: the job file's, else ddp)",
-    )
+    what.add_argument("--lr", type=_positive, default=0.05, metavar="X", help="first learning rate (default 0.05)")
+    exact = "the same weights, bit for bit, on any number of ranks (default method: tree)"
+    what.add_argument("--exact", nargs="?", const=EXACT_METHODS[0], choices=EXACT_METHODS, help=exact)
+    splits = "how the ranks split the model: ddp (each has all of it), zero1, fsdp, hsdp, or a mesh such as"
+    splits += " data=-1,shard=8 (default: the job file's, else ddp)"
+    what.add_argument("--parallel", metavar="P", help=splits)
     run = parser.add_argument_group("run")
     run.add_argument("--run-dir", metavar="DIR", help="the run folder (default: the job's, else runs/digits)")
-    run.add_argument(
-        "--save-every",
-        type=lambda text: read_number(text) or text,
-        metavar="STEPS|TIME",
-        help="how often: 500 (steps), or 30m (default: at the end of each epoch, and after 10m)",
-    )
+    often = "how often: 500 (steps), or 30m (default: at the end of each epoch, and after 10m)"
+    run.add_argument("--save-every", type=lambda text: read_number(text) or text, metavar="STEPS|TIME", help=often)
     return parser
 
 
@@ -88,15 +77,12 @@ def _positive(text: str) -> float:
     return number
 
 
-def _whole(text: str) -> int:
+def _whole(text: str, least: int = 0) -> int:
     number = read_number(text)
-    if number is None:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 0 on")
+    if number is None or number < least:
+        raise argparse.ArgumentTypeError(f"{text!r} {wrong_number(text, least)}")
     return number
 
 
 def _count(text: str) -> int:
-    try:
-        return parse_count(text, "value")
-    except RequestError as error:
-        raise argparse.ArgumentTypeError(error.message) from error
+    return _whole(text, least=1)

@@ -106,7 +106,6 @@ SCHEDULER = Scheduler(
         dependencies=("afterany",),  # -hold_jid waits for a job's end, whatever its status
         bare_dependency=True,
         joined="-v",
-        batch_only=r"-([jorhtS]|tc|cwd)\b",
     ),
     variables=Variables(
         prefixes=("SGE_", "PE_HOSTFILE", "NSLOTS", "NHOSTS", "JOB_ID"),

@@ -385,7 +385,6 @@ SCHEDULER = Scheduler(
         array_reruns=True,
         name_limits={"": 230, "nodes": 15},  # measured on OpenPBS 23.06; Torque's limit is 15
         joined="-v",  # PBS keeps the last of several
-        batch_only=r"-[jorkhJmM]\b",
         chunks=True,
         reservation_is_queue=True,
         home_output=r"-k *[oe]{1,2}",  # with a d it is written where it belongs

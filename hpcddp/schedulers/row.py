@@ -62,7 +62,6 @@ class Directives(Record):
     bare_dependency: bool = False  # whether job ids stand there without their kind
     name_limits: Mapping[str, int] = _NO_LIMITS  # a site's `size` -> the longest job name; "": any other size
     joined: str = ""  # the option that may stand once only, so that its values become one list with commas
-    batch_only: str = ""  # pattern of the options that an interactive job does not take
     chunks: bool = (
         False  # whether constraints and the site's own words are part of the size, as in PBS's select, with their place
     )
@@ -216,7 +215,7 @@ class Commands(Record):
     submitted: str = ""  # pattern of the line in which it says the job's id, the pattern's first group
     of_index: str = "{job}_{index}"  # the id of one job of an array, where the array's own has no `[]` for the index
     stop: tuple[str, ...] = ()  # asks the job {job}, which runs, to end by itself; (): only the run folder can
-    interactive: tuple[str, ...] = ()  # asks for a shell on the nodes of a job
+    interactive: tuple[str, ...] = ()  # asks for a shell in an allocation
     version: str = ""  # what `SUBMIT --version` says, where several schedulers have a command of that name
     identified: bool = True  # whether the submit command on PATH shows this scheduler
     state: tuple[str, ...] = ()  # asks for one job, whose id goes in place of {}; (): `jobs` does

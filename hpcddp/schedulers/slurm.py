@@ -333,7 +333,6 @@ SCHEDULER = Scheduler(
         mail={"begin": "BEGIN", "end": "END", "fail": "FAIL"},
         mail_separator=",",
         array_limit="%{}",
-        batch_only=r"--(output|requeue|no-requeue|array|hold|signal)\b",
     ),
     variables=Variables(
         prefixes=("SLURM_", "SLURMD_"),

@@ -7,9 +7,8 @@ import re
 
 import jinja2
 
-from hpcddp.errors import RequestError, SiteError
+from hpcddp.errors import SiteError
 from hpcddp.ranks.launchers import LAUNCHERS
-from hpcddp.schedulers.registry import find_scheduler
 from hpcddp.script.jobplan import WARNING
 from hpcddp.script.plan import JobPlan
 from hpcddp.script.scheduler_options import check_script
@@ -67,18 +66,3 @@ def _check_printed(value: object) -> object:
     if value is None or isinstance(value, (tuple, dict)):
         raise jinja2.TemplateRuntimeError(f"a template prints {value!r}, which is no single value")
     return value
-
-
-# The command for a shell on the nodes that a script asks for: its directives, without those of batch jobs.
-
-
-def interactive_command(name: str, script: str) -> str:
-    """One line to type, for the scheduler of that name. Raises RequestError where there are no interactive jobs."""
-    scheduler = find_scheduler(name)
-    program, left_out = scheduler.commands.interactive, scheduler.directives.batch_only
-    if not program:
-        raise RequestError(f"{scheduler.title} has no interactive jobs", "run the command itself")
-    prefix = f"{scheduler.directives.prefix} "
-    options = [line.removeprefix(prefix) for line in script.splitlines() if line.startswith(prefix)]
-    shown = [option for option in options if not (left_out and re.match(left_out, option))]
-    return quote_words([*program, *(word for option in shown for word in option.split(" "))])

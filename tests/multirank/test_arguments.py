@@ -1,4 +1,4 @@
-"""Arguments reach a program byte for byte, also through a launcher that fills `$NAME` in them."""
+"""Arguments reach a program byte for byte, also through a launcher that fills `$NAME` in them; its rank is known."""
 
 from __future__ import annotations
 
@@ -12,7 +12,11 @@ import pytest
 pytestmark = pytest.mark.multirank
 
 ARGUMENTS = ["$$", "${local_rank}", "$local_rank", "$HOME", "${x}", "$", "$$$", "it's", "a b", "{{x}}", "\\$", "é"]
-PROGRAM = "import json, os, sys; open('said-' + os.environ['RANK'], 'w').write(json.dumps(sys.argv[1:]))"
+PROGRAM = """
+import hpcddp, json, os, sys
+here = hpcddp.env()
+open('said-' + os.environ['RANK'], 'w').write(json.dumps([here.launcher, here.rank, *sys.argv[1:]]))
+"""
 
 
 @pytest.mark.parametrize("launcher", ["torchrun", "openmpi"])
@@ -25,4 +29,4 @@ def test_every_argument_is_as_it_was_typed(launcher: str, tmp_path: Path) -> Non
     done = subprocess.run(["bash"], input=script, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     for rank in (0, 1):
-        assert json.loads((tmp_path / f"said-{rank}").read_text()) == ARGUMENTS
+        assert json.loads((tmp_path / f"said-{rank}").read_text()) == [launcher, rank, *ARGUMENTS]

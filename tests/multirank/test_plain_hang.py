@@ -24,6 +24,8 @@ CAUSE = (
     r" others wait for it at plain_hang\.py:\d+, in main: dist\.all_reduce\(torch\.ones\(1\)\) \(in all_reduce\)"
 )
 
+LIMITS = {"HPCDDP_WATCHDOG": "1", "HPCDDP_WATCHDOG_END": "3"}
+
 
 @pytest.fixture
 def launch(run: Callable[..., Any], programs: Path, tmp_path: Path) -> Launch:
@@ -38,7 +40,11 @@ def launch(run: Callable[..., Any], programs: Path, tmp_path: Path) -> Launch:
 
 @pytest.mark.parametrize(
     ("flavour", "launcher"),
-    [("openmpi5", ""), pytest.param("mpich", "", marks=pytest.mark.slow), ("openmpi5", "torchrun")],
+    [
+        ("openmpi5", ""),
+        pytest.param("mpich", "", marks=pytest.mark.slow),
+        pytest.param("openmpi5", "torchrun", marks=pytest.mark.slow),
+    ],
     indirect=["flavour"],
 )
 def test_a_plain_script_that_hangs_is_ended_with_the_missing_rank_as_its_cause(
@@ -48,17 +54,13 @@ def test_a_plain_script_that_hangs_is_ended_with_the_missing_rank_as_its_cause(
         flavour._replace(launcher=launcher or flavour.launcher),
         "waits",
         600,
-        HPCDDP_WATCHDOG="1",
-        HPCDDP_WATCHDOG_END="3",
+        **LIMITS,
     )
     assert done.returncode not in {0, 2}, done.stderr
     assert "no progress for 1 s. The ranks stand at:\n" in done.stderr
     says = r"have waited for each other for 3 s, at different lines: rank 1(, after 1 collective,)? at plain_hang"
     assert re.search(says, done.stderr), done.stderr
     assert re.search(f"hpcddp: {CAUSE}: the other ranks are ended", done.stderr), done.stderr
-
-
-LIMITS = {"HPCDDP_WATCHDOG": "1", "HPCDDP_WATCHDOG_END": "3"}
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import sys
 
 import pytest
@@ -67,17 +66,6 @@ def test_each_launcher_that_can_be_asked_for_runs(flavour, run, programs, tmp_pa
         assert report["hpcddp"] == {"launcher": flavour.launcher, **report["mpi"]}
 
 
-def test_torchrun_can_be_asked_for(run, programs, tmp_path):
-    whoami = [sys.executable, programs / "whoami.py", tmp_path, "torchrun"]
-    done = run([*RENDER, "--launcher", "torchrun", "--", *whoami])
-    done = run(["bash"], stdin=done.stdout, cwd=tmp_path)
-    assert done.returncode == 0, done.stdout + done.stderr
-    for rank in range(2):
-        report = json.loads((tmp_path / f"rank-{rank}.json").read_text())
-        assert report["hpcddp"]["launcher"] == "torchrun"
-        assert report["hpcddp"]["rank"] == report["exported"]["rank"] == rank
-
-
 def test_the_scripts_status_is_the_commands(script, openmpi5, run, tmp_path):
     reader = "set -o pipefail; bash | tee log"
     done = run(["bash", "-c", reader], stdin=script("sh", "-c", "exit 3"), cwd=tmp_path, env=openmpi5.env)
@@ -107,17 +95,13 @@ with hpcddp.runtime() as rt:
 def test_a_job_of_a_shell_script_is_compared_by_its_own_words_and_an_edited_job_script_keeps_its_run(
     openmpi5, run, tmp_path
 ):
-    """Its two processes train in one folder: the second finds what the first has finished."""
     (tmp_path / "train.py").write_text(TRAIN)
-    (tmp_path / "run.sh").write_text("set -e\npython train.py\npython train.py\n")
+    (tmp_path / "run.sh").write_text("python train.py\n")
     render = ["hpcddp", "render", "--site", "local", "--nodes", "1", "--ranks-per-node", "1"]
     text = run([*render, "--", "bash", "run.sh", "--lr", "0.1"], cwd=tmp_path).stdout
     done = run(["bash"], stdin=text, cwd=tmp_path, env=openmpi5.env)
     assert done.returncode == 0, done.stdout + done.stderr
-    told = sorted(set(re.findall(r"run runs/run-lr0\.1: .*", done.stdout + done.stderr)))
-    assert len(told) == 2
-    assert re.search("finished at step 2 on .* by a process of this job .* is left of the 1 epoch asked for; ", told[0])
-    assert told[1] == "run runs/run-lr0.1: new"
+    assert "run runs/run-lr0.1: new\n" in done.stdout + done.stderr
     recorded = json.loads((tmp_path / "runs/run-lr0.1/settings.json").read_text())["settings"]
     assert recorded["run"]["command"] == ["bash", "run.sh", "--lr", "0.1"]
     assert sorted(recorded["script"]) == ["run.sh", "train.py"]

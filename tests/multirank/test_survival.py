@@ -91,7 +91,7 @@ SIGNAL = "[ ! -e runs/t/checkpoints ] || kill -TERM $PPID; exit 0"
 
 
 def test_a_signal_during_the_recovery_leaves_the_run_unfinished(job: Job):
-    state = job.train("kill", 1, "max_restarts=1", f"preflight={SIGNAL}")
+    state = job.train("kill", 0, "max_restarts=1", f"preflight={SIGNAL}", ranks=1)
     assert job.status == 137, job.said
     assert "the nodes are checked before the ranks are started" in job.said
     assert "SIGTERM came after the ranks had ended: they are not started again" in job.said

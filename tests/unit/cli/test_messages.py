@@ -83,8 +83,6 @@ def typed(tmp_path, monkeypatch, capsys):
         ("sites page", "hpcddp sites page needs a site's name", "hpcddp sites page NAME"),
         ("sites --file x", "--file goes with hpcddp sites new", "hpcddp sites new NAME --file x"),
         ("-V x", "hpcddp -V takes no further word, got 'x'", "hpcddp -V"),
-        ("render --site local --explain --interactive -- true",
-         "--interactive goes with a job script, and --explain prints none", "leave out --interactive"),
         ("layout --no-check -- true", "hpcddp layout has no option --no-check: it is one of hpcddp render",
          "leave out --no-check"),
         ("render --site generic-slurm --gpus-per-node 1 --cpus-per-rank 8 --walltime 1h --set array=1-1000000000"

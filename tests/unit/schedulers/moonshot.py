@@ -53,7 +53,6 @@ SCHEDULER = Scheduler(
         submit=("msub",),
         cancel=("mdel",),
         follow=("msub", "--after={job}", "{script}"),
-        interactive=("mshell", "--now"),
         state=("mstat", "{}"),
         parse_job=parse_job,
         survey=(("mqueues",),),

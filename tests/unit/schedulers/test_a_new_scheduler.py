@@ -121,14 +121,12 @@ def test_what_it_cannot_do_is_refused_by_its_row_and_the_pipe_is_refused_by_its_
     assert "#MOON hpcddp-render-failed\n" in done.stdout
 
 
-def test_layout_explain_and_the_interactive_form_know_it(moon):
+def test_layout_and_explain_know_it(moon):
     layout = json.loads(moon("layout", *ASKED, "--nodes", "3", "--json", "--", "true").stdout)
     assert (layout["plan"]["scheduler"], len(layout["ranks"])) == ("moonshot", 12)
     explained = moon("render", *ASKED, "--explain", "--", "true").stdout
-    assert re.search(r"^#MOON --nodes=1:4 +\| default: 1; default: one per GPU$", explained, re.MULTILINE)
+    assert re.search(r"^ranks_per_node +4 +default: one per GPU$", explained, re.MULTILINE)
     assert "#MOON hpcddp-explains-and-queues-nothing\n" in explained
-    shell = moon("render", *ASKED, "--name", "true", "--set", "output=x", "--interactive", "--", "true")
-    assert "mshell --now --name=true --nodes=1:4 --time=01:00:00\n" in shell.stderr
 
 
 def test_its_sites_are_listed_shown_and_started(moon, tmp_path):
@@ -169,10 +167,9 @@ def test_a_row_that_says_next_to_nothing_is_enough_to_render(run, repo, tmp_path
     for words in (["render", *ASKED, "--nodes", "3"], ["layout", *ASKED]):
         done = hpcddp(*words, "--", "true")
         assert done.returncode == 0, done.stderr
-    for more in (["--interactive"], ["--set", "hold=true"]):
-        done = hpcddp("render", *ASKED, *more, "--", "true")
-        assert (done.returncode, done.stderr.count("hint: ")) == (2, 1), done.stderr
-        assert "Traceback" not in done.stderr
+    done = hpcddp("render", *ASKED, "--set", "hold=true", "--", "true")
+    assert (done.returncode, done.stderr.count("hint: ")) == (2, 1), done.stderr
+    assert "Traceback" not in done.stderr
 
 
 def test_a_template_without_a_block_that_the_job_needs_is_an_error_that_names_it(run, repo, tmp_path):

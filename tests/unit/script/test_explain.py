@@ -72,4 +72,3 @@ def test_it_is_printed_when_asked_for(capsys):
     request = ["--site", "generic-pbs", "--gpus-per-node", "1", "--cpus-per-rank", "2", "--walltime", "1:00:00"]
     assert main(["render", "--explain", "--no-check", *request, "--", "true"]) == 0
     assert "  --walltime\n" in capsys.readouterr().out
-    assert main(["render", "--explain", "--interactive", *request, "--", "true"]) == 2

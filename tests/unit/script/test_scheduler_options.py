@@ -9,7 +9,7 @@ import pytest
 from hpcddp.errors import RequestError, SiteError
 from hpcddp.schedulers.registry import scripted_schedulers
 from hpcddp.script.plan import plan_job
-from hpcddp.script.render import interactive_command, render_script
+from hpcddp.script.render import render_script
 from hpcddp.script.site import Account
 from hpcddp.script.site_file import load_site
 from hpcddp.script.spec import read_spec
@@ -323,21 +323,6 @@ def test_a_torque_name_is_short():
     asked = {"gpus_per_node": "0", "cpus_per_rank": "1", "walltime": "1:00:00"}
     job = plan("generic-torque", **asked, name="a" * 20)
     assert (len(job.job_name), job.job_name[:9], job.name) == (15, "aaaaaaaa_", "a" * 20)
-
-
-@pytest.mark.parametrize(
-    ("site", "command"),
-    [
-        ("abci3", "qsub -I -N train -P gabc12345 -q rt_HF -l select=1:mpiprocs=8:ompthreads=12 -l walltime=01:00:00"),
-        (
-            "generic-slurm",
-            "salloc --job-name=train --nodes=1 --ntasks-per-node=2 --cpus-per-task=8 --gpus-per-node=2 --time=01:00:00",
-        ),
-        ("generic-gridengine", "qrsh -N train -pe mpi 16 -l h_rt=01:00:00"),
-    ],
-)
-def test_the_same_nodes_can_be_had_for_a_shell(site, command):
-    assert interactive_command(plan(site).site.scheduler, script(site)) == command
 
 
 @pytest.mark.parametrize("where", ["--set directives", "directives in job.yaml"])

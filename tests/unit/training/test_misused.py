@@ -16,20 +16,6 @@ from hpcddp.errors import RequestError
 from .toy_loop import make_data, make_model, prepare_toy
 
 
-@pytest.mark.parametrize(
-    ("word", "hint"),
-    [
-        ("batch_size", "hpcddp.runtime(global_batch=256)"),
-        ("accumulate", "hpcddp.runtime(global_batch=256, max_micro_batch=32)"),
-        ("globalbatch", "hpcddp.runtime(global_batch=…)"),
-    ],
-)
-def test_another_word_for_an_option_of_the_runtime_is_answered_with_ours(word: str, hint: str) -> None:
-    with pytest.raises(RequestError, match=f"hpcddp.runtime takes no '{word}'") as told:
-        hpcddp.runtime(**{word: 8})  # type: ignore[arg-type]
-    assert told.value.hint == hint
-
-
 def test_the_loader_and_the_runtime_say_what_a_script_asks_of_a_data_loader_and_a_group() -> None:
     with hpcddp.runtime(max_micro_batch=2) as rt:
         loader = prepare_toy(rt).loader

@@ -52,7 +52,7 @@ def test_a_thread_that_stands_at_work_or_at_a_checkpoint_s_files_uses_its_time_a
     wait_until(lambda: page.read_place().text)
     assert "rank.py:5" in page.read_place().text
     before = page.read()
-    wait_until(lambda: page.read().uses > before.uses + 3)
+    wait_until(lambda: page.read().uses > before.uses)
     assert page.read().moves == before.moves
 
 
@@ -64,13 +64,13 @@ def test_a_thread_that_stands_and_uses_nothing_says_neither_and_whether_it_waits
     wait_until(lambda: page.read_place().text)
     assert page.read_place().waits == waits
     before = page.read()
-    wait_until(lambda: page.read().looks > before.looks + 3)
+    wait_until(lambda: page.read().looks > before.looks + 1)
     assert (page.read().moves, page.read().uses) == (before.moves, before.uses)
 
 
 def test_a_thread_whose_lines_change_moves(rank: Callable[[str], Page]):
     page = rank(WORK)
-    wait_until(lambda: page.read().moves > 3)
+    wait_until(lambda: page.read().moves > 1)
 
 
 def test_a_rank_ends_itself_where_the_process_beside_it_is_stopped(
@@ -81,6 +81,6 @@ def test_a_rank_ends_itself_where_the_process_beside_it_is_stopped(
     (tmp_path / "rank.py").write_text(BEATS.format(SLEEP))
     rank = start_python(tmp_path, "rank.py", **{VARIABLE: page.path})
     page.write_lease(time.monotonic() + 1000)
-    wait_until(lambda: page.read().looks >= 3)
+    wait_until(lambda: page.read().looks)
     page.write_lease(time.monotonic() - 1)
     assert rank.wait() == -signal.SIGKILL
