@@ -95,13 +95,14 @@ _EXAMPLE = {
 
 
 def list_mistakes() -> str:
-    return "| mistake | when | what to write |\n|---|---|---|\n" + "".join(map(_mistake, MISTAKES))
+    rows = (_mistake(name, row) for name, row in MISTAKES.items())
+    return "| mistake | when | what to write |\n|---|---|---|\n" + "".join(rows)
 
 
-def _mistake(mistake: Mistake) -> str:
+def _mistake(name: str, mistake: Mistake) -> str:
     remedy = mistake.remedy.format(**_EXAMPLE)
     code = f"`` {remedy} ``" if "`" in remedy else f"`{remedy}`"
-    cells = (f"`{mistake.name}`", mistake.condition, code)
+    cells = (f"`{name}`", mistake.condition, code)
     return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |\n"
 
 

@@ -19,11 +19,10 @@ _SEARCH = "model = rt.wrap(model, find_unused_parameters=True), then " + _PREPAR
 class Mistake(NamedTuple):
     """One row. `message` and `remedy` are format strings; `cost` is what looking for it takes."""
 
-    name: str
     condition: str  # as the page says it
     message: str
     remedy: str
-    cost: str
+    cost: str = "one comparison per step"
 
     def error(self, **values: object) -> RequestError:
         """What is raised, with these values in its two lines."""
@@ -33,36 +32,30 @@ class Mistake(NamedTuple):
 # ---- batches and micro batches
 
 BATCH_UNPACKED = Mistake(
-    name="batch-unpacked",
     condition="with `max_micro_batch` or `exact`, a batch of the loader is unpacked, indexed or counted",
     message="this batch is several micro batches (max_micro_batch or exact mode), and the loop used it as one",
     remedy=_MICRO_LOOP,
     cost="none",
 )
 BACKWARD_OUTSIDE = Mistake(
-    name="backward-outside",
     condition="`rt.backward` is called outside the loop over the training loader",
     message="rt.backward(loss) came outside the loop over the training loader{when}",
     remedy="for x, y in loader: …, with the loader that rt.prepare returned for its first DataLoader",
     cost="one comparison per backward pass",
 )
 MICRO_LOOP_MISSING = Mistake(
-    name="micro-loop-missing",
     condition="with `max_micro_batch` or `exact`, `rt.backward` is called outside `rt.micro_batches(batch)`",
     message="rt.backward(loss) came outside rt.micro_batches(batch), which this run needs (max_micro_batch or exact)",
     remedy=_MICRO_LOOP,
     cost="one comparison per backward pass",
 )
 OTHER_BATCH = Mistake(
-    name="other-batch",
     condition="with `max_micro_batch` or `exact`, `rt.micro_batches` is given another batch than the one that the loop"
     " is at",
     message="rt.micro_batches(batch) was given another batch than the one that the loop is at",
     remedy="for batch in loader: for x, y in rt.micro_batches(batch): …",
-    cost="one comparison per step",
 )
 MICRO_BATCH_LEFT_OUT = Mistake(
-    name="micro-batch-left-out",
     condition="some micro batches of a pass have a backward pass and others have none, or the pass is left early",
     message="{done} of the {all} micro batches of this batch had rt.backward(loss): the samples of the others would"
     " count without a gradient",
@@ -71,16 +64,13 @@ MICRO_BATCH_LEFT_OUT = Mistake(
     cost="one comparison per micro batch",
 )
 BATCH_WITHOUT_BACKWARD = Mistake(
-    name="batch-without-backward",
     condition="the next batch is taken, and this one had no `rt.backward`",
     message="a batch of the training loader had no rt.backward(loss){beside}",
     remedy="rt.backward(loss) in place of loss.backward(), in each batch and on every rank; to leave a step out: leave"
     " out optimizer.step(), then optimizer.zero_grad(); to read the data only: a second DataLoader(data, …) for it,"
     " given to rt.prepare too",
-    cost="one comparison per step",
 )
 GRADIENTS_CHANGED = Mistake(
-    name="gradients-changed",
     condition="gradients are cleared, clipped or otherwise changed inside `rt.micro_batches(batch)`",
     message="gradients were cleared or changed inside rt.micro_batches(batch): they are complete behind that loop",
     remedy="optimizer.zero_grad() before `for x, y in rt.micro_batches(batch)`; clip_grad_norm_ and optimizer.step()"
@@ -91,7 +81,6 @@ GRADIENTS_CHANGED = Mistake(
 # ---- two training loaders
 
 SHARES_DIFFER = Mistake(
-    name="shares-differ",
     condition="a loss over batches of two training loaders, whose shares on the ranks are not in proportion",
     message="rt.backward(loss) got one loss for {first} samples and the {second} of training loader {number}, and their"
     " shares on {ranks} ranks are not in proportion: one of them would weigh too much",
@@ -100,7 +89,6 @@ SHARES_DIFFER = Mistake(
     cost="a few whole numbers per backward pass, where there are two loaders",
 )
 COUNTS_OF_TWO = Mistake(
-    name="counts-of-two",
     condition="a loss over batches of two training loaders, one of which has `count=`",
     message="rt.backward(loss) got one loss for batches of two training loaders, and nobody knows whether what counts"
     " in them (count=) is in proportion on the ranks",
@@ -108,7 +96,6 @@ COUNTS_OF_TWO = Mistake(
     cost="one comparison per backward pass, where there are two loaders",
 )
 OF_UNKNOWN = Mistake(
-    name="of-unknown",
     condition="`rt.backward(loss, of=…)` or `rt.mean(loss, of=…)` is given what is no batch of this step, and no tensor"
     " of one; or no `of` where the run has two training loaders in micro batches",
     message="of= is no batch of this step, and no tensor in one (a copy is another object)",
@@ -117,77 +104,61 @@ OF_UNKNOWN = Mistake(
     cost="one comparison for each tensor of the step's batches, where of= is given",
 )
 MICRO_LOOPS_MIXED = Mistake(
-    name="micro-loops-mixed",
     condition="a loop over `rt.micro_batches` begins inside another one",
     message="a loop over rt.micro_batches began inside another one",
     remedy="one after the other: for x, y in rt.micro_batches(batch): rt.backward(…), then for u in"
     " rt.micro_batches(more): rt.backward(…)",
-    cost="one comparison per step",
 )
 
 # ---- steps
 
 STEP_IN_BACKWARD = Mistake(
-    name="step-in-backward",
     condition="an optimizer steps inside a backward pass",
     message="this {kind} steps inside the backward pass, before the ranks have averaged its gradients",
     remedy="optimizer.step() after rt.backward(loss), without a hook that steps",
-    cost="one comparison per step",
 )
 STEP_EARLY = Mistake(
-    name="step-early",
     condition="an optimizer steps inside `rt.micro_batches(batch)`",
     message="{kind}.step() came inside rt.micro_batches(batch): the gradients are complete behind that loop",
     remedy="for x, y in rt.micro_batches(batch): rt.backward(loss_fn(model(x), y)), then optimizer.step()",
-    cost="one comparison per step",
 )
 STEP_AGAIN = Mistake(
-    name="step-again",
     condition="an optimizer steps twice on one gradient, or without any `rt.backward`",
     message="{kind}.step() came without a new rt.backward(loss) since its last one",
     remedy="rt.backward(loss) in place of loss.backward(), then optimizer.step() once",
-    cost="one comparison per step",
 )
 STEP_LEFT = Mistake(
-    name="step-left",
     condition="an optimizer's step raises, and the script goes on",
     message="a step of this {kind} was left by an exception, and the script went on: some of its weights may have"
     " moved, on this rank only",
     remedy="let the exception end the script: the same command again resumes from the newest checkpoint",
-    cost="one comparison per step",
 )
 STEP_ON_CLEARED = Mistake(
-    name="step-on-cleared",
     condition="gradients are cleared between `rt.backward` and the step",
     message="{kind}.step() came after the gradients of rt.backward(loss) were cleared",
     remedy="optimizer.zero_grad() before rt.backward(loss), or after optimizer.step()",
     cost="one gradient is looked at per step",
 )
 STEP_ON_SEVERAL = Mistake(
-    name="step-on-several",
     condition="an optimizer steps on the gradients of several batches: those of an earlier one were neither stepped on"
     " nor cleared",
     message="{kind}.step() came with the gradients of an earlier batch still in the sum: one batch is one step",
     remedy="to accumulate n batches of b samples: DataLoader(data, batch_size=n * b) and"
     " hpcddp.runtime(max_micro_batch=b); to leave a step out: optimizer.zero_grad()",
-    cost="one comparison per step",
 )
 NEVER_STEPPED = Mistake(
-    name="never-stepped",
     condition="an attempt of several batches ends, and no optimizer has stepped",
     message="{batches} batches had rt.backward(loss), and no optimizer of the run has stepped",
     remedy="optimizer.step() in each batch, with the optimizer that rt.prepare was given",
     cost="one comparison per attempt",
 )
 STEP_NOT_PREPARED = Mistake(
-    name="step-not-prepared",
     condition="an optimizer with parameters of a prepared model steps, and was not prepared itself",
     message="this {kind} steps a prepared model, and was not prepared itself: no checkpoint has its state",
     remedy=_PREPARE + ", with all optimizers: also one that another one steps, as optimizer.base_optimizer",
     cost="one look-up per step",
 )
 SCHEDULER_NOT_PREPARED = Mistake(
-    name="scheduler-not-prepared",
     condition="an optimizer has a scheduler that was not prepared (`ReduceLROnPlateau` leaves no trace: `hpcddp verify`"
     " finds it)",
     message="the {kind} has a scheduler that was not prepared: a resumed run would begin its schedule anew",
@@ -195,14 +166,12 @@ SCHEDULER_NOT_PREPARED = Mistake(
     cost="one look per attempt",
 )
 SCALER_NOT_PREPARED = Mistake(
-    name="scaler-not-prepared",
     condition="`rt.backward` is given a gradient scaler that was not prepared",
     message="the gradient scaler was not prepared: no checkpoint has its scale",
     remedy="model, optimizer, scaler, loader = rt.prepare(model, optimizer, scaler, loader)",
     cost="one comparison per backward pass",
 )
 SCALER_MISSING = Mistake(
-    name="scaler-missing",
     condition="a gradient scaler was prepared, and `rt.backward` is called without it",
     message="the run has a gradient scaler, and rt.backward(loss) came without it",
     remedy="rt.backward(loss, scaler=scaler), with the loss as it is, not scaler.scale(loss)",
@@ -212,14 +181,12 @@ SCALER_MISSING = Mistake(
 # ---- models
 
 PARAMETERS_FOREIGN = Mistake(
-    name="parameters-foreign",
     condition="an optimizer has parameters of no prepared model, or got some after `rt.prepare`",
     message="{count} of the parameters of a {kind} belong to no model that rt.prepare was given",
     remedy="give the model all its layers, and the optimizer all its groups, before " + _PREPARE,
     cost="one count per step",
 )
 LAYER_UNFROZEN = Mistake(
-    name="layer-unfrozen",
     condition="a layer that required no gradient at `rt.prepare` requires one at a step",
     message="{name} requires a gradient, and did not at rt.prepare: the ranks' gradients would not be averaged",
     remedy="model.requires_grad_(True) before rt.prepare; for a layer that is trained later, a group of the optimizer"
@@ -227,7 +194,6 @@ LAYER_UNFROZEN = Mistake(
     cost="one look at each frozen parameter per step",
 )
 LAYER_UNUSED = Mistake(
-    name="layer-unused",
     condition="on several ranks, a backward pass does not reach all parameters of a model, or one was frozen after"
     " `rt.prepare`",
     message="rt.backward(loss) did not reach all parameters of the {kind}: {name}, so the ranks' gradients were not"
@@ -236,7 +202,6 @@ LAYER_UNUSED = Mistake(
     cost="none: DDP says that a gradient is missing",
 )
 LAYER_REPLACED = Mistake(
-    name="layer-replaced",
     condition="on several ranks, a layer of a model is replaced after `rt.prepare`",
     message="{name} of the {kind} was replaced after rt.prepare: the ranks' gradients of what came in its place would"
     " not be averaged",
@@ -244,7 +209,6 @@ LAYER_REPLACED = Mistake(
     cost="the names of the parameters are compared in the first two steps",
 )
 MODEL_TWICE = Mistake(
-    name="model-twice",
     condition="on several ranks, a model is reached by two backward passes after one call, as by two forward passes"
     " before two backward passes",
     message="rt.backward(loss) reached the {kind} again since its last call: the ranks' gradients would not be"
@@ -253,7 +217,6 @@ MODEL_TWICE = Mistake(
     cost="one comparison per backward pass",
 )
 MODEL_UNWRAPPED = Mistake(
-    name="model-unwrapped",
     condition="on several ranks, a backward pass reaches a model that was not called through what `rt.prepare`"
     " returned",
     message="rt.backward(loss) reached the {kind}, but not through the model that rt.prepare returned: the ranks'"
@@ -262,7 +225,6 @@ MODEL_UNWRAPPED = Mistake(
     cost="one comparison per backward pass",
 )
 NO_SYNC = Mistake(
-    name="no-sync",
     condition="on several ranks, the model is called in `model.no_sync()`",
     message="the model was called in model.no_sync(), or rt.backward(loss) came in it: the ranks' gradients were not"
     " averaged",
@@ -273,7 +235,6 @@ NO_SYNC = Mistake(
 # ---- epochs
 
 NONE_LEFT = Mistake(
-    name="none-left",
     condition="a second `rt.epochs(count)` or `rt.batches(steps)` has nothing left, since it counts from the start of"
     " the run",
     message="rt.{unit}({count}) came after rt.{unit}({most}), and {over} are over: it counts from the start of the run,"
@@ -282,7 +243,6 @@ NONE_LEFT = Mistake(
     cost="one comparison per loop",
 )
 LOADER_UNUSED = Mistake(
-    name="loader-unused",
     condition="an epoch of `rt.epochs` ends, and no loop over the training loader has begun",
     message="an epoch of rt.epochs() ended, and no loop over the training loader has begun: a loop over another one"
     " gives each rank all of the data, and none of its steps is counted",
@@ -290,14 +250,12 @@ LOADER_UNUSED = Mistake(
     cost="one comparison per epoch",
 )
 EPOCH_OUTSIDE = Mistake(
-    name="epoch-outside",
     condition="a second epoch begins outside `rt.epochs`",
     message="a second epoch began outside of rt.epochs(): a resumed run would not know how many are left",
     remedy="for epoch in rt.epochs(10): for x, y in loader: …; or for x, y in rt.batches(10_000): …, for so many steps",
     cost="one comparison per loop",
 )
 LOOP_TWICE = Mistake(
-    name="loop-twice",
     condition="a second loop over the loader begins in an epoch of `rt.epochs` after its last batch",
     message="a second loop over the loader began in epoch {epoch} of rt.epochs(), after its last batch: a resumed run"
     " would not know of it",
@@ -306,4 +264,5 @@ LOOP_TWICE = Mistake(
     cost="one comparison per loop",
 )
 
-MISTAKES = tuple(row for row in list(globals().values()) if isinstance(row, Mistake))
+#: By the name that the page has, which is that of the row here.
+MISTAKES = {name.lower().replace("_", "-"): row for name, row in list(globals().items()) if isinstance(row, Mistake)}

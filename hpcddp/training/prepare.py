@@ -55,22 +55,12 @@ _KINDS = {nn.Module: "model", Optimizer: "optimizer", LRScheduler: "scheduler", 
 
 def check_objects(objects: Sequence[Any]) -> None:
     """RequestError for objects that a run cannot take over."""
-    if not objects:
-        raise RequestError(
-            "rt.prepare() was given nothing", "model, optimizer, loader = rt.prepare(model, optimizer, loader)"
-        )
     for thing in objects:
-        if isinstance(thing, Dataset):
-            raise RequestError(
-                f"rt.prepare was given a data set, {type(thing).__name__}",
-                "give it a DataLoader, or make one with rt.loader(dataset)",
-            )
-        if isinstance(thing, DataLoader):
-            continue
-        if not (hasattr(thing, "state_dict") and hasattr(thing, "load_state_dict")):
+        has_state = hasattr(thing, "state_dict") and hasattr(thing, "load_state_dict")
+        if not has_state and not isinstance(thing, DataLoader):
             raise RequestError(
                 f"rt.prepare was given a {type(thing).__name__}, which has no state_dict() and load_state_dict()",
-                "give it models, optimizers, schedulers, scalers, DataLoaders, and what else has both methods",
+                "give it models, optimizers, schedulers, scalers, what else has both methods, and data in a DataLoader",
             )
 
 
@@ -192,16 +182,15 @@ class Preparation:
     ) -> None:
         """`planned` is called with the plan of the global batch; `until_end` is closed when the body ends."""
         self._setup, self._group, self._layout, self._options = setup, setup.group, setup.layout, setup.options
-        self._exact = setup.options.exactness is not None
         self._gradients, self._loop, self._saves = gradients, loop, saves
-        self._models, self._data = saves.models, saves.data
+        self._models, self._data, self._trial = saves.models, saves.data, setup.trial
         self._planned, self._until_end = planned, until_end
         self._position: dict[str, int] | None = None  # of the newest checkpoint
 
     @property
     def plan(self) -> BatchPlan:
         """How the global batch is dealt to the ranks. RequestError as long as nothing says how large it is."""
-        return self._data.plan if self._data.plan is not None else self._make_plan(None)
+        return self._data.plan or self._make_plan(None)
 
     def prepare(self, objects: Sequence[Any]) -> list[Any]:
         """See `Runtime.prepare`."""
@@ -234,24 +223,19 @@ class Preparation:
                 "this runtime tracks its objects already",
                 "model, optimizer, loader = rt.prepare(model, optimizer, loader): all of them in one call",
             )
-        if self._data.plan is None and self._setup.global_batch is None:
-            raise RequestError(
-                "no global batch was given, and no DataLoader that says it",
-                "model, optimizer, loader = rt.prepare(model, optimizer, loader): all of them in one call; or"
-                " hpcddp.runtime(global_batch=256)",
-            )
-        split = self._setup.split
+        plan = self._data.plan or self._plan_for(self._setup.global_batch)
+        split, exact = self._setup.split, self._options.exactness is not None
         self._gradients.check(objects)
         if not split.is_whole:
             self._until_end.enter_context(shard_assignments())
         optimizers = {name: thing for name, thing in objects.items() if isinstance(thing, Optimizer)}
-        owned = share_out_steps(optimizers, split, self._layout, self._group.device, self._until_end, exact=self._exact)
-        fixed = self._layout.data_size > 1 or self._exact
+        owned = share_out_steps(optimizers, split, self._layout, self._group.device, self._until_end, exact=exact)
+        fixed = self._layout.data_size > 1 or exact
         known = KnownParameters([unwrap(model) for model in self._models.wrapped.values()], fixed=fixed)
         self._until_end.enter_context(self._loop.hearing(known))
         for thing in objects.values():
             self._loop.take(thing)
-        batch = self.plan.global_batch if self._exact or self._data.plan is not None else None
+        batch = plan.global_batch if exact or self._data.plan is not None else None
         checkpointer = self._saves.checkpointer
         self._position = position = checkpointer.track(objects, batch, owned)
         self._models.tracked += checkpointer.models()
@@ -282,16 +266,14 @@ class Preparation:
         check_data(how, self._setup)
         if number == 1:
             check_first(how, items, options, self._setup.global_batch)
-            plan = self._make_plan(how.batch_size, items) if known.plan is None else known.plan
+            plan = known.plan or self._make_plan(how.batch_size, items)
             known.is_several, seed = options.uses_micro_batches or (items or 0) > 1, options.seed
         else:
             seed = derive_key("loader", options.seed, number)
             check_second(items, are_several=known.is_several)
-            plan = self._plan_for(items or how.batch_size, items)
-        if self._setup.trial is not None and how.batch_sampler is None:
-            how = replace(
-                how, dataset=self._setup.trial.shorten(how.dataset, plan.global_batch, drop_last=how.drop_last)
-            )
+            plan = self._plan_for(how.batch_size, items)
+        if self._trial is not None and how.batch_sampler is None:
+            how = replace(how, dataset=self._trial.shorten(how.dataset, plan.global_batch, drop_last=how.drop_last))
         sampler = make_sampler(how, plan, self._layout.data_rank, seed)
         note = self._setup.settings.note
         note(name_setting("samples", number), getattr(sampler, "samples", sampler.length))
@@ -343,8 +325,8 @@ class Preparation:
         if size is None:
             raise RequestError("rt.evaluation_loader got no batch_size", "rt.evaluation_loader(dataset, 256)")
         size = read_whole(size, "rt.evaluation_loader(dataset, {})")
-        if self._setup.trial is not None:
-            how = replace(how, dataset=self._setup.trial.shorten(how.dataset, size))
+        if self._trial is not None:
+            how = replace(how, dataset=self._trial.shorten(how.dataset, size))
         self._saves.agreement.note_evaluation(**outline_evaluation(how.dataset, size, drop_last=how.drop_last))
         return EvaluationLoader(
             how.dataset,
@@ -366,17 +348,18 @@ class Preparation:
 
     def _make_plan(self, batch_size: int | None, items: int | None = None) -> BatchPlan:
         """The plan for the global batch that was given, else for a DataLoader's `batch_size`; or for `items` a step."""
-        given = self._setup.global_batch
-        plan = self._data.plan = self._plan_for(items or (batch_size if given is None else given), items)
+        plan = self._data.plan = self._plan_for(self._setup.global_batch or batch_size, items)
         self._planned(plan)
         return plan
 
-    def _plan_for(self, batch: int | None, items: int | None) -> BatchPlan:
-        if batch is None:
+    def _plan_for(self, batch: int | None, items: int | None = None) -> BatchPlan:
+        size = items or batch
+        if size is None:
             raise RequestError(
                 "no global batch was given",
-                "hpcddp.runtime(global_batch=256), or a DataLoader with batch_size=256, or render --global-batch 256",
+                "model, optimizer, loader = rt.prepare(model, optimizer, loader): all of them in one call; or"
+                " hpcddp.runtime(global_batch=256), or render --global-batch 256",
             )
         exactness = self._options.exactness
         largest = 1 if items else self._options.max_micro_batch
-        return plan_batch(batch, self._layout.data_size, largest, exactness.slices if exactness else None)
+        return plan_batch(size, self._layout.data_size, largest, exactness.slices if exactness else None)

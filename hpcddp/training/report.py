@@ -7,9 +7,9 @@ import math
 import os
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import timedelta
-from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
 from typing import Any, Protocol, TextIO
@@ -204,25 +204,26 @@ class Sinks:
     def __init__(self, names: Sequence[str] = (), folder: str = "", step: int = 0) -> None:
         self._open: dict[str, Sink] = {}
         for name in names:
-            self._try(name, partial(self._add, name, os.path.abspath(folder), step))
+            with self._spared(name):
+                self._open[name] = SINKS[name](os.path.abspath(folder), step)
 
     def write(self, step: int, numbers: Mapping[str, float]) -> None:
-        """Numbers after `step` steps, as `runs.metrics.check_numbers` gives them."""
+        """Numbers after `step` steps, as `runs.metrics.check_logged` gives them."""
         for name, sink in list(self._open.items()):
-            self._try(name, partial(sink.write, step, numbers))
+            with self._spared(name):
+                sink.write(step, numbers)
 
     def close(self, status: str) -> None:
         """The attempt is over; `status` is finished, unfinished or failed."""
         for name, sink in list(self._open.items()):
-            self._try(name, partial(sink.close, status))
+            with self._spared(name):
+                sink.close(status)
         self._open.clear()
 
-    def _add(self, name: str, folder: str, step: int) -> None:
-        self._open[name] = SINKS[name](folder, step)
-
-    def _try(self, name: str, act: Callable[[], None]) -> None:
+    @contextmanager
+    def _spared(self, name: str) -> Iterator[None]:
         try:
-            act()
+            yield
         except Exception as error:
             self._open.pop(name, None)
             reason = f"{type(error).__name__}: {error}".partition("\n")[0]

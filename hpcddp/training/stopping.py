@@ -19,10 +19,7 @@ from hpcddp.errors import LaunchError
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 DEADLINE = "deadline"
-STOP_FLAGS = (
-    DEADLINE,
-    *(number.name for number in STOP_SIGNALS),
-)  # reasons, in the order in which ranks exchange them
+STOP_FLAGS = (DEADLINE, *(number.name for number in STOP_SIGNALS))  # in the order in which ranks exchange them
 
 STOP, FINISH, SAVE = "asks to stop", "asks to finish", "asks to save"
 REQUESTS = (STOP, FINISH, SAVE)  # what one rank may ask of all
@@ -206,19 +203,15 @@ class Pace:
         Ranks agree one step late, so that two steps have to fit, or twice the short ones that share an exchange; then
         what is still being written, and one more save. An epoch that ends early does so after any step.
         """
-        shared_s = 2 * (self.steps_shared - 1) * self._mean_step_s() if steps >= STEPS_UNTIL_AGREED else 0.0
+        if steps >= STEPS_UNTIL_AGREED:
+            steps += 2 * (self.steps_shared - 1)
         tail_s = (self.tail_s or 0.0) if tail or (self._ends_early and steps) else 0.0
-        return steps * self.slow_step_s() + shared_s + tail_s + _SAVE_ALLOWANCE * self._saves_s() + _MARGIN_S
-
-    def _mean_step_s(self) -> float:
-        return sum(self._step_s) / len(self._step_s) if self._step_s else 0.0
-
-    def _saves_s(self) -> float:
-        if self._save_began is None:
-            return self._save_s
-        elapsed = self._clock() - self._save_began
-        whole = max(self._save_s, elapsed)
-        return whole - elapsed + whole
+        saves_s = self._save_s
+        if self._save_began is not None:
+            elapsed = self._clock() - self._save_began
+            saves_s = max(self._save_s, elapsed)
+            saves_s += saves_s - elapsed
+        return steps * self.slow_step_s() + tail_s + _SAVE_ALLOWANCE * saves_s + _MARGIN_S
 
 
 class StopWatch:
