@@ -84,6 +84,7 @@ class Rank:
         self.place = Position()
         self.plain: dict[int, PlainRank] = {}  # those of a plain script that have a process group; an agent has several
         self.has_opened = False  # the runtime, at some time, or touched its page
+        self.has_touched = False  # its page, at some time: a program without the runtime says that it gets on
         self.status: int | None = None  # its wait status, once it has ended
         self.ended: Ended | None = None  # as its agent has said it
         self.signals: dict[int, float] = {}  # that it had before the launcher ended ranks, and when
@@ -181,6 +182,7 @@ class StuckDetector:
             one.change(OPENS if beat.looks else CLOSES, now)
         self._has_stepped |= touches and one.has_opened
         if touches:
+            one.has_touched = True
             one.change(TOUCHES, now)
         moved = beat.step != before.step or beat.moves != before.moves or touches or opens
         used = beat.uses != before.uses

@@ -269,13 +269,16 @@ class Recovery:
         """All hosts of the job, spare ones too; this one alone where no scheduler names them."""
         return self._hosts.names
 
-    def goes_on(self, attempt: AttemptFolder, cause: Event, end: EndTime, suspects: set[str]) -> bool:
+    def goes_on(
+        self, attempt: AttemptFolder, cause: Event, end: EndTime, suspects: set[str], *, has_touched: bool = False
+    ) -> bool:
         """Whether the ranks are started again, on the hosts `chosen` then; why not is printed. `suspects`: hosts that
-        the attempt has lost."""
+        the attempt has lost. `has_touched`: whether a program without the runtime has said that it got on."""
         self._tell(f"the first cause: {cause}")
         before = self.chosen or self.names
         why_not = self._judge(attempt, cause, end) or self._choose_hosts(attempt, cause, suspects)
-        why_not = why_not or self._judge_repeat(attempt, cause, has_other_hosts=(self.chosen or self.names) != before)
+        repeats = "" if why_not else self._find_repeat(attempt, cause, has_touched=has_touched)
+        why_not = why_not or (repeats if (self.chosen or self.names) == before else "")
         if why_not:
             self._tell(f"the ranks are not started again: {why_not}")
             return False
@@ -310,18 +313,20 @@ class Recovery:
             return "" if self._fits else f"the program does not work out on {count}, and fewer are not allowed"
         return "that is no node's fault" if cause.is_mistake else ""
 
-    def _judge_repeat(self, attempt: AttemptFolder, cause: Event, *, has_other_hosts: bool) -> str:
-        """Why the next attempt would end as this one; empty: it need not. Something has to be different from an earlier
-        attempt: how it ended, at which step, the newest checkpoint, or the hosts of the next one. Where neither a step
-        nor a checkpoint is known, a program may have got on."""
+    def _find_repeat(self, attempt: AttemptFolder, cause: Event, *, has_touched: bool) -> str:
+        """Why the next attempt would end as this one on the same hosts; empty: it need not. An earlier one has ended
+        so, at the same step and with the same newest checkpoint. Where neither is known a program may have got on:
+        then only an error of its own, or a crash, comes again."""
         saved = self._find_newest(attempt)
         end = cause.kind, cause.status, cause.text, cause.step, saved
-        is_again = end in self._ends and not has_other_hosts
+        is_again = end in self._ends
         self._ends.add(end)
-        if not is_again or not (cause.step or any(saved)):
-            return ""
-        where = f"at step {cause.step}" if cause.step else "before a step"
-        return f"an earlier start ended the same way {where}, with the same checkpoint and hosts"
+        if is_again and (cause.step or any(saved)):
+            where = f"at step {cause.step}" if cause.step else "before a step"
+            return f"an earlier start ended the same way {where}, with the same checkpoint and hosts"
+        if is_again and cause.is_by_program and not has_touched:
+            return "an earlier start ended the same way on these hosts, and the program says nothing of its progress"
+        return ""
 
     def begin_again(self, attempt: AttemptFolder) -> AttemptFolder | None:
         """The next attempt, which takes the run from this one: whatever is left of it writes no more. None if that

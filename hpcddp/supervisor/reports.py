@@ -246,7 +246,7 @@ class Reports:
         self._stuck = StuckDetector(limit_s)
         self._hang = PlainHang(*self._hang_limits)
         self.remarks: list[str] = []  # for people
-        self.hang = ""  # the last remark on ranks that wait for each other
+        self.stalls: list[str] = []  # where ranks stand that wait for each other, once each time
         self._is_ending = False
         self.is_deaf = False  # ranks were started long ago, and none has called
         self._opened = 0.0
@@ -275,7 +275,7 @@ class Reports:
         self._attempt, self._is_ending, self.is_deaf = attempt.name, False, False
         self._stuck = StuckDetector(self._limit_s)
         self._hang = PlainHang(*self._hang_limits)
-        self.ranks, self.events = {}, []
+        self.ranks, self.events, self.stalls = {}, [], []
         self._is_reported = False
         self._signals = []
         self._world_size = self._plain_size = 0
@@ -429,7 +429,7 @@ class Reports:
             return
         text, late = self._hang.look(self.ranks.values(), max(self._plain_size, self._world_size), now)
         self.remarks += [text] if text else []
-        self.hang = text or self.hang
+        self.stalls += [text] if text and not late else []
         self._add_late(late, now)
 
     def _add_late(self, late: list[int], at: float) -> None:

@@ -290,7 +290,9 @@ class Attempts:
             by = f"{ended.signal} came, and they may have ended by it ({cause})"
             self._tell(f"the ranks are not started again: {by}")
             return ended
-        goes_on = recovery.goes_on(attempt, cause, self._end.end, self._reports.lost_hosts)
+        reports = self._reports
+        has_touched = any(one.has_touched for one in reports.ranks.values())
+        goes_on = recovery.goes_on(attempt, cause, self._end.end, reports.lost_hosts, has_touched=has_touched)
         # as where the scheduler ends the ranks first, and then the script
         late = self.hear("after the ranks had ended: they are not started again")
         if goes_on or recovery.is_too_few or (late is not None and cause.is_loss):
@@ -328,7 +330,8 @@ class Attempts:
     def _look_around(self) -> None:
         """Tell the ranks if the job ends at another time than they know, and end them if a person asks for it."""
         self._stop_request.look()
-        self._notices.stall(self._attempt, self._reports.hang)
+        while self._reports.stalls:
+            self._notices.stall(self._attempt, self._reports.stalls.pop(0))
         self._stack_requests.look()
         if self._end.look() and self._end.end.at is not None:
             self._tell(f"the job ends at {self._end.end} now")

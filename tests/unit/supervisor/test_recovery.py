@@ -378,7 +378,7 @@ def why_not(cluster: Cluster) -> str:
         ([(BUG_AT_3, 0), (STUCK_AT_3, 0)], True),
         ([(BUG_AT_3, 0), (BUG_AT_3, 2)], True),
         ([(STUCK_AT_3, 2), (STUCK_AT_3, 3)], True),
-        ([(BUG_AT_3._replace(step=0), 0)] * 4, True),  # a program that does not say how far it is
+        ([(KILL._replace(host="n1"), 0)] * 4, True),  # a program that does not say how far it is
         ([(Event(STUCK, 2, "n1", text=NOWHERE, is_sure=False), 0)] * 4, True),
         ([(Event(UNKNOWN, -1, "", status=137, text="the launcher ended with status 137"), 0)] * 4, True),
     ],
@@ -397,6 +397,18 @@ def test_ranks_are_started_again_as_long_as_something_is_different(
     if not goes_on:
         where = f"at step {ends[-1][0].step}" if ends[-1][0].step else "before a step"
         assert why_not(cluster) == f"an earlier start ended the same way {where}, with the same checkpoint and hosts"
+
+
+@pytest.mark.parametrize("cause", [BUG_AT_3._replace(step=0), KILL._replace(host="n1", status=11)])
+def test_the_same_error_of_a_program_that_says_nothing_of_its_progress_is_tried_once_more(
+    cluster: Cluster, cause: Event
+):
+    silent, touching = cluster.recovery(), cluster.recovery()
+    assert [silent.goes_on(cluster.attempt, cause, LATER, set()) for _ in range(2)] == [True, False]
+    assert why_not(cluster) == (
+        "an earlier start ended the same way on these hosts, and the program says nothing of its progress"
+    )
+    assert all(touching.goes_on(cluster.attempt, cause, LATER, set(), has_touched=True) for _ in range(4))
 
 
 def test_what_comes_again_on_one_host_is_tried_once_more_without_it(cluster: Cluster):

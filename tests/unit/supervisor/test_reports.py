@@ -334,6 +334,17 @@ def test_a_rank_that_ended_by_a_signal_is_hidden_from_the_launcher_while_others_
         pass
 
 
+def test_a_stall_is_one_notice_also_where_the_attempt_ends_by_it(told: Told):
+    waits, works = ("train.py:9", "all_reduce", 0.0, WAITS, 0, 0.0), ("train.py:7", "", 0.0, 0, 0, 0.0)
+    for seconds in (61.0, 300.0, 601.0):
+        for rank, (line, inside, _, *more) in enumerate((waits, works)):
+            told.say(rank, wire.PlainStand(rank, 2, line, inside, seconds, *more))
+        told.pass_by(1)
+    assert [(event.kind, event.rank) for event in told.reports.events] == [(STUCK, 1)]
+    assert len(told.reports.stalls) == 1
+    assert told.reports.stalls[0].startswith("no progress for 60 s. The ranks stand at:")
+
+
 OWN = wire.Ended(1 << 8, "Traceback …\nValueError: b", "runs/log")
 HEARD = wire.Ended(PEER_FAILED << 8, "hpcddp: rank 1 on n1 failed: ValueError: b\nhint: its log", "", is_printed=True)
 SAID = "1. The end of its output:\n    Traceback …\n    ValueError: b\n  all of it: runs/log"
