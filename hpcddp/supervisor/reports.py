@@ -101,7 +101,8 @@ class Reports:
         self._poll.register(self._listener.fileno(), select.EPOLLIN | select.EPOLLET)
         port, addresses = self._listener.getsockname()[1], list_addresses(env, os.uname().nodename)
         self._address = wire.Listener(port, os.urandom(16).hex(), every_s, limit_s * 3 / 4, addresses)
-        self._callers: dict[int, Caller] = {}  # by the descriptor
+        self._strangers: dict[int, Caller] = {}  # by the descriptor: who has not said which rank it is
+        self._agents: dict[int, Caller] = {}  # and who has
         self._expect("", "")
 
     def _expect(self, attempt: str, records: str) -> None:
@@ -141,14 +142,15 @@ class Reports:
         self._forgive_pause()
         self._accept()
         for number, _ in self._poll.poll(0):
-            if number in self._callers:
-                self._hear(self._callers[number])
+            caller = self._agents.get(number) or self._strangers.get(number)
+            if caller is not None:
+                self._hear(caller)
 
     def look(self) -> None:
         """Find what nobody says: who is silent, gone or stuck."""
         self._forgive_pause()
         now = self._clock()
-        for caller in [one for one in self._callers.values() if one.rank is None and now - one.since > _PATIENCE_S]:
+        for caller in [one for one in self._strangers.values() if now - one.since > _PATIENCE_S]:
             self._close(caller)
         self._accept()
         self._find_lost(now, _BACK_S, self._limit_s or float("inf"))
@@ -186,7 +188,7 @@ class Reports:
 
     def close(self) -> None:
         """Hear nobody any more."""
-        for caller in list(self._callers.values()):
+        for caller in (*self._agents.values(), *self._strangers.values()):
             self._close(caller)
         self._listener.close()
         self._poll.close()
@@ -325,12 +327,11 @@ class Reports:
     def _accept(self) -> None:
         """Let in those that call. An error is of one moment: a caller has vanished, or this process may open no more
         files; the next look tries again."""
-        strangers = sum(one.rank is None for one in self._callers.values())
         with suppress(OSError):
-            for _ in range(_MOST_STRANGERS - strangers):
+            while len(self._strangers) < _MOST_STRANGERS:
                 connection, _ = self._listener.accept()
                 connection.setblocking(False)
-                self._callers[connection.fileno()] = Caller(connection, self._clock())
+                self._strangers[connection.fileno()] = Caller(connection, self._clock())
                 self._poll.register(connection.fileno(), select.EPOLLIN)
 
     def _hear(self, caller: Caller) -> None:
@@ -371,6 +372,8 @@ class Reports:
         one = self.ranks.setdefault(hello.rank, Rank(hello.rank, hello.host, now))
         self._leave(one)  # an earlier connection of it
         one.caller, caller.rank = caller, one
+        number = caller.connection.fileno()
+        self._agents[number] = self._strangers.pop(number)
         one.change(CALLS, now)
         self._say(one, wire.Kill() if self._is_ending else wire.Ok())
         for nth in range(1, len(self._signals) + 1):
@@ -379,7 +382,7 @@ class Reports:
     @property
     def _connected(self) -> list[Rank]:
         """The ranks, also of an attempt before, whose agents are connected."""
-        return [caller.rank for caller in self._callers.values() if caller.rank is not None]
+        return [caller.rank for caller in self._agents.values() if caller.rank is not None]
 
     def _say_to_all(self, message: wire.Message) -> None:
         for one in self._connected:
@@ -404,7 +407,7 @@ class Reports:
 
     def _close(self, caller: Caller) -> None:
         number = caller.connection.fileno()
-        if self._callers.pop(number, None) is not None:
+        if self._agents.pop(number, None) or self._strangers.pop(number, None):
             self._poll.unregister(number)
         caller.connection.close()
 

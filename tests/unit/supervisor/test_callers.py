@@ -81,7 +81,7 @@ def test_after_a_caller_that_could_not_be_let_in_the_next_ones_are(node: Node):
 def test_who_calls_and_says_nothing_takes_nobodys_place_for_long(node: Node, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("hpcddp.supervisor.reports._MOST_STRANGERS", 3)
     idle = [node.call(b"hel") for _ in range(3)]
-    while len(node.reports._callers) < 3:
+    while len(node.reports._strangers) < 3:
         node.reports.read()
     node.call_as_rank(0)
     node.pass_time(5)
