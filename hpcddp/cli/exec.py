@@ -153,15 +153,17 @@ def run_command(command: list[str], env: Mapping[str, str], options: ExecOptions
 
 
 def _make_agent(env: Mapping[str, str], info: RankInfo | None, hostname: str) -> Agent | None:
-    """None outside of a job whose ranks write to logs, and in a rank that has such a process beside it already.
+    """None where no supervisor listens, and in a rank that has such a process beside it already.
     `info`: None where the environment does not say which rank this is."""
     folder = find_attempt(env) if env.get("HPCDDP_LOG_RANKS") == "1" else None
     if folder is None or env.get(HEARTBEAT):
         return None
     from hpcddp.supervisor.agent import Agent
+    from hpcddp.supervisor.wire import read_listener
 
+    listener = read_listener(folder)
     rank, world_size = (info.rank, info.world_size) if info is not None else (NO_RANK, 0)
-    return Agent(folder, rank, world_size, hostname, env)
+    return None if listener is None else Agent(folder, listener, rank, world_size, hostname, env)
 
 
 def _become(command: list[str], env: dict[str, str], job_output: int) -> NoReturn:
@@ -209,8 +211,7 @@ def _run_with_agent(
     from hpcddp.supervisor.wire import Ended
 
     stderr = None if log else Stderr(job_output)
-    if agent.path:
-        env[HEARTBEAT] = agent.path
+    env[HEARTBEAT] = agent.path
     agent.outlive()
     try:
         by_scheduler = info.launcher in LAUNCHERS and LAUNCHERS[info.launcher].of_scheduler

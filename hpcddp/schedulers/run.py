@@ -28,6 +28,7 @@ def find_id(pattern: str, answer: CommandAnswer) -> str | None:
 
 
 _PATIENCE_S = 60.0
+_CANNOT_RUN = 127  # what a shell says then
 
 
 def run_program(
@@ -120,10 +121,10 @@ def start_detached(argv: list[str], env: Mapping[str, str], *, folder: str, outp
 
 def run_side_by_side(
     commands: Mapping[str, list[str]], env: Mapping[str, str], patience_s: Mapping[str, float]
-) -> list[str]:
-    """The names of the commands that did not end with status 0 in their time, all run at once and without output.
-    What they have started ends with them."""
-    began, started, failed = time.monotonic(), {}, list[str]()
+) -> dict[str, int]:
+    """The commands that did not end with status 0 in their time, by name, and their statuses; all run at once and
+    without output. What they have started ends with them."""
+    began, started, failed = time.monotonic(), {}, dict[str, int]()
     for name, argv in commands.items():
         try:
             started[name] = subprocess.Popen(
@@ -135,14 +136,15 @@ def run_side_by_side(
                 start_new_session=True,  # so that what it has started ends with it
             )
         except OSError:
-            failed.append(name)
+            failed[name] = _CANNOT_RUN
     for name, process in started.items():
         try:
             status = process.wait(max(began + patience_s[name] - time.monotonic(), 0))
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, signal.SIGKILL)
             status = process.wait()
-        failed += [name] if status else []
+        if status:
+            failed[name] = status
     return failed
 
 

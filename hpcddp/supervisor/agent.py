@@ -42,16 +42,24 @@ _ITSELF = 1.1  # of the lease, after which the rank ends itself if this process 
 
 
 class Agent:
-    """The agent of one rank. It says nothing where no supervisor listens, or where this host cannot reach it."""
+    """The agent of one rank. It says nothing as long as this host cannot reach the supervisor."""
 
-    def __init__(self, attempt: AttemptFolder, rank: int, world_size: int, host: str, env: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        attempt: AttemptFolder,
+        listener: wire.Listener,
+        rank: int,
+        world_size: int,
+        host: str,
+        env: Mapping[str, str],
+    ) -> None:
         """`env`: of this process."""
-        self._attempt, self._rank, self._world_size, self._host = attempt, rank, world_size, host
-        self._env = env
-        self._listener = wire.read_listener(attempt)
+        self._attempt, self._listener, self._env, self._host = attempt, listener, env, host
+        self._rank, self._hello = rank, wire.Hello(listener.key, attempt.name, rank, world_size, host)
         self._launcher = os.getppid()
-        self._page = make_page() if self._listener else None
+        self._page = make_page()
         self._program = 0
+        self._give: Callable[[int], None] = lambda _: None
         self._socket: _socket.socket | None = None
         self._lock = _thread.allocate_lock()
         self._heard: float | None = None  # when the supervisor last said something
@@ -59,36 +67,34 @@ class Agent:
         self._looks: dict[int, int] = {}  # of plain scripts' pulses by rank, at what was sent last
         self._over: dict[int, float] = {}  # since when such a rank's process has ended
         self._is_over = False
-        self._give: Callable[[int], None] = lambda _: None
         self._given = 0  # signals, by the supervisor's word
         self._signals: list[int] = []  # that came from elsewhere, and that the supervisor does not know of yet
         self._wait_s = 0.0  # at most, before this process ends
-        self._unheard_s = 0.0  # for how long the supervisor was not heard before the rank was ended for that
+        self._unheard_s = 0  # for how long the supervisor was not heard before the rank was ended for that
         self._alive: int | None = None  # open as long as this process is there
         self.was_ended = False  # by the supervisor's word, or since it was not heard any more
+        # what the environment of all that the rank has started has; the page is this process's alone
+        self._marks = {"HPCDDP_ATTEMPT": attempt.name, "HPCDDP_HEARTBEAT": self.path}
 
     @property
     def path(self) -> str:
-        """The page, for the rank; empty: there is none."""
-        return self._page.path if self._page is not None else ""
+        """The page, for the rank."""
+        return self._page.path
 
     def start(self, program: int, give: Callable[[int], None] = lambda _: None) -> None:
         """Begin to tell of the rank, in a thread. `program`: its process. `give`: hands it a signal."""
         self._program, self._give = program, give
-        if self._listener is not None:
-            _thread.start_new_thread(self._beat, (self._listener,))
+        _thread.start_new_thread(self._beat, ())
 
     def measure(self) -> None:
         """Write what the job uses of this node, if this is the agent of its first rank."""
-        if self._listener is not None:
-            from hpcddp.supervisor.usage import Sampler  # of one agent on each node
+        from hpcddp.supervisor.usage import Sampler  # of one agent on each node
 
-            Sampler(self._attempt, self._host, self._env, self._read_phases).start()
+        Sampler(self._attempt, self._host, self._env, self._read_phases).start()
 
     def _read_phases(self) -> list[float]:
         """Of the first rank that says them."""
-        entries = self._page.read_entries() if self._page is not None else ()
-        return next((list(one.phases) for one in entries if one.phases), [])
+        return next((list(one.phases) for one in self._page.read_entries() if one.phases), [])
 
     def note_signal(self, number: int) -> None:
         """Tell the supervisor of a signal that came to the rank, or to its agent."""
@@ -105,7 +111,7 @@ class Agent:
     def end(self, ended: wire.Ended) -> bool:
         """Tell that the rank has ended. Whether the supervisor has heard that."""
         until = time.monotonic() + _LAST_WORD_S
-        while self._listener is not None and self._socket is None and time.monotonic() < until:
+        while self._socket is None and time.monotonic() < until:
             time.sleep(0.01)  # it ended before the supervisor was reached
         with self._lock:
             self._is_over = True
@@ -116,9 +122,7 @@ class Agent:
                 self._socket.settimeout(_LAST_WORD_S)
                 self._send_signals()
                 self._send(self._read_beat())  # the last step that it made
-                if self._unheard_s:
-                    self._send(wire.Unheard(round(self._unheard_s)))
-                self._send(ended._replace(output=ended.output[:_MOST_TEXT]))
+                self._send(ended._replace(output=ended.output[:_MOST_TEXT], unheard_s=self._unheard_s))
                 answers = wire.Incoming()
                 while data := self._socket.recv(4096):  # it closes the connection once it has read that
                     waits = [one.seconds for one in answers.add(data) if isinstance(one, wire.Wait)]
@@ -141,20 +145,17 @@ class Agent:
     def end_left(self, tell: Callable[[str], None]) -> None:
         """End what the rank has started, once it has ended and the supervisor knows it: on the other hosts nobody else
         does. A launcher that ends this process, since a rank has failed, gives it no long time."""
-        if self.path:
-            end_left(self._marks, self._env, tell, f"rank {self._rank}", _EXIT_S, _GRACE_S)
-            if self._alive is not None:
-                signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGPIPE})
-                with suppress(OSError):  # it was killed
-                    os.write(self._alive, b"done\n")
+        end_left(self._marks, self._env, tell, f"rank {self._rank}", _EXIT_S, _GRACE_S)
+        if self._alive is not None:
+            signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGPIPE})
+            with suppress(OSError):  # it was killed
+                os.write(self._alive, b"done\n")
 
     def outlive(self) -> None:
         """Start a process that ends what the rank has started if this one is killed, as launchers do with all ranks
         once one has failed: nobody else on this host does it. It waits for the end of a pipe, in a session of its own,
         holds nothing open that a launcher waits for, and does not hear the signals that a scheduler sends to all
         processes of a job."""
-        if not self.path:
-            return
         ends, self._alive = os.pipe()
         nothing = os.open(os.devnull, os.O_RDWR)
         moves: list[tuple[int, ...]] = [
@@ -164,8 +165,7 @@ class Agent:
             with suppress(OSError):  # that of the list itself
                 if number > 2 and os.get_inheritable(number):
                     moves.append((os.POSIX_SPAWN_CLOSE, number))
-        name = self._attempt.name
-        shell, option, code, *words = kill_left({"HPCDDP_ATTEMPT": name, "HPCDDP_HEARTBEAT": self.path}, self._env)
+        shell, option, code, *words = kill_left(self._marks, self._env)
         line = (shell, option, f"read -r done && exit\n{code}", *words)
         env = {"PATH": self._env.get("PATH", os.defpath)}  # without what marks a rank's processes
         with suppress(OSError):  # without a shell, or another process
@@ -173,54 +173,47 @@ class Agent:
         os.close(ends)
         os.close(nothing)
 
-    @property
-    def _marks(self) -> dict[str, str]:
-        """What the environment of all that the rank has started has."""
-        # an agent's ranks have other numbers than it has; the page is this process's alone
-        rank = {"HPCDDP_HEARTBEAT": self.path} if self.path else {"RANK": str(self._rank)}
-        return {"HPCDDP_RUN_DIR": self._attempt.run.path, "HPCDDP_ATTEMPT": self._attempt.name, **rank}
-
-    def _beat(self, listener: wire.Listener) -> None:
+    def _beat(self) -> None:
         while not self._is_over and not self.was_ended:
-            connection = self._connect(listener)
+            connection = self._connect()
             if connection is not None:
                 with self._lock:
                     if self._is_over:
                         connection.close()
                         return
                     self._socket = connection
-                self._converse(connection, listener)
+                self._converse(connection)
                 with self._lock:
                     if not self._is_over:  # else the last word is said on it
                         self._socket = None
                         connection.close()
-            self._check_lease(listener)
-            time.sleep(listener.every_s / 4)
+            self._check_lease()
+            time.sleep(self._listener.every_s / 4)
 
-    def _connect(self, listener: wire.Listener) -> _socket.socket | None:
-        hello = wire.Hello(listener.key, self._attempt.name, self._rank, self._world_size, self._host)
-        for host in listener.hosts:
+    def _connect(self) -> _socket.socket | None:
+        for host in self._listener.hosts:
             with suppress(OSError):
-                for family, kind, number, _, where in _socket.getaddrinfo(host, listener.port, 0, _socket.SOCK_STREAM):
+                found = _socket.getaddrinfo(host, self._listener.port, 0, _socket.SOCK_STREAM)
+                for family, kind, number, _, where in found:
                     connection = _socket.socket(family, kind, number)
                     connection.settimeout(_CONNECT_S)
                     with suppress(OSError):
                         connection.connect(where)
-                        connection.sendall(wire.write(hello))
+                        connection.sendall(wire.write(self._hello))
                         return connection
                     connection.close()
         return None
 
-    def _converse(self, connection: _socket.socket, listener: wire.Listener) -> None:
+    def _converse(self, connection: _socket.socket) -> None:
         """Talk to the supervisor until the connection breaks, or the rank is to end."""
         poll = select.poll()
         poll.register(connection.fileno(), select.POLLIN)
-        incoming = wire.Incoming()
+        incoming, every_s = wire.Incoming(), self._listener.every_s
         due = time.monotonic()
         while not self._is_over:
             ready = poll.poll(max(due - time.monotonic(), 0) * 1000)
-            if time.monotonic() - due > 2 * listener.every_s and self._heard is not None:
-                self._note_heard(listener)  # this process was suspended, as a whole job may be
+            if time.monotonic() - due > 2 * every_s and self._heard is not None:
+                self._note_heard()  # this process was suspended, as a whole job may be
             with self._lock:
                 if self._is_over:
                     return
@@ -229,25 +222,24 @@ class Agent:
                         data = connection.recv(4096)
                         if not data:
                             return
-                        self._note_heard(listener)
+                        self._note_heard()
                         for message in incoming.add(data):
                             self._obey(message)
                     if time.monotonic() >= due:
-                        due = time.monotonic() + listener.every_s
+                        due = time.monotonic() + every_s
                         self._send_signals()
                         self._send(self._read_beat())
                         self._send_place()
                         self._send_stands()
                 except OSError:
                     return
-            self._check_lease(listener)
+            self._check_lease()
 
     def _read_beat(self) -> Beat:
-        beat = self._page.read() if self._page is not None else Beat()
-        return beat._replace(is_stopped=_read_state(self._program) == "T")  # as by SIGSTOP
+        return self._page.read()._replace(is_stopped=_read_state(self._program) == "T")  # as by SIGSTOP
 
     def _send_place(self) -> None:
-        place = self._page.read_place() if self._page is not None else self._place
+        place = self._page.read_place()
         if place != self._place:
             self._place = place
             self._send(place)
@@ -255,7 +247,7 @@ class Agent:
     def _send_stands(self) -> None:
         """Of a plain script, where each of its ranks stands, if it has looked since. One that has ended stands there:
         what has started it (torchrun) tells of its status."""
-        for one in self._page.read_entries() if self._page is not None else ():
+        for one in self._page.read_entries():
             if one.looks != self._looks.get(one.rank, 0):
                 self._send(wire.PlainStand(one.rank, one.world_size, one.line, one.inside, *one[5:9]))
             elif one.looks and _read_state(one.process) in {"", "Z"}:
@@ -265,8 +257,7 @@ class Agent:
 
     def _send_stacks(self, request: str) -> None:
         """In a thread: a rank that is stopped never answers."""
-        entries = self._page.read_entries() if self._page is not None else []
-        found = [(one.rank, *read_stacks(one)) for one in entries]
+        found = [(one.rank, *read_stacks(one)) for one in self._page.read_entries()]
         if not found:
             found = [(self._rank, "", "no Python of it has begun yet, or what started it has changed its environment")]
         with self._lock, suppress(OSError):
@@ -287,24 +278,24 @@ class Agent:
             self._give(message.number)
         elif isinstance(message, wire.Ask):
             _thread.start_new_thread(self._send_stacks, (message.request,))
-        elif isinstance(message, wire.Until) and self._page is not None:
+        elif isinstance(message, wire.Until):
             with suppress(OSError):
                 self._page.write_end(message.at)
 
-    def _note_heard(self, listener: wire.Listener) -> None:
+    def _note_heard(self) -> None:
         """Begin the lease anew, also on the rank's page: this process may be stopped while the rank is not."""
         self._heard = time.monotonic()
-        if listener.lease_s and self._page is not None:
+        if self._listener.lease_s:
             with suppress(OSError):
-                self._page.write_lease(self._heard + listener.lease_s * _ITSELF)
+                self._page.write_lease(self._heard + self._listener.lease_s * _ITSELF)
 
-    def _check_lease(self, listener: wire.Listener) -> None:
+    def _check_lease(self) -> None:
         if self._heard is None or self.was_ended:
             return
-        unheard_s = time.monotonic() - self._heard
+        unheard_s, lease_s = time.monotonic() - self._heard, self._listener.lease_s
         is_orphan = unheard_s > _ORPHAN_S and os.getppid() != self._launcher  # both were killed: nobody ends this one
-        if is_orphan or (listener.lease_s and unheard_s > listener.lease_s):
-            self._unheard_s = unheard_s
+        if is_orphan or (lease_s and unheard_s > lease_s):
+            self._unheard_s = round(unheard_s)
             self._end_rank()
 
     def _end_rank(self) -> None:

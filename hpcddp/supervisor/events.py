@@ -100,6 +100,11 @@ class Event(Record):
         return self.kind == KILLED and os.WTERMSIG(self.status) in _CRASHES
 
     @property
+    def is_by_program(self) -> bool:
+        """Whether the program ended by itself: by an error that it reported, or a crash."""
+        return self.is_by_itself or (self.kind == ERROR and not (self.is_loss or self.is_of_another))
+
+    @property
     def is_loss_of_work(self) -> bool:
         """Whether a rank surely was ended from outside: what its program still wanted to do after its training is not
         done. A crash while it ends, and what the launcher does then, are none."""

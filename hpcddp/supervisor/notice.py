@@ -254,7 +254,6 @@ class Notices:
     def __init__(self, notify: Notify | None, env: Mapping[str, str], tell: Callable[[str], None]) -> None:
         self._notify, self._env, self._tell = notify, env, tell
         self._running: list[SimpleQueue[None]] = []
-        self._stall = ""
 
     def open(self, attempt: AttemptFolder) -> None:
         """Leave the settings for the login node, which sends the notice of an end that nobody here could see."""
@@ -264,10 +263,8 @@ class Notices:
                 write_object(_settings(attempt), json.loads(self._notify.to_json()))
 
     def stall(self, attempt: AttemptFolder, text: str) -> None:
-        """The ranks wait for each other. `text`: what was said of that last, and is sent once; "": they do not."""
-        if text != self._stall:
-            self._stall = text
-            self._send(STALL, attempt, "makes no progress", lambda: text)
+        """The ranks wait for each other. `text`: where they stand."""
+        self._send(STALL, attempt, "makes no progress", lambda: text)
 
     def restart(self, attempt: AttemptFolder, why: str) -> None:
         """The ranks are started again, in this attempt."""

@@ -30,13 +30,7 @@ else:
 #: A wish to end the job, however long ago it came. The others mean what a program makes of them.
 WISHES = ("SIGTERM", "SIGINT")
 _IDLE_S = 5.0
-_DRAIN_S = 5.0  # for what is left in the pipe once nobody should write any more
 _SOON_S = 0.1
-_ANSWER_S = 10.0  # for the scheduler's, and for the first call of ranks that were started
-_AS_TERM = ", as SIGTERM where it catches that"
-_OR_TERM = ", or SIGTERM where it catches that alone"
-_FULL_S = 0.1  # until the next look whether what was read has been written
-_READABLE = select.POLLIN | select.POLLHUP
 _HINT = "put its folder on PATH, or name the module that brings it (modules in the job file)"
 _SET_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of prctl(2)
 
@@ -96,14 +90,14 @@ class LauncherProcess:
         *,
         apart: bool = True,
     ) -> None:
-        self.entry, writes = os.pipe()
-        self._output, self._log = output, _open_log(log)
+        reads, writes = os.pipe()
         self._ended: int | None = None
         self._parent = os.getpid()
         self.process = os.fork()
         if self.process == 0:
             self._become(words, env, writes, files, apart=apart)
         os.close(writes)
+        self._copied = output.copy(reads, log)
 
     def _become(
         self, words: list[str], env: Mapping[str, str], writes: int, files: int | None, *, apart: bool
@@ -149,24 +143,100 @@ class LauncherProcess:
         assert self._ended is not None
         return self._ended if self._ended >= 0 else 128 - self._ended
 
-    @property
-    def is_ahead(self) -> bool:
-        """Whether it says so much more than can be written that it has to wait."""
-        return self._output.is_full
-
-    def pass_output_on(self) -> bool:
-        """What has come, to the job's output and the log; False at its end."""
-        data = os.read(self.entry, 65536)
-        self._output.pass_on(data, self._log)
-        return data != b""
-
     def finish_output(self) -> None:
         """The rest of the output; what still writes was left behind somewhere, and is not waited for."""
-        end = time.monotonic() + _DRAIN_S
-        poll = _poll(self.entry)
-        while (left := end - time.monotonic()) > 0 and poll.poll(left * 1000):
-            if not self.pass_output_on():
-                return
+        self._copied.acquire(timeout=_DRAIN_S)
+
+
+def _end_with_parent(parent: int) -> None:
+    """Have the launcher end, and so its ranks, whatever ends the supervisor, SIGKILL too."""
+    with suppress(ImportError, OSError, AttributeError):
+        import ctypes
+
+        ctypes.CDLL(None).prctl(_SET_DEATH_SIGNAL, signal.SIGTERM)
+    if os.getppid() != parent:
+        os._exit(128 + signal.SIGTERM)
+
+
+# What the job prints and logs is written by threads: a reader that pauses, or a file system that hangs,
+# does not keep it from hearing the ranks, which would end themselves.
+
+
+#: What is kept in memory for a slow reader. Above it nothing more is read of the launcher, whose ranks then wait.
+MOST_BYTES = 64 * 1024 * 1024
+_STEP_S = 0.02
+_DRAIN_S = 5.0  # for what is left in the pipe once nobody should write any more
+_DRAIN_AT_SIGNAL_S = 5.0  # for what is left, once somebody wants the job to end
+
+
+class Writer:
+    """Writes to some descriptors, in the order in which it was asked."""
+
+    def __init__(self) -> None:
+        self._queue: SimpleQueue[tuple[int, bytes]] = SimpleQueue()
+        self._lock = _thread.allocate_lock()
+        self.left = 0  # bytes that are still to be written
+        _thread.start_new_thread(self._write_on, ())
+
+    def write(self, descriptor: int, data: bytes) -> None:
+        """Now or later; it does not wait."""
+        with self._lock:
+            self.left += len(data)
+        self._queue.put((descriptor, data))
+
+    def _write_on(self) -> None:
+        while True:
+            descriptor, data = self._queue.get()
+            write_all(descriptor, data)
+            with self._lock:
+                self.left -= len(data)
+
+
+class Output:
+    """The output of one job: what it prints, and the launcher's log, which does not wait for who reads the other."""
+
+    def __init__(self) -> None:
+        self._printed, self._logged = Writer(), Writer()
+
+    def tell(self, data: bytes) -> None:
+        """Something of the supervisor's own, on stderr."""
+        self._printed.write(2, data)
+
+    def copy(self, entry: int, log: str) -> _thread.LockType:
+        """Print and log what comes there, in a thread; a lock that is free at its end. A log that cannot be written
+        does no harm: the job's output has it all."""
+        done, file = _thread.allocate_lock(), None
+        with suppress(OSError):
+            file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+
+        def pass_on() -> None:
+            while data := os.read(entry, 65536):
+                self._printed.write(1, data)
+                if file is not None:
+                    self._logged.write(file, data)
+                while max(self._printed.left, self._logged.left) > MOST_BYTES:
+                    time.sleep(_STEP_S)
+            done.release()
+
+        done.acquire()
+        _thread.start_new_thread(pass_on, ())
+        return done
+
+    def finish(self, signals: Signals) -> None:
+        """Wait until all is written; not for long once a signal comes."""
+        until = None
+        while (self._printed.left or self._logged.left) and (until is None or time.monotonic() < until):
+            time.sleep(_STEP_S)
+            if signals.read() and until is None:
+                until = time.monotonic() + _DRAIN_AT_SIGNAL_S
+
+
+# Signals on their way to the ranks.
+
+
+_ANSWER_S = 10.0  # for the scheduler's, and for the first call of ranks that were started
+_AS_TERM = ", as SIGTERM where it catches that"
+_OR_TERM = ", or SIGTERM where it catches that alone"
 
 
 class _Waiting(Record):
@@ -184,7 +254,8 @@ class Passing:
 
     A scheduler may signal every process of a job. So a signal waits for `settle_s`: a rank that has had it by then gets
     no other. `is_ending`: asks the scheduler whether it ends the job, and gives the ranks their SIGTERM itself; None:
-    it gives them none. `by_hand`: whether a person may sit at its terminal.
+    it gives them none. `by_hand`: whether a person may sit at its terminal. `warn_at`: when the ranks are warned, in
+    seconds since 1970; it may move.
     """
 
     def __init__(
@@ -193,11 +264,12 @@ class Passing:
         tell: Callable[[str], None],
         settle_s: float,
         is_ending: Callable[[], bool] | None,
+        warn_at: Callable[[], float | None],
         *,
         by_hand: bool,
     ) -> None:
         self._reports, self._tell, self._settle_s, self._is_ending = reports, tell, settle_s, is_ending
-        self.by_hand = by_hand
+        self._warn_at, self._is_warned, self.by_hand = warn_at, False, by_hand
         self._waiting: list[_Waiting] = []
 
     def hear(self, number: int) -> None:
@@ -208,32 +280,39 @@ class Passing:
         if is_printed:
             self._tell("Ctrl-C: the ranks save and stop; once more kills them")
 
-    def warn(self) -> None:
-        """The ranks get SIGUSR1 now."""
-        self._waiting.insert(0, _Waiting(signal.SIGUSR1, time.monotonic(), is_printed=True))
-        self._tell("the ranks are warned: SIGUSR1 is sent, as the job file's signal asks")
-
     def look(self, launcher: LauncherProcess) -> float:
         """Do what is due; how long to wait at most until the next look, in seconds."""
-        now = time.monotonic()
-        while self._waiting and self._waiting[0].due <= now:
-            one, are_started = self._waiting[0], bool(self._reports.ranks) or self._reports.are_started
-            is_unsaid = one.answer is not None and one.answer.empty()
-            if now - one.due < _ANSWER_S and (is_unsaid or (are_started and not self._reports.ranks)):
-                return _SOON_S
+        warns = None if self._is_warned else self._warn_at()
+        warns_in_s = _IDLE_S if warns is None else max(warns - time.time(), 0.0)
+        if warns is not None and not warns_in_s:
+            self._is_warned = True
+            self._waiting.insert(0, _Waiting(signal.SIGUSR1, time.monotonic(), is_printed=True))
+            self._tell("the ranks are warned: SIGUSR1 is sent, as the job file's signal asks")
+        while self._waiting and self._waiting[0].due <= time.monotonic():
+            if not self._pass_on(self._waiting[0], launcher):
+                break
             del self._waiting[0]
-            if one.answer is not None and not is_unsaid and one.answer.get():
-                self._say(one, "the scheduler ends the job, and gives it to the ranks itself")
-                continue
-            self._reports.give(one.number)  # also to ranks that call later
-            if self._reports.ranks:
-                instead = _AS_TERM if one.number in {signal.SIGHUP, signal.SIGINT} else _OR_TERM
-                self._say(one, f"each rank gets it{'' if one.number == signal.SIGTERM else instead}")
-            else:
-                what = "can call this host" if are_started else "has started"
-                self._say(one, f"no rank {what}, so the launcher gets it")
-                launcher.send(one.number)
-        return _SOON_S if self._waiting else _IDLE_S
+        return _SOON_S if self._waiting else min(_IDLE_S, warns_in_s)
+
+    def _pass_on(self, one: _Waiting, launcher: LauncherProcess) -> bool:
+        """Whether that was possible: not while an answer may come, of the scheduler or of ranks that start."""
+        reports = self._reports
+        is_unsaid = one.answer is not None and one.answer.empty()
+        is_late = time.monotonic() - one.due >= _ANSWER_S
+        if not is_late and (is_unsaid or (reports.are_started and not reports.ranks)):
+            return False
+        if one.answer is not None and not is_unsaid and one.answer.get():
+            self._say(one, "the scheduler ends the job, and gives it to the ranks itself")
+            return True
+        reports.give(one.number)  # also to ranks that call later
+        if reports.ranks:
+            instead = _AS_TERM if one.number in {signal.SIGHUP, signal.SIGINT} else _OR_TERM
+            self._say(one, f"each rank gets it{'' if one.number == signal.SIGTERM else instead}")
+        else:
+            what = "can call this host" if reports.are_started else "has started"
+            self._say(one, f"no rank {what}, so the launcher gets it")
+            launcher.send(one.number)
+        return True
 
     def finish(self) -> None:
         """The launcher has ended."""
@@ -254,12 +333,10 @@ _LOOK_S = 1.0
 #: For what other ranks say: the first one to end need not be the cause.
 _COLLECT_S = 5.0
 _LAUNCHER_S = 30.0  # that it gets to end by itself, where nothing is started again
-_TERM_S = 1.0  # from the end of the ranks
-_KILL_S = 5.0  # from SIGTERM, which Open MPI 5 and Intel MPI ignore while a host is silent
+#: What the launcher gets, so many seconds from the end of the ranks: Open MPI 5 and Intel MPI ignore SIGTERM while a
+#: host is silent.
+_LAUNCHER_GETS = ((1.0, signal.SIGTERM), (6.0, signal.SIGKILL))
 _LAST_WORDS_S = 1.0
-_DEAF = """\
-warning: the ranks were started, and none can call this host: one that hangs, or whose host falls silent, is not seen
-hint: let the nodes of a job reach each other on every port, as their training needs it, too"""
 
 
 class Teardown:
@@ -270,8 +347,7 @@ class Teardown:
         self._reports, self._tell, self._acts, self._judges = reports, tell, acts, judges
         self._began: float | None = None  # the first event
         self._ended_at: float | None = None  # the ranks were told to end
-        self._sent = 0
-        self._is_deafness_printed = False
+        self._launcher_gets = [*_LAUNCHER_GETS]
         self.is_wish = False  # a signal came: the ranks may end as they like
 
     @property
@@ -281,34 +357,24 @@ class Teardown:
 
     def look(self, launcher: LauncherProcess) -> float:
         """Hear the ranks, and do what is due; how long to wait at most until the next look, in seconds."""
-        self._reports.read()
-        self._reports.look()
+        reports, now = self._reports, time.monotonic()
+        reports.read()
+        reports.look()
         self._print_remarks()
-        now = time.monotonic()
-        if self._reports.is_deaf and not self._is_deafness_printed:
-            self._is_deafness_printed = True
-            self._tell(_DEAF)
-        is_due = self._reports.events and self._judges and not self._reports.is_holding  # some save
-        if not is_due and self._ended_at is None:
-            return _LOOK_S
-        self._began = self._began or now
-        if self._ended_at is None:
+        if self._ended_at is not None:
+            if self._launcher_gets and now - self._ended_at > self._launcher_gets[0][0]:
+                launcher.send(self._launcher_gets.pop(0)[1])
+        elif reports.events and self._judges and not reports.is_holding:  # some save
+            self._began = self._began or now
             waits_s = _COLLECT_S if self._acts and not self.is_wish else _COLLECT_S + _LAUNCHER_S
-            if any(event.kind in {SILENT, STUCK} for event in self._reports.events):
-                waits_s = 0.0  # the limit was long enough for everybody
-            if now - self._began > waits_s:
-                self._reports.settle()
-                self._ended_at = now
-                if not self._reports.all_over:
-                    cause = find_first_cause(self._reports.events)
-                    self._tell(f"{cause}: the other ranks are ended")
-                self._reports.end_all()
-        elif self._sent == 0 and now - self._ended_at > _TERM_S:
-            self._sent = signal.SIGTERM
-            launcher.send(signal.SIGTERM)
-        elif self._sent == signal.SIGTERM and now - self._ended_at > _TERM_S + _KILL_S:
-            self._sent = signal.SIGKILL
-            launcher.send(signal.SIGKILL)
+            was_waited = any(event.kind in {SILENT, STUCK} for event in reports.events)  # long enough for everybody
+            if was_waited or now - self._began > waits_s:
+                reports.settle()
+                if not reports.all_over:
+                    self._tell(f"{find_first_cause(reports.events)}: the other ranks are ended")
+                self.kill()
+        else:
+            return _LOOK_S
         return _LOOK_S / 4
 
     def kill(self) -> None:
@@ -332,21 +398,19 @@ class Teardown:
 
     def conclude(self, status: int) -> Event | None:
         """The launcher has ended, with this status: what the first cause was; None if all went well."""
-        until = time.monotonic() + _LAST_WORDS_S
-        self._reports.read()
-        while not self._reports.all_over and time.monotonic() < until:
+        reports, until = self._reports, time.monotonic() + _LAST_WORDS_S
+        reports.read()
+        while not reports.all_over and time.monotonic() < until:
             time.sleep(0.02)
-            self._reports.read()
-        if status or self._reports.events or not self._reports.all_over:
-            self._reports.settle()
+            reports.read()
+        if status or reports.events or not reports.all_over:
+            reports.settle()
         self._print_remarks()
-        cause = find_first_cause(self._reports.events)
-        self._reports.end_all()
+        cause = find_first_cause(reports.events)
+        reports.end_all()
         if cause is not None and cause.kind in {STUCK, LEFT} and self._ended_at is None and self._judges:
             self._tell(str(cause))  # the launcher was faster; no rank has reported it as its failure
-        if not self._judges:
-            return None
-        if cause is None and self._reports.all_well:
+        if not self._judges or (cause is None and reports.all_well):
             return None  # only the launcher itself did not end well: nothing is to be made again
         if status and (cause is None or cause.is_clean_up):
             return Event(UNKNOWN, -1, "", status=status, text=f"the launcher ended with status {status}")
@@ -356,35 +420,24 @@ class Teardown:
 def watch(
     launcher: LauncherProcess,
     signals: Signals,
-    warn_at: Callable[[], float | None],
     tell: Callable[[str], None],
     came: Callable[[int], None],
+    idle: Callable[[], None],
     of_ranks: tuple[Passing, Teardown] | None = None,
-    idle: Callable[[], None] = lambda: None,
 ) -> AttemptEnd:
     """Wait for the launcher's end, or bring it about where ranks do not end well. `of_ranks`: None where it starts
-    none: it gets SIGTERM for each signal that comes. `warn_at`: when the ranks are warned, in seconds since 1970; it
-    may move. `came`: is called with each signal that came. `idle` is called again and again.
-    """
+    none: it gets SIGTERM for each signal that comes. `came`: is called with each signal that came. `idle` is called
+    again and again."""
     passing, teardown = of_ranks or (None, None)
-    poll = _poll(launcher.entry, signals.entry, *([teardown.entry] if teardown else []))
-    last, came_at, is_read, is_closed, is_warned = "", 0.0, True, False, False
+    poll = select.poll()
+    for entry in (signals.entry, *([teardown.entry] if teardown else [])):
+        poll.register(entry, select.POLLIN)
+    last, came_at = "", 0.0
     while not launcher.has_ended:
         idle()
-        warns = None if is_warned else warn_at()
-        waits = [_IDLE_S] if warns is None else [_IDLE_S, max(warns - time.time(), 0)]
-        waits += [teardown.look(launcher)] if teardown else []
-        waits += [passing.look(launcher)] if passing else []
-        is_due = not (is_closed or launcher.is_ahead)
-        if is_due and not is_read:
-            poll.register(launcher.entry, _READABLE)
-        elif is_read and not is_due:
-            poll.unregister(launcher.entry)
-        is_read = is_due
-        waits += [_FULL_S] if launcher.is_ahead else []
-        ready = [descriptor for descriptor, _ in poll.poll(min(waits) * 1000)]
-        is_closed |= launcher.entry in ready and not launcher.pass_output_on()  # it may work on
-        for one in signals.read() if signals.entry in ready else ():
+        waits_s = [_IDLE_S, *(one.look(launcher) for one in (teardown, passing) if one)]
+        poll.poll(min(waits_s) * 1000)
+        for one in signals.read():
             is_again, last, came_at = last == name_signal(one), name_signal(one), time.monotonic()
             came(one)
             if teardown is None or passing is None:
@@ -396,9 +449,6 @@ def watch(
             else:
                 teardown.is_wish = True
                 passing.hear(one)
-        if passing and warns is not None and time.time() >= warns:
-            is_warned = True
-            passing.warn()
     cause = teardown.conclude(launcher.status) if teardown else None
     if passing:
         passing.finish()
@@ -408,95 +458,3 @@ def watch(
     if heard:
         tell(f"{name_signal(heard)} came to the ranks, and not to this script")
     return AttemptEnd(launcher.status, last, cause, name_signal(heard) if heard else "")
-
-
-def _poll(*entries: int) -> select.poll:
-    poll = select.poll()
-    for entry in entries:
-        poll.register(entry, _READABLE)
-    return poll
-
-
-def _open_log(path: str) -> int | None:
-    """Open the log; None if it cannot be written: the job's output has it all."""
-    with suppress(OSError):
-        return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-    return None
-
-
-def _end_with_parent(parent: int) -> None:
-    """Have the launcher end, and so its ranks, whatever ends the supervisor, SIGKILL too."""
-    with suppress(ImportError, OSError, AttributeError):
-        import ctypes
-
-        ctypes.CDLL(None).prctl(_SET_DEATH_SIGNAL, signal.SIGTERM)
-    if os.getppid() != parent:
-        os._exit(128 + signal.SIGTERM)
-
-
-# What the job prints and logs is written by threads: a reader that pauses, or a file system that hangs,
-# does not keep it from hearing the ranks, which would end themselves.
-
-
-#: What is kept in memory for a slow reader. Above it nothing more is read of the launcher, whose ranks then wait.
-MOST_BYTES = 64 * 1024 * 1024
-_STEP_S = 0.02
-_DRAIN_AT_SIGNAL_S = 5.0  # for what is left, once somebody wants the job to end
-
-
-class Writer:
-    """Writes to some descriptors, in the order in which it was asked."""
-
-    def __init__(self) -> None:
-        self._queue: SimpleQueue[tuple[int, bytes]] = SimpleQueue()
-        self._lock = _thread.allocate_lock()
-        self._left = 0  # bytes
-        _thread.start_new_thread(self._write_on, ())
-
-    def write(self, descriptor: int, data: bytes) -> None:
-        """Now or later; it does not wait."""
-        with self._lock:
-            self._left += len(data)
-        self._queue.put((descriptor, data))
-
-    @property
-    def left(self) -> int:
-        """How many bytes are still to be written."""
-        return self._left
-
-    def _write_on(self) -> None:
-        while True:
-            descriptor, data = self._queue.get()
-            write_all(descriptor, data)
-            with self._lock:
-                self._left -= len(data)
-
-
-class Output:
-    """The output of one job: what it prints, and the launcher's log, which does not wait for who reads the other."""
-
-    def __init__(self) -> None:
-        self._printed, self._logged = Writer(), Writer()
-
-    def tell(self, data: bytes) -> None:
-        """Something of the supervisor's own, on stderr."""
-        self._printed.write(2, data)
-
-    def pass_on(self, data: bytes, log: int | None) -> None:
-        """Something of the launcher's."""
-        self._printed.write(1, data)
-        if log is not None:
-            self._logged.write(log, data)
-
-    @property
-    def is_full(self) -> bool:
-        """Whether so much waits to be written that no more should come."""
-        return max(self._printed.left, self._logged.left) > MOST_BYTES
-
-    def finish(self, signals: Signals) -> None:
-        """Wait until all is written; not for long once a signal comes."""
-        until = None
-        while (self._printed.left or self._logged.left) and (until is None or time.monotonic() < until):
-            time.sleep(_STEP_S)
-            if signals.read() and until is None:
-                until = time.monotonic() + _DRAIN_AT_SIGNAL_S

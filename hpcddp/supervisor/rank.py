@@ -9,11 +9,12 @@ from hpcddp.record import TYPE_CHECKING, Record
 from hpcddp.runs.hang import Stand, find_hang, format_stands
 from hpcddp.runs.heartbeat import MAY_WAIT, OWN, WAITS, Beat, Position
 from hpcddp.supervisor.events import GONE, SILENT
-from hpcddp.supervisor.wire import Ended, Incoming
 
 if TYPE_CHECKING:
-    import socket
     from collections.abc import Collection, Iterable, Mapping
+
+    from hpcddp.supervisor.reports import Caller
+    from hpcddp.supervisor.wire import Ended
 
 #: That a rank may take to save and end after a signal, also one that is no wish to end the job.
 SAVES_S = 300.0
@@ -77,18 +78,17 @@ class Rank:
         self.rank, self.host = rank, host
         self.state, self.since = STARTING, now
         self._before = STARTING  # it was lost
-        self.connection: socket.socket | None = None
-        self.incoming = Incoming()
+        self.caller: Caller | None = None  # its agent's connection
         self.heard = self.moved = self.used = self.looked = now
         self.beat = Beat()
         self.place = Position()
         self.plain: dict[int, PlainRank] = {}  # those of a plain script that have a process group; an agent has several
         self.has_opened = False  # the runtime, at some time, or touched its page
+        self.has_touched = False  # its page, at some time: a program without the runtime says that it gets on
         self.status: int | None = None  # its wait status, once it has ended
         self.ended: Ended | None = None  # as its agent has said it
         self.signals: dict[int, float] = {}  # that it had before the launcher ended ranks, and when
         self.signal = 0  # of these, the one by which it may have ended
-        self.unheard_s = 0  # for how long it had not heard this process when it was ended for that
         self.is_noted = False  # whether there is an event about it
 
     def change(self, what: str, now: float) -> bool:
@@ -181,6 +181,7 @@ class StuckDetector:
             one.change(OPENS if beat.looks else CLOSES, now)
         self._has_stepped |= touches and one.has_opened
         if touches:
+            one.has_touched = True
             one.change(TOUCHES, now)
         moved = beat.step != before.step or beat.moves != before.moves or touches or opens
         used = beat.uses != before.uses
@@ -233,6 +234,19 @@ def describe_stand(one: Rank) -> str:
     if not one.has_opened:
         return "has not opened hpcddp's runtime, as others have"
     return f"stands at {one.place.text}" if one.place.text else NOWHERE
+
+
+def describe_stall(ranks: Iterable[Rank], now: float, stall_s: float) -> str:
+    """Where ranks stand in the runtime, if some of them have waited for others for `stall_s`; else empty."""
+    standing = [one for one in ranks if one.state == STANDING]
+    if all(one.place.waits == OWN or now - one.since < stall_s for one in standing):
+        return ""
+    return "\n".join(
+        [
+            f"no progress for {stall_s:g} s",
+            *(f"  rank {one.rank} on {one.host} {describe_stand(one)}" for one in standing),
+        ]
+    )
 
 
 # Plain scripts, which the guard in each rank watches: it tells where the main thread stands.

@@ -10,7 +10,7 @@ import time
 
 from hpcddp.errors import HpcddpError
 from hpcddp.ranks.launchers import LAUNCHERS
-from hpcddp.record import TYPE_CHECKING, Record
+from hpcddp.record import TYPE_CHECKING
 from hpcddp.runs.chain import find_follow_up, list_opened, start_attempt, write_follow_up
 from hpcddp.runs.command import identify_command
 from hpcddp.runs.folder import MANIFEST, list_attempts, list_checkpoints, number_attempt, show_path, step_of
@@ -40,56 +40,23 @@ _PROBE_S, _SUSPECT_S = 30.0, 5.0  # a host that has been silent before has less
 _PAUSE_S = 2.0  # between two looks at a host that does not answer
 _MOST_BLAMED = 2  # attempts that failed on a host
 _TRIES = 5
-#: For a shell, with the number of GPUs: all are there, and no row or page of their memory waits for a reset that only
-#: the site's people can do. A driver that says nothing of them, or no driver, is no fault.
-_GPU_CHECK = """\
-command -v nvidia-smi >/dev/null || exit 0
-[ "$(nvidia-smi -L | grep -c '^GPU ')" -ge "$1" ] || exit 1
-! nvidia-smi -q -d ROW_REMAPPER,PAGE_RETIREMENT | grep -Eq '(Pending|Remapping Failure Occurred|Blacklist) *: Yes'"""
-# A parallel file system may be mounted again to be read alone, after an error.
-_WRITE = 'file=$1/.written-by-$(uname -n).$$; touch "$file" && rm -f "$file"'
-
-
-class HostCheck(Record):
-    """What a host has to run without an error, or it is left out: `why`. One that is built in and fails on every host
-    is wrong itself."""
-
-    words: tuple[str, ...]
-    why: str
-    is_built_in: bool = True
-
-
-def list_checks(order: Order) -> list[HostCheck]:
-    """The checks of the job, in order; those of the attempt come first."""
-    checks = list[HostCheck]()
-    gpus = order.line.gpus_per_node
-    if gpus:
-        missing = f"it does not have {format_count(gpus, 'GPU')}, or one of them needs a reset"
-        checks.append(HostCheck(("sh", "-c", _GPU_CHECK, "sh", str(gpus)), missing))
-    if order.preflight not in {"", "true"}:
-        checks.append(HostCheck(("sh", "-c", order.preflight), "the job file's own check failed", is_built_in=False))
-    return checks
-
-
-def clear_check(attempt: AttemptFolder, env: Mapping[str, str]) -> HostCheck:
-    """No rank of this attempt is left on the host, as one whose agent has lost its connection may be."""
-    marks = {"HPCDDP_RUN_DIR": attempt.run.path, "HPCDDP_ATTEMPT": attempt.name}
-    return HostCheck(kill_left(marks, env), "ranks of the last start cannot be ended there")
-
-
-def folder_checks(attempt: AttemptFolder) -> list[HostCheck]:
-    """The run's own folder, which may have another name than the job asked for, is there and can be written, and its
-    newest checkpoint can be read."""
-    path = os.path.abspath(attempt.run.path)
-    checks = [
-        HostCheck(("test", "-d", path), "it does not see the run folder"),
-        HostCheck(("sh", "-c", _WRITE, "sh", path), "it cannot write to the run folder"),
-    ]
-    saved = list_checkpoints(os.path.abspath(attempt.run.checkpoints))
-    manifest = os.path.join(saved[-1], MANIFEST) if saved else ""
-    if os.path.isfile(manifest):
-        checks.append(HostCheck(("head", "-c", "1", manifest), "it cannot read the newest checkpoint"))
-    return checks
+#: What a host has to be able to do, for a shell, without Python and its modules: with the run folder, the newest
+#: checkpoint's manifest ("": there is none) and the number of GPUs. A parallel file system may be mounted again to be
+#: read alone, after an error. Rows or pages of a GPU's memory that wait for a reset only the site's people can mend. A
+#: driver that says nothing of them, or no driver, is no fault.
+_ABLE = """\
+file=$1/.written-by-$(uname -n).$$
+touch "$file" && rm -f "$file" || exit 11
+test ! "$2" || head -c 1 "$2" || exit 12
+test "$3" -gt 0 && command -v nvidia-smi || exit 0
+test "$(nvidia-smi -L | grep -c '^GPU ')" -ge "$3" || exit 13
+broken='(Pending|Remapping Failure Occurred|Blacklist) *: Yes'
+! nvidia-smi -q -d ROW_REMAPPER,PAGE_RETIREMENT | grep -E "$broken" || exit 13"""
+_UNABLE = {
+    11: "it does not see the run folder, or cannot write to it",
+    12: "it cannot read the newest checkpoint",
+    13: "it does not have the job's GPUs, or one of them needs a reset",
+}
 
 
 def list_hosts(env: Mapping[str, str]) -> tuple[str, ...]:
@@ -102,10 +69,8 @@ class Hosts:
     """The hosts of one job; `names` in its order, with the host of the script first, which is alone where no scheduler
     names the others."""
 
-    def __init__(
-        self, job: CurrentJob, env: Mapping[str, str], checks: list[HostCheck], tell: Callable[[str], None]
-    ) -> None:
-        self._job, self._env, self._checks, self._tell = job, env, checks, tell
+    def __init__(self, order: Order, job: CurrentJob, env: Mapping[str, str], tell: Callable[[str], None]) -> None:
+        self._order, self._job, self._env, self._tell = order, job, env, tell
         self._commands = find_scheduler(job.scheduler).commands
         self.names = (list_hosts(env) if job.id else ()) or (os.uname().nodename,)
         self._left_out: set[str] = set()
@@ -122,21 +87,40 @@ class Hosts:
         """The hosts on which ranks may be started, none of this `attempt` being left there. Who does not answer twice,
         or is not well, is left out for good; the silence of `suspects` counts as one of the two. The scheduler is told
         of a host that is gone, so that it does not end the job."""
-        there = [name for name in self.names if name not in self._left_out]
-        silent = self._find_silent(there, suspects)
+        silent = self._find_silent(list(self._usable), suspects)
         for name in silent:
             self._leave_out(name, "it does not answer")
         self._drop(silent)
-        checks = [clear_check(attempt, self._env), *folder_checks(attempt), *self._checks]
-        for check in checks if self._starter or len(self.names) < 2 else ():
-            there = [name for name in there if name not in self._left_out]
-            failed = self._ask(there, check.words)
-            if failed and check.is_built_in and len(failed) == len(there):
-                self._tell(f"a check fails on each host ({check.why}), and may not work here")
-                continue
-            for name in failed:
-                self._leave_out(name, check.why)
-        return tuple(name for name in there if name not in self._left_out)
+        if self._starter or len(self.names) < 2:
+            run, line = attempt.run, self._order.preflight
+            # ranks of this attempt may be left, as one whose agent has lost its connection may be
+            marks = {"HPCDDP_RUN_DIR": run.path, "HPCDDP_ATTEMPT": attempt.name}
+            self._check(kill_left(marks, self._env), {}, "ranks of the last start cannot be ended there")
+            saved = list_checkpoints(os.path.abspath(run.checkpoints))
+            manifest = os.path.join(saved[-1], MANIFEST) if saved else ""
+            manifest = manifest if os.path.isfile(manifest) else ""
+            words = ("sh", "-c", _ABLE, "sh", os.path.abspath(run.path), manifest, str(self._order.line.gpus_per_node))
+            self._check(words, _UNABLE)
+            if line not in {"", "true"}:
+                self._check(("sh", "-c", line), {}, "the job file's own check failed", is_believed=True)
+        return self._usable
+
+    @property
+    def _usable(self) -> tuple[str, ...]:
+        return tuple(name for name in self.names if name not in self._left_out)
+
+    def _check(
+        self, words: tuple[str, ...], why: Mapping[int, str], other: str = "a check fails", *, is_believed: bool = False
+    ) -> None:
+        """Leave out the hosts on which this command fails. `why`: by its status. What fails on every host is wrong
+        itself, unless it `is_believed`."""
+        failed = self._ask(self._usable, words)
+        reasons = {name: why.get(status, other) for name, status in failed.items()}
+        if not is_believed and failed and len(failed) == len(self._usable):
+            self._tell(f"a check fails on each host ({next(iter(reasons.values()))}), and may not work here")
+            return
+        for name, reason in reasons.items():
+            self._leave_out(name, reason)
 
     def leave_out(self, unfit: Mapping[str, str]) -> tuple[str, ...]:
         """Leave out these hosts for good, each with its reason; the others."""
@@ -144,7 +128,7 @@ class Hosts:
             why = next((why for host, why in unfit.items() if same_host(name, host)), None)
             if why is not None:
                 self._leave_out(name, why)
-        return tuple(name for name in self.names if name not in self._left_out)
+        return self._usable
 
     def choose(self, usable: tuple[str, ...], fits: tuple[int, ...]) -> tuple[str, ...]:
         """Choose as many of the usable hosts as the request can have, without those that were blamed twice if it works
@@ -166,7 +150,7 @@ class Hosts:
         if not self._starter:
             self._tell("no program is on PATH by which a host can be asked whether it answers (ssh)")
             return suspected
-        silent = self._ask(others, ("true",), suspected)
+        silent = [*self._ask(others, ("true",), suspected)]
         doubted = [name for name in silent if name not in suspected]
         if doubted:
             time.sleep(_PAUSE_S)
@@ -183,8 +167,8 @@ class Hosts:
                 return words
         return ()
 
-    def _ask(self, names: Iterable[str], words: tuple[str, ...], suspected: Iterable[str] = ()) -> list[str]:
-        """The hosts on which this command does not end well, all asked side by side."""
+    def _ask(self, names: Iterable[str], words: tuple[str, ...], suspected: Iterable[str] = ()) -> dict[str, int]:
+        """The hosts on which this command does not end well, and its status there; all asked side by side."""
         fill = self._fill
         sent = (shlex.join(words),) if self._starter == SSH else words  # it gives a shell one line
         commands = {name: [*words] if is_this_host(name) else [*fill(self._starter, name), *sent] for name in names}
@@ -192,7 +176,7 @@ class Hosts:
         return run_side_by_side(commands, self._env, patience)
 
     def _fill(self, words: tuple[str, ...], name: str) -> list[str]:
-        left = ",".join(host for host in self.names if host not in self._left_out)
+        left = ",".join(self._usable)
         return [w.replace("{job}", self._job.id).replace("{host}", name).replace("{kept}", left) for w in words]
 
     def _leave_out(self, name: str, why: str) -> None:
@@ -250,7 +234,7 @@ class Recovery:
 
     def __init__(self, order: Order, job: CurrentJob, env: Mapping[str, str], tell: Callable[[str], None]) -> None:
         self._order, self._job, self._env, self._tell = order, job, env, tell
-        self._hosts = Hosts(job, env, list_checks(order), tell)
+        self._hosts = Hosts(order, job, env, tell)
         self._restarts = 0
         self._fits = (*order.fewer_nodes, order.line.nodes)
         self.is_too_few = False  # the program has refused the number of nodes that are left, not the request's
@@ -269,13 +253,16 @@ class Recovery:
         """All hosts of the job, spare ones too; this one alone where no scheduler names them."""
         return self._hosts.names
 
-    def goes_on(self, attempt: AttemptFolder, cause: Event, end: EndTime, suspects: set[str]) -> bool:
+    def goes_on(
+        self, attempt: AttemptFolder, cause: Event, end: EndTime, suspects: set[str], *, has_touched: bool = False
+    ) -> bool:
         """Whether the ranks are started again, on the hosts `chosen` then; why not is printed. `suspects`: hosts that
-        the attempt has lost."""
+        the attempt has lost. `has_touched`: whether a program without the runtime has said that it got on."""
         self._tell(f"the first cause: {cause}")
         before = self.chosen or self.names
         why_not = self._judge(attempt, cause, end) or self._choose_hosts(attempt, cause, suspects)
-        why_not = why_not or self._judge_repeat(attempt, cause, has_other_hosts=(self.chosen or self.names) != before)
+        repeats = "" if why_not else self._find_repeat(attempt, cause, has_touched=has_touched)
+        why_not = why_not or (repeats if (self.chosen or self.names) == before else "")
         if why_not:
             self._tell(f"the ranks are not started again: {why_not}")
             return False
@@ -310,18 +297,20 @@ class Recovery:
             return "" if self._fits else f"the program does not work out on {count}, and fewer are not allowed"
         return "that is no node's fault" if cause.is_mistake else ""
 
-    def _judge_repeat(self, attempt: AttemptFolder, cause: Event, *, has_other_hosts: bool) -> str:
-        """Why the next attempt would end as this one; empty: it need not. Something has to be different from an earlier
-        attempt: how it ended, at which step, the newest checkpoint, or the hosts of the next one. Where neither a step
-        nor a checkpoint is known, a program may have got on."""
+    def _find_repeat(self, attempt: AttemptFolder, cause: Event, *, has_touched: bool) -> str:
+        """Why the next attempt would end as this one on the same hosts; empty: it need not. An earlier one has ended
+        so, at the same step and with the same newest checkpoint. Where neither is known a program may have got on:
+        then only an error of its own, or a crash, comes again."""
         saved = self._find_newest(attempt)
         end = cause.kind, cause.status, cause.text, cause.step, saved
-        is_again = end in self._ends and not has_other_hosts
+        is_again = end in self._ends
         self._ends.add(end)
-        if not is_again or not (cause.step or any(saved)):
-            return ""
-        where = f"at step {cause.step}" if cause.step else "before a step"
-        return f"an earlier start ended the same way {where}, with the same checkpoint and hosts"
+        if is_again and (cause.step or any(saved)):
+            where = f"at step {cause.step}" if cause.step else "before a step"
+            return f"an earlier start ended the same way {where}, with the same checkpoint and hosts"
+        if is_again and cause.is_by_program and not has_touched:
+            return "an earlier start ended the same way on these hosts, and the program says nothing of its progress"
+        return ""
 
     def begin_again(self, attempt: AttemptFolder) -> AttemptFolder | None:
         """The next attempt, which takes the run from this one: whatever is left of it writes no more. None if that

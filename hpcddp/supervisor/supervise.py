@@ -224,9 +224,10 @@ class Attempts:
         by_scheduler = row is not None and row.of_scheduler and job.id != ""
         ends = (lambda: is_ending(job, env)) if by_scheduler else None
         by_hand = self._by_hand or not job.id
-        of_ranks = Passing(self._reports, tell, _SETTLE_S if job.id else 0.0, ends, by_hand=by_hand), teardown
+        settle_s = _SETTLE_S if job.id else 0.0
+        of_ranks = Passing(self._reports, tell, settle_s, ends, self._warn_at, by_hand=by_hand), teardown
         ended = AttemptEnd(0)
-        for program, warned in ((stage, lambda: None), (launch, self._warn_at)):
+        for program in (stage, launch):
             ended = self.hear("before the ranks were started") or ended
             if ended.status or ended.signal:
                 return ended
@@ -234,7 +235,7 @@ class Attempts:
                 # PBS signals the job's process group: the launcher hears that without hpcddp, too
                 launcher = LauncherProcess(program, env, attempt.log, self._output, self._files, apart=by_hand)
                 hear, these = self.follow_up.hear, of_ranks if program is launch else None
-                ended = watch(launcher, self._signals, warned, tell, hear, these, self._look_around)
+                ended = watch(launcher, self._signals, tell, hear, self._look_around, these)
                 marks = {name: env[name] for name in ("HPCDDP_RUN_DIR", "HPCDDP_ATTEMPT")}
                 end_left(marks, env, tell, rest_s=_EXIT_S if ended.cause is None else 0.0)
                 launcher.finish_output()
@@ -259,7 +260,7 @@ class Attempts:
         program = [sys.executable, "-m", "hpcddp", "check", *options, "--", *words]
         tell(f"the nodes are checked before the ranks are started; {report} has what was found")
         launcher = LauncherProcess(program, dict(env), attempt.log, self._output)
-        ended = watch(launcher, self._signals, lambda: None, tell, self.follow_up.hear, None, self._look_around)
+        ended = watch(launcher, self._signals, tell, self.follow_up.hear, self._look_around)
         launcher.finish_output()
         if ended.signal or not ended.status:
             return ended
@@ -290,7 +291,9 @@ class Attempts:
             by = f"{ended.signal} came, and they may have ended by it ({cause})"
             self._tell(f"the ranks are not started again: {by}")
             return ended
-        goes_on = recovery.goes_on(attempt, cause, self._end.end, self._reports.lost_hosts)
+        reports = self._reports
+        has_touched = any(one.has_touched for one in reports.ranks.values())
+        goes_on = recovery.goes_on(attempt, cause, self._end.end, reports.lost_hosts, has_touched=has_touched)
         # as where the scheduler ends the ranks first, and then the script
         late = self.hear("after the ranks had ended: they are not started again")
         if goes_on or recovery.is_too_few or (late is not None and cause.is_loss):
@@ -328,7 +331,8 @@ class Attempts:
     def _look_around(self) -> None:
         """Tell the ranks if the job ends at another time than they know, and end them if a person asks for it."""
         self._stop_request.look()
-        self._notices.stall(self._attempt, self._reports.hang)
+        while self._reports.stalls:
+            self._notices.stall(self._attempt, self._reports.stalls.pop(0))
         self._stack_requests.look()
         if self._end.look() and self._end.end.at is not None:
             self._tell(f"the job ends at {self._end.end} now")

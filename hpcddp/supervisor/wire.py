@@ -70,21 +70,17 @@ class Signalled(Record):
     number: int
 
 
-class Unheard(Record):
-    """The agent ends the rank, since it has not heard the supervisor for so long. Comes before `ended`."""
-
-    seconds: int
-
-
 class Ended(Record):
     """The rank's program has ended with this wait status. `output`: the lines of its output that say why, where it
     failed. `log`: the file with all of it; empty: it has none. `is_printed`: whether the job's output has it already.
-    The supervisor closes the connection, or answers `wait`."""
+    `unheard_s`: where the agent has ended the rank, since it had not heard the supervisor for so long; else 0. The
+    supervisor closes the connection, or answers `wait`."""
 
     status: int
     output: str = ""
     log: str = ""
     is_printed: bool = False
+    unheard_s: int = 0
 
 
 # From the supervisor to the agent.
@@ -124,7 +120,7 @@ class Wait(Record):
     seconds: float
 
 
-_FROM_AGENT: tuple[Any, ...] = (Hello, Beat, Position, PlainStand, Stacks, Signalled, Unheard, Ended)
+_FROM_AGENT: tuple[Any, ...] = (Hello, Beat, Position, PlainStand, Stacks, Signalled, Ended)
 _FROM_SUPERVISOR: tuple[Any, ...] = (Ok, Kill, Until, Give, Ask, Wait)
 #: Name -> the message.
 MESSAGES = {message.__name__.lower(): message for message in (*_FROM_AGENT, *_FROM_SUPERVISOR)}
@@ -137,7 +133,7 @@ _TYPES: dict[str, Callable[[str], Any]] = {
 _ESCAPES = (("%", "%25"), (" ", "%20"), ("\n", "%0A"))  # in a text
 
 if TYPE_CHECKING:
-    _FromAgent = Hello | Beat | Position | PlainStand | Stacks | Signalled | Unheard | Ended
+    _FromAgent = Hello | Beat | Position | PlainStand | Stacks | Signalled | Ended
     Message = _FromAgent | Ok | Kill | Until | Give | Ask | Wait
 
 
@@ -164,11 +160,11 @@ class Incoming:
     """The messages of one connection, whose lines may come in parts."""
 
     def __init__(self) -> None:
-        self._rest = b""
+        self.rest = b""  # of a line that is not complete
 
     def add(self, data: bytes = b"") -> list[Message]:
         """The messages that are complete now."""
-        *lines, self._rest = (self._rest + data).split(b"\n")
+        *lines, self.rest = (self.rest + data).split(b"\n")
         return [message for message in map(read, lines) if message is not None]
 
 

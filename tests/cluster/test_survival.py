@@ -123,14 +123,6 @@ def test_a_spare_node_takes_the_place_of_a_lost_one(cluster: Cluster, shared: Pa
 
 
 @pytest.mark.slow
-def test_an_error_at_the_same_step_for_ever_ends_the_job_as_failed(cluster: Cluster, shared: Path) -> None:
-    outcome = on_slurm(cluster, shared, "bug", 0)  # on the script's host, which is never left out
-    assert len(outcome.starts) == 1
-    assert f"an earlier start ended the same way at step {AT}, with the same checkpoint and hosts" in outcome.said
-    assert (outcome.state["status"], outcome.state["step"]) == ("failed", AT)
-
-
-@pytest.mark.slow
 def test_two_hosts_are_lost_one_after_the_other(cluster: Cluster, shared: Path, undisturbed: str) -> None:
     # with node3 gone, rank 2 is on node4
     job = submit(cluster, shared, "cut,cut", "2,2", f"{AT},{AT + 3}")

@@ -125,11 +125,6 @@ def test_the_host_of_rank_0_may_be_the_lost_one(job: PretendedJob, undisturbed: 
     assert job.released.read_text() == "-j 7.server node1\n"
 
 
-def test_a_spare_node_takes_the_place_of_a_lost_one(job: PretendedJob, undisturbed: str) -> None:
-    outcome = job.run("cut", "2", *ASKED, "spares=1", "min_nodes=3")
-    outcome.assert_went_on("node3 is silent", (1, 2, 4), undisturbed)
-
-
 def test_two_hosts_are_lost_one_after_the_other(cluster: Cluster, job: PretendedJob, undisturbed: str) -> None:
     # with node3 gone, rank 2 is on node4
     outcome = job.run("cut,cut", "2,2", at=f"{AT},{AT + 3}")

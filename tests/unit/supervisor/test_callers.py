@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import errno
 import os
+import resource
+import select
 import socket
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from hpcddp.runs.folder import RunFolder
-from hpcddp.supervisor import reports, wire
+from hpcddp.supervisor import wire
 from hpcddp.supervisor.reports import Reports
 from hpcddp.supervisor.wire import Listener, read_listener
 
@@ -61,35 +62,26 @@ def node(tmp_path: Path) -> Iterator[Node]:
         one.close()
 
 
-@pytest.mark.parametrize("number", [errno.EMFILE, errno.EPROTO])
-def test_after_a_caller_that_could_not_be_let_in_the_next_ones_are(
-    node: Node, monkeypatch: pytest.MonkeyPatch, number: int
-):
-    accept = reports.accept
-    refused = list[int]()
-
-    def refuse(listener: socket.socket) -> socket.socket | None:
-        refused.append(number)
-        raise OSError(number, os.strerror(number))
-
-    monkeypatch.setattr("hpcddp.supervisor.reports.accept", refuse)
-    node.call_as_rank(0)
-    while not refused:
+def test_after_a_caller_that_could_not_be_let_in_the_next_ones_are(node: Node):
+    """Since this process may open no more files, until the next look."""
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        node.call_as_rank(0)
+        node.call_as_rank(1)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (3, before[1]))
         node.reports.read()
-    for _ in range(100):
-        node.reports.read()  # it does not turn in a circle until then
-    assert len(refused) == 1
-    monkeypatch.setattr("hpcddp.supervisor.reports.accept", accept)
-    node.pass_time(2)
+        assert select.select([node.reports.entry], [], [], 0)[0] == []  # it does not turn in a circle until then
+        assert node.reports.ranks == {}
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
     node.wait_for(0)
-    node.call_as_rank(1)
     node.wait_for(1)
 
 
 def test_who_calls_and_says_nothing_takes_nobodys_place_for_long(node: Node, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("hpcddp.supervisor.reports._MOST", 3)
+    monkeypatch.setattr("hpcddp.supervisor.reports._MOST_STRANGERS", 3)
     idle = [node.call(b"hel") for _ in range(3)]
-    while len(node.reports._callers._waiting) < 3:
+    while len(node.reports._strangers) < 3:
         node.reports.read()
     node.call_as_rank(0)
     node.pass_time(5)
@@ -100,7 +92,7 @@ def test_who_calls_and_says_nothing_takes_nobodys_place_for_long(node: Node, mon
 
 
 def test_more_ranks_at_once_than_are_let_in_at_once_are_all_heard(node: Node, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("hpcddp.supervisor.reports._MOST", 2)
+    monkeypatch.setattr("hpcddp.supervisor.reports._MOST_STRANGERS", 2)
     for rank in range(9):
         node.call_as_rank(rank)
     for rank in range(9):
@@ -111,4 +103,4 @@ def test_a_rank_that_is_known_is_not_closed_for_what_others_do(node: Node):
     node.call_as_rank(0)
     node.wait_for(0)
     node.pass_time(30)
-    assert node.reports.ranks[0].connection is not None
+    assert node.reports.ranks[0].caller is not None

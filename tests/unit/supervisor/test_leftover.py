@@ -13,8 +13,7 @@ from pathlib import Path
 import pytest
 
 from hpcddp.runs.folder import AttemptFolder, RunFolder
-from hpcddp.supervisor.leftover import end_left, find_left
-from hpcddp.supervisor.recovery import clear_check
+from hpcddp.supervisor.leftover import end_left, find_left, kill_left
 from hpcddp.supervisor.reports import Reports
 from tests.conftest import wait_until
 
@@ -123,9 +122,7 @@ def test_of_what_ends_by_itself_nothing_is_said(marks: dict[str, str]):
 
 
 @pytest.mark.parametrize("own", [{"SLURM_JOB_ID": "7"}, {}], ids=["in a job", "where ssh left its number out"])
-def test_a_job_that_a_rank_has_submitted_is_left_alone(
-    attempt: AttemptFolder, marks: dict[str, str], own: dict[str, str]
-):
+def test_a_job_that_a_rank_has_submitted_is_left_alone(marks: dict[str, str], own: dict[str, str]):
     with (
         subprocess.Popen(["sleep", "1000"], env=os.environ | marks | own) as left,
         subprocess.Popen(["sleep", "1000"], env=os.environ | marks | own | {"SLURM_JOB_ID": "8"}) as other,
@@ -133,7 +130,7 @@ def test_a_job_that_a_rank_has_submitted_is_left_alone(
         for process in (left, other):  # in the middle of an exec it is empty
             assert wait_until(lambda process=process: Path(f"/proc/{process.pid}/environ").read_bytes() != b"")
         assert find_left(marks, own) == [left.pid]
-        subprocess.run(clear_check(attempt, own).words, check=True)
+        subprocess.run(kill_left(marks, own), check=True)
         assert left.wait() == -signal.SIGKILL
         assert other.poll() is None
         other.kill()

@@ -24,7 +24,7 @@ from hpcddp.supervisor import agent, wire
 from hpcddp.supervisor.agent import Agent
 from hpcddp.supervisor.events import ERROR, GONE, KILLED, LEFT, SILENT, STUCK, UNHEARD, UNKNOWN, find_first_cause
 from hpcddp.supervisor.program import Teardown
-from hpcddp.supervisor.rank import BREAKS, LOST, Rank, find_odd
+from hpcddp.supervisor.rank import LOST, OPENS, Rank, find_odd
 from hpcddp.supervisor.reports import Reports, allow_files, allow_more_files
 from hpcddp.supervisor.wire import read_listener, write_listener
 
@@ -36,6 +36,12 @@ def attempt(tmp_path: Path) -> AttemptFolder:
     attempt = RunFolder(str(tmp_path)).attempt("7.1")
     os.makedirs(attempt.path)
     return attempt
+
+
+def make_agent(attempt: AttemptFolder, rank: int, world_size: int, host: str) -> Agent:
+    listener = read_listener(attempt)
+    assert listener is not None
+    return Agent(attempt, listener, rank, world_size, host, os.environ)
 
 
 class Ranks:
@@ -56,7 +62,7 @@ class Ranks:
             "RANK": str(rank),
         }
         self.processes.append(subprocess.Popen(sleep, env=env))
-        agent = Agent(self.attempt, rank, 4, host, os.environ)
+        agent = make_agent(self.attempt, rank, 4, host)
         self.agents.append(agent)
         self.given.append([])
         agent.start(self.processes[-1].pid, self.given[-1].append)
@@ -127,7 +133,7 @@ def test_a_signal_after_a_refusal_is_the_launcher_s_own_also_where_the_refusing_
     ranks: Ranks, attempt: AttemptFolder
 ):
     other = ranks.start("n0")
-    refuses = Agent(attempt, NO_RANK, 0, "n1", os.environ)
+    refuses = make_agent(attempt, NO_RANK, 0, "n1")
     tells = threading.Thread(target=refuses.refuse, args=(4, "NODE_RANK=0 is exported too"))
     tells.start()
     ranks.until(lambda: not tells.is_alive())
@@ -143,10 +149,7 @@ def test_a_signal_after_a_refusal_is_the_launcher_s_own_also_where_the_refusing_
 def test_a_agent_that_is_gone_takes_its_rank_with_it(ranks: Ranks):
     ranks.start("n0")
     rank = ranks.reports.ranks[0]
-    assert rank.connection is not None
-    rank.connection.close()  # as the kernel of its host does
-    rank.connection = None
-    rank.change(BREAKS, time.monotonic())
+    ranks.reports._leave(rank)  # as the kernel of its host does
     ranks.reports.settle()
     assert ranks.kinds() == [(GONE, 0)]
     assert ranks.reports.lost_hosts == {"n0"}
@@ -158,10 +161,9 @@ def test_each_rank_gets_each_signal_once_also_one_that_calls_late_or_again(ranks
     ranks.reports.give(signal.SIGUSR1)
     ranks.until(lambda: ranks.given == [[10, 10]])
     first = ranks.reports.ranks[0]
-    assert first.connection is not None
     ranks.reports._leave(first)  # the connection breaks
     ranks.start("n1")
-    ranks.until(lambda: first.connection is not None)
+    ranks.until(lambda: first.caller is not None)
     ranks.reports.give(signal.SIGTERM)
     ranks.until(lambda: [len(given) for given in ranks.given] == [3, 3])
     assert ranks.given == [[10, 10, 15]] * 2
@@ -312,7 +314,7 @@ USR1 = wire.Signalled(10)
         ([USR1, ended(9)], False, 0),
         ([USR1, ended(137 << 8)], False, 0),  # the same behind a shell
         ([USR1, ended(15)], False, 0),
-        ([USR1, wire.Unheard(46), ended(9)], False, 0),
+        ([USR1, wire.Ended(9, unheard_s=46)], False, 0),
         ([ended(768)], False, 0),
     ],
 )
@@ -332,6 +334,36 @@ def test_a_rank_that_ended_by_a_signal_is_hidden_from_the_launcher_while_others_
     assert not told.reports.is_holding
     while told.callers[1].recv(4096):  # it is let end
         pass
+
+
+def test_a_stall_is_one_notice_also_where_the_attempt_ends_by_it(told: Told):
+    waits, works = ("train.py:9", "all_reduce", 0.0, WAITS, 0, 0.0), ("train.py:7", "", 0.0, 0, 0, 0.0)
+    for seconds in (61.0, 300.0, 601.0):
+        for rank, (line, inside, _, *more) in enumerate((waits, works)):
+            told.say(rank, wire.PlainStand(rank, 2, line, inside, seconds, *more))
+        told.pass_by(1)
+    assert [(event.kind, event.rank) for event in told.reports.events] == [(STUCK, 1)]
+    assert len(told.reports.stalls) == 1
+    assert told.reports.stalls[0].startswith("no progress for 60 s. The ranks stand at:")
+
+
+def test_a_stall_of_the_runtime_s_ranks_is_one_notice_until_they_get_on(told: Told):
+    places = Position("train.py:9 (in all_reduce)", WAITS), Position("train.py:7")
+    for moves in (1, 2):
+        for rank, place in enumerate(places):
+            told.reports.ranks[rank].change(OPENS, told.clock.now)
+            told.say(rank, place)
+        told.pass_by(59)
+        assert len(told.reports.stalls) == moves - 1
+        told.pass_by(100)
+        assert told.reports.stalls[moves - 1 :] == [
+            "no progress for 60 s\n  rank 0 on n0 stands at train.py:9 (in all_reduce)\n"
+            "  rank 1 on n1 stands at train.py:7"
+        ]
+        for rank in range(2):
+            told.say(rank, Position())
+        told.pass_by(1)
+    assert (told.reports.events, told.reports.remarks) == ([], [])  # the ranks print it themselves
 
 
 OWN = wire.Ended(1 << 8, "Traceback …\nValueError: b", "runs/log")
@@ -367,9 +399,9 @@ def test_how_the_first_rank_has_failed_is_said_once_on_the_jobs_output(
 
 def test_a_rank_that_has_only_seen_another_one_fail_stays_until_that_ones_words_are_there(told: Told):
     told.say(0, HEARD)
-    assert 0 in {one.rank for one in told.reports._connected.values()}
+    assert 0 in {one.rank for one in told.reports._connected}
     told.say(1, OWN)
-    assert told.reports._connected == {}
+    assert told.reports._connected == []
 
 
 def test_so_is_one_that_ended_by_the_sigterm_that_it_was_given_in_place_of_another(told: Told):
@@ -464,7 +496,7 @@ def test_ranks_of_an_attempt_before_are_ended_when_they_call(ranks: Ranks):
     assert ranks.processes[0].returncode == -signal.SIGKILL
     assert ranks.agents[0].was_ended
     assert ranks.reports.ranks == {}
-    late = Agent(ranks.attempt, 0, 4, "n0", os.environ)  # a host that comes back
+    late = make_agent(ranks.attempt, 0, 4, "n0")  # a host that comes back
     with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(1000)"]) as left:
         late.start(left.pid)
         ranks.until(lambda: left.poll() is not None)
@@ -504,7 +536,7 @@ def test_a_rank_that_never_reached_its_supervisor_is_left_alone(ranks_with: Call
     assert told is not None
     write_listener(attempt, told._replace(hosts=("127.0.0.1",), port=1))
     with subprocess.Popen(["sleep", "2"]) as rank:
-        agent = Agent(attempt, 0, 4, "n0", os.environ)
+        agent = make_agent(attempt, 0, 4, "n0")
         agent.start(rank.pid)
         assert rank.wait() == 0
     assert not agent.was_ended
@@ -670,7 +702,7 @@ def test_what_a_program_writes_into_its_page_harms_nobody(ranks_with: Callable[[
         Path(agent.path).write_text(text, encoding="latin-1")
         touched = ranks.reports.ranks[0].beat.touched
         ranks.until(lambda touched=touched: ranks.reports.ranks[0].beat.touched != touched)
-    assert ranks.reports.ranks[0].connection is not None
+    assert ranks.reports.ranks[0].caller is not None
     assert ranks.reports.ranks[0].beat.step == 0
 
 
