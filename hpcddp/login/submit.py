@@ -339,12 +339,7 @@ def plan_parts(spec: JobSpec, site: Site, env: Mapping[str, str], created_by: st
 
     RequestError if nothing is left to do for any of them; what `plan_job` and `plan_part` raise.
     """
-    row = find_scheduler(site.scheduler)
-    spec = _with_kinds(spec, row.directives.dependencies if not row.this_machine else ("afterany",))
-    before: list[Submission] = []
-    if row.this_machine and spec.dependency:
-        before = _find_before(spec.dependency)
-        spec = spec._replace(dependency=None)
+    spec, before = _resolve_after(spec, find_scheduler(site.scheduler))
     split, sweep = _split(spec, site)
     remarks: dict[str, None] = {}
     parts = []
@@ -454,38 +449,35 @@ def _indices(array: str) -> list[str]:
     return [str(index) for index in indices]
 
 
-def _with_kinds(spec: JobSpec, kinds: tuple[str, ...]) -> JobSpec:
-    """`--after 12` and `--after train` as the dependencies that directives take: afterok:12, where there is such."""
-    if not spec.dependency or not spec.sources.get("dependency", "").startswith("--after"):
-        return spec
-    return spec._replace(dependency=tuple(_dependency(word, kinds) for word in spec.dependency))
-
-
-def _dependency(word: str, kinds: tuple[str, ...]) -> str:
-    kind, colon, job = word.partition(":")
-    if not colon:
-        kind, job = "afterok" if "afterok" in kinds else kinds[0], word
-    if not parse_id(job).is_job:
-        ids = find_newest_jobs(find_run(job))
-        if not ids:
-            raise RequestError(f"--after {job}: no job of that run is known", "--after JOBID")
-        job = ":".join(ids)
-    return f"{kind}:{job}"
-
-
-def _find_before(words: tuple[str, ...]) -> list[Submission]:
-    """The jobs on this machine that the words name."""
-    known = [one for run in list_all_runs() for one in read_submissions(run)]
+def _resolve_after(spec: JobSpec, row: Scheduler) -> tuple[JobSpec, list[Submission]]:
+    """`--after 12` and `--after train` as the dependencies that directives take: afterok:12, where there is such; and
+    on this machine the jobs that are waited for, which no directive takes."""
+    words = spec.dependency or ()
+    if spec.sources.get("dependency", "").startswith("--after"):
+        kinds = ("afterany",) if row.this_machine else row.directives.dependencies
+        words = tuple(_name_jobs(word, "afterok" if "afterok" in kinds else kinds[0]) for word in words)
+        spec = spec._replace(dependency=words)
+    if not row.this_machine:
+        return spec, []
+    known = [one for run in (list_all_runs() if words else ()) for one in read_submissions(run)]
     found = []
     for word in words:
         kind, *jobs = word.split(":")
         if kind not in {"afterany", "after"}:
-            raise RequestError(
-                f"--after {word}: on this machine a job waits for the end of others", "--after afterany:JOB"
-            )
+            hint = "--after afterany:JOB"
+            raise RequestError(f"--after {word}: on this machine a job waits for the end of others", hint)
         for job in jobs:
-            one = next((one for one in known if parse_id(one.job).is_same(parse_id(job))), None)
-            if one is None:
+            its = [one for one in known if parse_id(one.job).is_same(parse_id(job))]
+            if not its:
                 raise RequestError(f"there is no job {job} below runs/", "hpcddp status")
-            found.append(one)
-    return found
+            found.append(its[0])
+    return spec._replace(dependency=None), found
+
+
+def _name_jobs(word: str, usual_kind: str) -> str:
+    """`train`, `12`, `afterany:train` with the ids of the jobs."""
+    kind, _, job = word.rpartition(":")
+    ids = [job] if parse_id(job).is_job else find_newest_jobs(find_run(job))
+    if not ids:
+        raise RequestError(f"--after {job}: no job of that run is known", "--after JOBID")
+    return ":".join((kind or usual_kind, *ids))
