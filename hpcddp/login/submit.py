@@ -29,7 +29,6 @@ from hpcddp.runs.submitted import (
     begin_submission,
     drop_submission,
     has_submissions,
-    is_another_under_way,
     list_indices,
     list_sweep_runs,
     note_submission,
@@ -82,7 +81,7 @@ class Part(Record):
     """One job of what was asked, and what its start would do now. `request`: for its run, or for the runs of its array
     without their indices. `array_index`: of a job on this machine that is one index, which nothing else tells it.
     `outlooks`: by index, of the runs that are there; "" of a job that is no array. `is_done`: whether nothing is left
-    to do. `waited`: the jobs that it waits for."""
+    to do."""
 
     plan: JobPlan
     script: str
@@ -90,7 +89,6 @@ class Part(Record):
     outlooks: Mapping[str, Outlook]
     is_done: bool
     array_index: str = ""
-    waited: Sequence[str] = ()
 
     @property
     def run(self) -> RunFolder:
@@ -124,14 +122,14 @@ def plan_part(plan: JobPlan, env: Mapping[str, str], index: str = "", waited: Se
     if is_sweep and not (plan.options.array or index):
         raise RequestError(f"{plan.run_dir} is a sweep or an array, and no run", f"--name {plan.name}-run")
     request = whole.of_index(index)
-    check_free(request, plan, waited, env)
+    _check_free(request, plan, waited, env)
     indices = list_indices(plan.options.array)
     there = [one.path.rpartition(".")[2] for one in list_sweep_runs(array)] if indices else [""]
     # what holds a run was asked about before
     outlooks = {one: foresee(request.of_index(one), lambda _scheduler, _job: "gone") for one in there}
     done = [one for one in outlooks.values() if one.kind == FINISHED and read_on_disk(one.run).is_done]
     is_done = len(done) == (len(indices) or 1) and not request.takes_words
-    return Part(plan, render_script(plan), request, outlooks, is_done, index, waited)
+    return Part(plan, render_script(plan), request, outlooks, is_done, index)
 
 
 def submit_part(part: Part, env: Mapping[str, str], number: int = 1, before: Sequence[Submission] = ()) -> Submission:
@@ -195,7 +193,7 @@ def _make_folder(part: Part, env: Mapping[str, str]) -> Iterator[str]:
     """The submission's folder, and that of a new run around it; --fresh sets an old one aside. Where the body fails,
     nothing of it is left, and nothing else that lies there is touched; but all of it where the job may be queued.
 
-    OSError; RequestError or HeldError if somebody else has the run by now, or is about to.
+    OSError; HeldError if an attempt has taken the run by now.
     """
     run, is_array, is_new = part.run, part.plan.options.array != "", not is_run(part.run)
     parents = [os.path.dirname(run.path)]
@@ -204,9 +202,6 @@ def _make_folder(part: Part, env: Mapping[str, str]) -> Iterator[str]:
     folder, old = "", None
     try:
         folder = begin_submission(run, part.script)
-        if is_another_under_way(run, folder):
-            raise RequestError(f"another submit for {show_path(run.path)} is under way", "again in two minutes")
-        check_free(part.request, part.plan, part.waited, env)
         if not (is_array or is_new) and (old := set_run_aside(part.request, env)) is not None:
             drop_submission(os.path.join(old.submitted, os.path.basename(folder)))
             is_new = True
@@ -285,7 +280,7 @@ def _hand_in(row: Scheduler, plan: JobPlan, script: str, env: Mapping[str, str],
     return queue_job(row.name, words, env, folder, hint, apart=True)
 
 
-def check_free(request: RunRequest, plan: JobPlan, waited: Sequence[str], env: Mapping[str, str]) -> None:
+def _check_free(request: RunRequest, plan: JobPlan, waited: Sequence[str], env: Mapping[str, str]) -> None:
     """RequestError if a job that has not ended writes the run, or will, and the new one does not wait for it: two jobs
     cannot write one run, and the second would cost node-hours first. Of an array's folder: its runs. `waited`: the jobs
     that the new one waits for. SchedulerError if nobody says whether one has ended."""
