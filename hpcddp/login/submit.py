@@ -243,13 +243,10 @@ def _later_interrupts() -> Iterator[list[int]]:
     came: list[int] = []
     before = {}
     try:
-        for one in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            if signal.getsignal(one) != signal.SIG_IGN:
-                before[one] = signal.signal(one, lambda number, _frame: came.append(number))
-    except ValueError:  # Python tells only its main thread of them
-        yield came
-        return
-    try:
+        with suppress(ValueError):  # Python tells only its main thread of them
+            for one in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+                if signal.getsignal(one) != signal.SIG_IGN:
+                    before[one] = signal.signal(one, lambda number, _frame: came.append(number))
         yield came
     finally:
         for one, handler in before.items():
