@@ -5,13 +5,12 @@ from __future__ import annotations
 import os
 import re
 import shlex
-import signal
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 
 from hpcddp.errors import HpcddpError, NoAnswerError, RequestError, SchedulerError
-from hpcddp.login.background import end_job, name_job, output_of, start_job
+from hpcddp.login.background import name_job, output_of, start_job
 from hpcddp.login.find_run import call_run, find_newest_jobs, find_run, list_all_runs
 from hpcddp.login.judge import ask_schedulers, judge
 from hpcddp.login.on_disk import read_on_disk
@@ -39,7 +38,7 @@ from hpcddp.runs.submitted import (
 from hpcddp.schedulers.job_id import parse_id
 from hpcddp.schedulers.registry import all_schedulers, find_current_job, find_scheduler
 from hpcddp.schedulers.row import Scheduler
-from hpcddp.schedulers.run import cancel_job, queue_job
+from hpcddp.schedulers.run import queue_job
 from hpcddp.script.file_check import check_output, check_plan
 from hpcddp.script.jobplan import plan_record
 from hpcddp.script.plan import SETTABLE, JobPlan
@@ -152,7 +151,7 @@ def submit_part(part: Part, env: Mapping[str, str], number: int = 1, before: Seq
     )
     clean = clean_environment(env)
     try:
-        with _make_folder(part, env) as folder, _later_interrupts() as interrupts:
+        with _make_folder(part, env) as folder:
             if row.this_machine:
                 submission = submission._replace(job=name_job(number), output=output_of(folder))
                 submission = start_job(submission, folder, clean, part.array_index, before)
@@ -164,11 +163,8 @@ def submit_part(part: Part, env: Mapping[str, str], number: int = 1, before: Seq
                 note_submission(folder, submission)
                 if plan.options.array:
                     _note_array(part)
-                if interrupts:
-                    raise KeyboardInterrupt
-            except (OSError, KeyboardInterrupt):
-                _take_back(submission, clean)
-                raise
+            except OSError as error:
+                raise NoAnswerError(f"{submission.job}: {cannot_write(part.run, error).message}", "") from error
     except OSError as error:
         raise _cannot_write(part.run, error) from error
     except NoAnswerError as error:
@@ -191,7 +187,8 @@ def _check_commands(plan: JobPlan, env: Mapping[str, str]) -> None:
 @contextmanager
 def _make_folder(part: Part, env: Mapping[str, str]) -> Iterator[str]:
     """The submission's folder, and that of a new run around it; --fresh sets an old one aside. Where the body fails,
-    nothing of it is left, and nothing else that lies there is touched; but all of it where the job may be queued.
+    nothing of it is left, and nothing else that lies there is touched; but all of it where the job may be queued, as
+    after an interrupt.
 
     OSError; HeldError if an attempt has taken the run by now.
     """
@@ -214,7 +211,7 @@ def _make_folder(part: Part, env: Mapping[str, str]) -> Iterator[str]:
         yield folder
     except NoAnswerError:
         raise
-    except (HpcddpError, OSError, KeyboardInterrupt):
+    except (HpcddpError, OSError):
         if folder:
             drop_submission(folder)
         if is_new and not (list_holders(run) or has_submissions(run)):
@@ -234,35 +231,6 @@ def _note_array(part: Part) -> None:
     """An array's folder has the plan and the indices of its newest job. OSError."""
     write_object(part.run.plan, plan_record(part.plan))
     note_sweep(part.run, part.plan.spec.sweep or {}, part.plan.options.array)
-
-
-@contextmanager
-def _later_interrupts() -> Iterator[list[int]]:
-    """Ctrl-C, or a terminal that is closed, waits for the end of the block: between the hand-in and the note, it would
-    leave a job that no run knows. The list has the ones that came."""
-    came: list[int] = []
-    before = {}
-    try:
-        with suppress(ValueError):  # Python tells only its main thread of them
-            for one in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-                if signal.getsignal(one) != signal.SIG_IGN:
-                    before[one] = signal.signal(one, lambda number, _frame: came.append(number))
-        yield came
-    finally:
-        for one, handler in before.items():
-            signal.signal(one, signal.SIG_DFL if handler is None else handler)
-
-
-def _take_back(submission: Submission, env: Mapping[str, str]) -> None:
-    """End a job that could not be noted. SchedulerError if it is still in the queue."""
-    row = find_scheduler(submission.scheduler)
-    if row.this_machine:
-        end_job(submission, kill=True)
-        return
-    problem = cancel_job(row.name, submission.job, env)
-    if problem:
-        words = shlex.join([*row.commands.cancel, submission.job])
-        raise SchedulerError(f"job {submission.job} is queued, and not noted in its run: {problem}", words)
 
 
 def _hand_in(row: Scheduler, plan: JobPlan, script: str, env: Mapping[str, str], folder: str) -> str:
@@ -394,14 +362,11 @@ def submit_parts(parts: Parts, env: Mapping[str, str]) -> list[Submission]:
                 note_sweep(parts.sweep, axes, parts.spec.array or f"1-{count_points(axes)}")
         except OSError as error:
             raise _cannot_write(parts.sweep or part.run, error) from error
-        except (HpcddpError, KeyboardInterrupt) as error:
+        except HpcddpError as error:
             if not queued:
                 raise
-            left = f"; {len(queued)} of {len(parts.parts)} jobs are queued, {queued[0].job} to {queued[-1].job}"
-            if isinstance(error, HpcddpError):
-                raise type(error)(f"{error.message}{left}", error.hint) from error
-            of_all = call_run(parts.sweep) if parts.sweep is not None else queued[0].job
-            raise SchedulerError(f"interrupted{left}", f"hpcddp cancel {of_all}") from error
+            left = f"{len(queued)} of {len(parts.parts)} jobs are queued, {queued[0].job} to {queued[-1].job}"
+            raise type(error)(f"{error.message}; {left}", error.hint) from error
         if find_scheduler(part.plan.site.scheduler).this_machine:
             before.append(queued[-1])
     return queued
