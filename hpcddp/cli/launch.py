@@ -63,25 +63,13 @@ def find_size(allocation: Allocation | None, env: Mapping[str, str]) -> Allocati
         )
     counts = {slots for _, slots in allocation.hosts}
     if len(counts) > 1:
-        raise LaunchError(
-            f"the allocation has {min(counts)} to {max(counts)} slots per host ({allocation.source})",
-            "ask for the same number on every node",
-        )
+        what = f"the allocation has {min(counts)} to {max(counts)} slots per host ({allocation.source})"
+        raise LaunchError(what, "ask for the same number on every node")
     variables = find_scheduler(allocation.scheduler).variables
     each = env.get(variables.cpus_of_nodes, "")
     given = min(expand_counts(each, variables.cpus_of_nodes)) if each else None
     cpus = read_number(env.get(variables.cpus, "")) or given or cpus
     return AllocationSize(len(allocation.hosts), counts.pop(), cpus, gpus)
-
-
-def without_spares(size: AllocationSize, text: str) -> int:
-    """The nodes to train on. RequestError if the spare ones leave none."""
-    spares = parse_count(text, "--set spares")
-    if spares >= size.nodes:
-        hint = f"--set spares={size.nodes - 1}" if size.nodes > 1 else "leave out spares"
-        all_nodes = format_count(size.nodes, "node")
-        raise RequestError(f"--set spares={spares} of {all_nodes} leaves none to train on", hint)
-    return size.nodes - spares
 
 
 _DESCRIPTION = """\
@@ -123,10 +111,10 @@ def run(args: argparse.Namespace, env: Mapping[str, str]) -> int:
         raise RequestError("there is no command to run", "hpcddp launch -- python train.py")
     for key in (item.partition("=")[0] for item in args.set):
         if key not in _SETTABLE and not key.startswith("env."):
-            hint = "leave it out, or use an option of its own: hpcddp launch --help"
-            if key == "gpus_per_node":
-                hint = "leave it out: GPUs are counted here; to train on CPUs: --set env.ACCELERATE_USE_CPU=true"
-            raise RequestError(f"--set {key}: hpcddp launch takes {listed((*_SETTABLE, 'env.NAME'))}", hint)
+            raise RequestError(
+                f"--set {key}: hpcddp launch takes {listed((*_SETTABLE, 'env.NAME'))}",
+                "leave it out, or use an option of its own: hpcddp launch --help",
+            )
     _refuse_inside_a_rank(env)
     allocation = None if args.here else find_allocation(env)
     if allocation is None and not args.here:
@@ -174,16 +162,20 @@ def plan_here(args: argparse.Namespace, allocation: Allocation | None, env: Mapp
             raise RequestError(f"--scratch keeps no run, and {others[0]} chooses one", f"leave out {others[0]}")
         keys["run_dir"] = (f"runs/.scratch-{make_stamp()}", "--scratch")
     if "spares" in keys:
-        keys["nodes"] = (str(without_spares(size, str(keys["spares"][0]))), "the allocation, without spares")
+        spares = parse_count(str(keys["spares"][0]), "--set spares")
+        if spares >= size.nodes:
+            hint = f"--set spares={size.nodes - 1}" if size.nodes > 1 else "leave out spares"
+            all_nodes = format_count(size.nodes, "node")
+            raise RequestError(f"--set spares={spares} of {all_nodes} leaves none to train on", hint)
+        keys["nodes"] = (str(size.nodes - spares), "the allocation, without spares")
     if args.walltime is None:
-        is_said = allocation is None or find_scheduler(allocation.scheduler).variables.end in env  # for the script
-        left = None if is_said or allocation is None else _time_left(allocation, env)
-        if left is not None:
-            keys["walltime"] = (f"{left}s", "what is left of the allocation")
-        elif site.walltime_s is None:
+        if site.walltime_s is None:
             keys["walltime"] = ("168:00:00", "the default of hpcddp launch")
-        if not is_said and left is None:
-            tell("the end of this allocation is not known; --walltime TIME gives it")
+        if allocation is not None and find_scheduler(allocation.scheduler).variables.end not in env:  # for the script
+            if (left := _time_left(allocation, env)) is not None:
+                keys["walltime"] = (f"{left}s", "what is left of the allocation")
+            else:
+                tell("the end of this allocation is not known; --walltime TIME gives it")
     spec, remarks = see_spawn(read_spec_here(keys, (), env))
     tell_each(remarks)
     spec, rank_maker = plan_rank_maker(spec)

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from hpcddp.cli.parser import VerbParser
 from hpcddp.cli.streams import shown_bytes, tell
 from hpcddp.errors import RequestError
-from hpcddp.login.find_run import call_first, call_run, find_run
+from hpcddp.login.find_run import call_run, find_single_run
 from hpcddp.login.judge import has_live_job
 from hpcddp.login.on_disk import read_on_disk
 from hpcddp.runs.folder import AttemptFolder, RunFolder
@@ -46,9 +46,7 @@ def build_parser() -> VerbParser:
 
 def run(args: argparse.Namespace, env: Mapping[str, str]) -> int:
     """Lines on stdout as they are, each behind its source where there are several."""
-    of = find_run(args.run)
-    if os.path.exists(of.sweep):
-        raise RequestError(f"{of.path} is a sweep, and each of its runs has logs", f"hpcddp logs {call_first(of)}")
+    of = find_single_run(args.run, "logs", "hpcddp logs {}")
     last = None if args.lines is None else parse_count(args.lines, "--lines")
     printer = _Printer(_read_ranks(args.rank))
     there = order_attempts(of)

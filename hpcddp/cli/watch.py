@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 
 from hpcddp.cli.parser import VerbParser
 from hpcddp.errors import RequestError
-from hpcddp.login.find_run import call_first, call_run, find_run
+from hpcddp.login.find_run import call_run, find_single_run
 from hpcddp.login.watched import Watcher
 
 _DESCRIPTION = """\
@@ -35,10 +35,8 @@ def build_parser() -> VerbParser:
 
 def run(args: argparse.Namespace, env: Mapping[str, str]) -> int:
     """The screen, until somebody ends it."""
-    of = find_run(args.run)
+    of = find_single_run(args.run, "a screen", "hpcddp watch {}")
     name = call_run(of)
-    if os.path.exists(of.sweep):
-        raise RequestError(f"{of.path} is a sweep, and each of its runs has a screen", f"hpcddp watch {call_first(of)}")
     if not sys.stdout.isatty() or env.get("TERM", "dumb") == "dumb":
         raise RequestError("hpcddp watch draws on a terminal, and standard output is none", f"hpcddp status {name}")
     try:

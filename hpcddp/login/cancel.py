@@ -35,6 +35,11 @@ class _LiveJob(Record):
     found: JobFound
 
     @property
+    def name(self) -> str:
+        """Its id, as its scheduler has it."""
+        return str(self.found.id)
+
+    @property
     def waits(self) -> bool:
         return self.found.state in WAITS
 
@@ -54,21 +59,19 @@ def cancel_runs(runs: Sequence[RunFolder], env: Mapping[str, str], *, now: bool)
     read = [read_on_disk(run) for run in each.values()]
     answers = ask_schedulers(read, env)
     found = [_LiveJob(run.run, *pair) for run in read for pair in judge(run, answers).live]
-    live: dict[tuple[str, JobId], _LiveJob] = {}
+    known: dict[tuple[str, JobId], _LiveJob] = {}
     for one in found:  # a sweep and its run know one job, each a part of it
         key = one.job.scheduler, one.found.id
-        submission = one.job.submission or (live[key].job.submission if key in live else None)
-        live[key] = one._replace(job=one.job._replace(submission=submission))
-    live = {key: one for key, one in live.items() if not _is_among(one, live.values())}
-    told = [line for waits in (True, False) for one in live.values() for line in _end_here(one, now=now, waits=waits)]
-    names = dict.fromkeys(job.scheduler for run in read for job in run.jobs if not job.is_here)
-    for scheduler in names:
-        jobs = [one for one in live.values() if one.job.scheduler == scheduler and not one.job.is_here]
-        problem = answers.problems.get(scheduler)
-        if problem and not any(one.found.state != "unknown" for one in jobs):
-            title = find_scheduler(scheduler).title
-            raise SchedulerError(f"{problem}; nothing of {title}'s was cancelled", "again in a while")
-        told += _cancel(find_scheduler(scheduler).commands, jobs, env, now=now)
+        submission = one.job.submission or (known[key].job.submission if key in known else None)
+        known[key] = one._replace(job=one.job._replace(submission=submission))
+    live = [one for one in known.values() if not _is_among(one, known.values())]
+    told = [line for waits in (True, False) for one in live for line in _end_here(one, now=now, waits=waits)]
+    for scheduler in dict.fromkeys(job.scheduler for run in read for job in run.jobs if not job.is_here):
+        jobs = [one for one in live if one.job.scheduler == scheduler and not one.job.is_here]
+        row, problem = find_scheduler(scheduler), answers.problems.get(scheduler)
+        if problem and all(one.found.state == "unknown" for one in jobs):
+            raise SchedulerError(f"{problem}; nothing of {row.title}'s was cancelled", "again in a while")
+        told += _cancel(row.commands, jobs, env, now=now)
     return told or [f"{_listed([call_run(run) for run in runs])}: nothing waits or runs"]
 
 
@@ -85,19 +88,15 @@ def _is_among(one: _LiveJob, others: Iterable[_LiveJob]) -> bool:
 
 
 def _cancel(commands: Commands, jobs: Sequence[_LiveJob], env: Mapping[str, str], *, now: bool) -> list[str]:
-    told = []
-    waiting = [one for one in jobs if one.waits and not one.is_by_hand]
+    told, errors = list[str](), list[SchedulerError]()
+    waiting = [one.name for one in jobs if one.waits and not one.is_by_hand]
+    running = [one for one in jobs if not (one.waits or one.is_by_hand or one.found.state == "exiting")]
     if waiting:
-        names = [str(one.found.id) for one in waiting]
-        _run_all(commands.cancel, names, env)
-        told.append(f"{_listed(names)} will not start")
-    running = [one for one in jobs if not one.waits and one.found.state != "exiting" and not one.is_by_hand]
+        _run_all(commands.cancel, waiting, env)
+        told.append(f"{_listed(waiting)} will not start")
     told += [_ask_by_folder(one, commands, now=now) for one in jobs if one.is_by_hand]
     if now and running:
-        names = [str(one.found.id) for one in running]
-        _run_all(commands.cancel, names, env)
-        return [*told, _say_cancelled(names, commands)]
-    errors = []
+        return [*told, _end_by_scheduler([one.name for one in running], commands, env)]
     for one in running:
         try:
             told.append(_stop(one, commands, env))
@@ -110,19 +109,18 @@ def _cancel(commands: Commands, jobs: Sequence[_LiveJob], env: Mapping[str, str]
 
 def _stop(one: _LiveJob, commands: Commands, env: Mapping[str, str]) -> str:
     """Ask one job to save and end: by its scheduler's command, else through the run's folder."""
-    stop, cancel, name = commands.stop, commands.cancel, str(one.found.id)
-    ends = f"hpcddp cancel {call_run(one.run)} --now ends it as {cancel[0]} does"
-    if stop and one.found.state != "suspended":  # there it would wait for the job to go on
-        _run_all([word for word in stop if word != "{job}"], [name], env, says_why=True)
-        return f"{name} was asked to save and stop; {ends}"
+    ends = f"hpcddp cancel {call_run(one.run)} --now ends it as {commands.cancel[0]} does"
+    if commands.stop and one.found.state != "suspended":  # there it would wait for the job to go on
+        _run_all([word for word in commands.stop if word != "{job}"], [one.name], env, says_why=True)
+        return f"{one.name} was asked to save and stop; {ends}"
     if one.job.holds and (path := _write_request(one)):
-        return f"{name} was asked to save and stop, through {path}; {ends}"
-    _run_all(cancel, [name], env)
-    return _say_cancelled([name], commands)
+        return f"{one.name} was asked to save and stop, through {path}; {ends}"
+    return _end_by_scheduler([one.name], commands, env)
 
 
-def _say_cancelled(names: Sequence[str], commands: Commands) -> str:
-    """Not that they are killed: Slurm waits for KillWait even at `scancel --full --signal=KILL`."""
+def _end_by_scheduler(names: Sequence[str], commands: Commands, env: Mapping[str, str]) -> str:
+    """Not said to be killed: Slurm waits for KillWait even at `scancel --full --signal=KILL`."""
+    _run_all(commands.cancel, names, env)
     was, it = ("was", "it") if len(names) == 1 else ("were", "them")
     return f"{_listed(names)} {was} cancelled by {commands.cancel[0]}, which leaves {it} the scheduler's own grace"
 

@@ -63,11 +63,16 @@ def call_run(run: RunFolder) -> str:
     return shlex.quote(os.path.basename(path) if os.path.dirname(path) == RUNS else path)
 
 
-def call_first(run: RunFolder) -> str:
-    """The same for the first run of a sweep or an array, also before it has begun. DamagedFileError."""
+def find_single_run(word: str, has: str, hint: str) -> RunFolder:
+    """As `find_run`. RequestError for a sweep or an array, whose runs have it each. `hint`: what to type for one of
+    them, with {} for its name."""
+    run = find_run(word)
+    if not os.path.exists(run.sweep):
+        return run
     there, sweep = list_sweep_runs(run), read_sweep(run)
     first = re.search(r"\d+", sweep.array) if sweep is not None else None
-    return call_run(there[0]) if there else f"{call_run(run)}.{first[0] if first else 1}"
+    name = call_run(there[0]) if there else f"{call_run(run)}.{first[0] if first else 1}"
+    raise RequestError(f"{run.path} is a sweep, and each of its runs has {has}", hint.format(name))
 
 
 def list_all_runs() -> list[RunFolder]:

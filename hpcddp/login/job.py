@@ -109,19 +109,14 @@ class Job:
 
         RequestError for a sweep, whose runs have logs, and for a rank that an ended attempt did not have.
         """
-        from hpcddp.login.find_run import call_first, find_run
+        from hpcddp.login.find_run import find_single_run
         from hpcddp.login.on_disk import read_on_disk
         from hpcddp.runs.logs import list_sources, order_attempts, read_log_lines
 
         with two_lines():
             if type(rank) is not int:
                 raise RequestError(f"logs(rank={rank!r}) is no number of a rank", "logs(rank=3)")
-            run = find_run(self._name())
-            if os.path.exists(run.sweep):
-                first = call_first(run)
-                raise RequestError(
-                    f"{run.path} is a sweep, and each of its runs has logs", f"hpcddp.Job(run={first!r}).logs()"
-                )
+            run = find_single_run(self._name(), "logs", "hpcddp.Job(run='{}').logs()")
             attempts = order_attempts(run)
             sources = list_sources(attempts[-1], frozenset({rank})) if attempts else []
             if attempts and not sources and read_on_disk(run).ended:

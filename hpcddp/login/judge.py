@@ -351,29 +351,26 @@ def say_end(one: OnDisk, attempt: AttemptFolder, status: RunStatus) -> str:
 
 def find_status(runs: Sequence[RunFolder], env: Mapping[str, str]) -> Statuses:
     """The status of each run, in this order; a sweep is followed by its runs."""
-    each: dict[str, RunFolder] = {}
-    sweeps: dict[str, str] = {}
-    problems = []
+    problems, found = list[str](), dict[str, tuple[RunFolder, str]]()  # each run, and the folder of its sweep
     for one in runs:
-        points: list[RunFolder] = []
+        found.setdefault(os.path.abspath(one.path), (one, ""))
         try:
-            points = list_sweep_runs(one)
+            found |= {os.path.abspath(run.path): (run, one.path) for run in list_sweep_runs(one)}
         except HpcddpError as error:
             problems.append(str(error))
-        each |= {os.path.abspath(run.path): run for run in (one, *points)}
-        sweeps |= {os.path.abspath(run.path): one.path for run in points}
-    read = [read_on_disk(run) for run in each.values()]
+    read = [read_on_disk(run) for run, _ in found.values()]
     problems += [one.problem for one in read if one.problem]
     is_damaged = bool(problems)
     answers = ask_schedulers(read, env)
     problems += [f"{problem}; what the run folders say is shown" for problem in answers.problems.values()]
-    judged = [_judge_read(each_run, answers) for each_run in read]
-    shown = [one.status._replace(sweep=sweeps.get(path, "")) for path, one in zip(each, judged, strict=True)]
-    for at, (each_run, verdict) in enumerate(zip(read, judged, strict=True)):
-        about = _find_sweep(each_run)
+    judged = [_judge_read(one, answers) for one in read]
+    shown = [one.status._replace(sweep=sweep) for one, (_, sweep) in zip(judged, found.values(), strict=True)]
+    for at, (one_read, verdict) in enumerate(zip(read, judged, strict=True)):
+        about = None
+        with suppress(HpcddpError):
+            about = read_sweep(one_read.run)
         if about is not None:
-            of_it = [run for run in shown if run.sweep == each_run.run.path]
-            shown[at] = _judge_sweep(each_run, verdict, about, of_it)
+            shown[at] = _judge_sweep(one_read, verdict, about, [run for run in shown if run.sweep == one_read.run.path])
     return Statuses(tuple(shown), tuple(problems), is_damaged)
 
 
@@ -389,12 +386,6 @@ def _judge_read(one: OnDisk, answers: Answers) -> RunVerdict:
 def has_live_job(run: RunFolder, env: Mapping[str, str]) -> bool:
     """Whether a job of the run waits or runs, or may."""
     return any(one.lives for one in find_status([run], env).runs)
-
-
-def _find_sweep(one: OnDisk) -> Sweep | None:
-    with suppress(HpcddpError):
-        return read_sweep(one.run)
-    return None
 
 
 def _judge_sweep(one: OnDisk, verdict: RunVerdict, about: Sweep, runs: Sequence[RunStatus]) -> RunStatus:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 import time
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from functools import partial
+from itertools import pairwise
 from types import MappingProxyType
 
 from hpcddp import __version__
@@ -64,14 +67,9 @@ def see_spawn(spec: JobSpec) -> tuple[JobSpec, tuple[str, ...]]:
 def find_python_file(command: tuple[str, ...], folder: str) -> str:
     """The first file of Python among the words, whatever starts it (`env A=B python`, `uv run`, `numactl`), or that of
     the module behind -m; "" if there is none here."""
-    for i, word in enumerate(command):
-        if word.endswith(".py") and os.path.isfile(os.path.join(folder, word)):
-            return word
-        if (
-            i
-            and command[i - 1] == "-m"
-            and os.path.isfile(os.path.join(folder, path := word.replace(".", "/") + ".py"))
-        ):
+    for before, word in pairwise(("", *command)):
+        path = f"{word.replace('.', '/')}.py" if before == "-m" else word
+        if path.endswith(".py") and os.path.isfile(os.path.join(folder, path)):
             return path
     return ""
 
@@ -153,8 +151,7 @@ def remark_start(plan: JobPlan, env: Mapping[str, str]) -> list[str]:
 
 def on_path(program: str, env: Mapping[str, str]) -> str | None:
     """The whole path of a program on PATH, or None."""
-    paths = (os.path.join(folder, program) for folder in env.get("PATH", "").split(":") if folder)
-    return next((p for p in paths if os.access(p, os.X_OK)), None)
+    return shutil.which(program, path=env.get("PATH", ""))
 
 
 def this_process(created_by: str = "", stamp: str = "") -> PlannedBy:
@@ -202,7 +199,8 @@ def _version_of(env: Mapping[str, str], program: str) -> str:
 def look_here(env: Mapping[str, str]) -> Here:
     """This machine's files, from this folder and with this PATH."""
     path = tuple(filter(None, env.get("PATH", "").split(":")))
-    return Here(os.getcwd(), _exists, _can_run, _start_of, _names, path, _can_write)
+    can_run, can_write = (partial(os.access, mode=mode) for mode in (os.X_OK, os.W_OK | os.X_OK))
+    return Here(os.getcwd(), _exists, can_run, _start_of, _names, path, can_write)
 
 
 def _exists(path: str) -> bool:
@@ -211,25 +209,14 @@ def _exists(path: str) -> bool:
     return os.path.exists(path)
 
 
-def _can_run(path: str) -> bool:
-    return os.access(path, os.X_OK)
-
-
-def _can_write(path: str) -> bool:
-    return os.access(path, os.W_OK | os.X_OK)
-
-
 def _start_of(path: str) -> bytes:
     """Nothing of a file that cannot be read."""
-    try:
-        with open(path, "rb") as file:
-            return file.read(4096)
-    except OSError:
-        return b""
+    with suppress(OSError), open(path, "rb") as file:
+        return file.read(4096)
+    return b""
 
 
 def _names(folder: str) -> list[str]:
-    try:
+    with suppress(OSError):
         return os.listdir(folder)
-    except OSError:
-        return []
+    return []

@@ -5,13 +5,12 @@ from __future__ import annotations
 import os
 import re
 import shlex
-import signal
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 
 from hpcddp.errors import HpcddpError, NoAnswerError, RequestError, SchedulerError
-from hpcddp.login.background import end_job, name_job, output_of, start_job
+from hpcddp.login.background import name_job, output_of, start_job
 from hpcddp.login.find_run import call_run, find_newest_jobs, find_run, list_all_runs
 from hpcddp.login.judge import ask_schedulers, judge
 from hpcddp.login.on_disk import read_on_disk
@@ -29,7 +28,6 @@ from hpcddp.runs.submitted import (
     begin_submission,
     drop_submission,
     has_submissions,
-    is_another_under_way,
     list_indices,
     list_sweep_runs,
     note_submission,
@@ -40,7 +38,7 @@ from hpcddp.runs.submitted import (
 from hpcddp.schedulers.job_id import parse_id
 from hpcddp.schedulers.registry import all_schedulers, find_current_job, find_scheduler
 from hpcddp.schedulers.row import Scheduler
-from hpcddp.schedulers.run import cancel_job, queue_job
+from hpcddp.schedulers.run import queue_job
 from hpcddp.script.file_check import check_output, check_plan
 from hpcddp.script.jobplan import plan_record
 from hpcddp.script.plan import SETTABLE, JobPlan
@@ -82,7 +80,7 @@ class Part(Record):
     """One job of what was asked, and what its start would do now. `request`: for its run, or for the runs of its array
     without their indices. `array_index`: of a job on this machine that is one index, which nothing else tells it.
     `outlooks`: by index, of the runs that are there; "" of a job that is no array. `is_done`: whether nothing is left
-    to do. `waited`: the jobs that it waits for."""
+    to do."""
 
     plan: JobPlan
     script: str
@@ -90,7 +88,6 @@ class Part(Record):
     outlooks: Mapping[str, Outlook]
     is_done: bool
     array_index: str = ""
-    waited: Sequence[str] = ()
 
     @property
     def run(self) -> RunFolder:
@@ -124,14 +121,14 @@ def plan_part(plan: JobPlan, env: Mapping[str, str], index: str = "", waited: Se
     if is_sweep and not (plan.options.array or index):
         raise RequestError(f"{plan.run_dir} is a sweep or an array, and no run", f"--name {plan.name}-run")
     request = whole.of_index(index)
-    check_free(request, plan, waited, env)
+    _check_free(request, plan, waited, env)
     indices = list_indices(plan.options.array)
     there = [one.path.rpartition(".")[2] for one in list_sweep_runs(array)] if indices else [""]
     # what holds a run was asked about before
     outlooks = {one: foresee(request.of_index(one), lambda _scheduler, _job: "gone") for one in there}
     done = [one for one in outlooks.values() if one.kind == FINISHED and read_on_disk(one.run).is_done]
     is_done = len(done) == (len(indices) or 1) and not request.takes_words
-    return Part(plan, render_script(plan), request, outlooks, is_done, index, waited)
+    return Part(plan, render_script(plan), request, outlooks, is_done, index)
 
 
 def submit_part(part: Part, env: Mapping[str, str], number: int = 1, before: Sequence[Submission] = ()) -> Submission:
@@ -154,7 +151,7 @@ def submit_part(part: Part, env: Mapping[str, str], number: int = 1, before: Seq
     )
     clean = clean_environment(env)
     try:
-        with _make_folder(part, env) as folder, _later_interrupts() as interrupts:
+        with _make_folder(part, env) as folder:
             if row.this_machine:
                 submission = submission._replace(job=name_job(number), output=output_of(folder))
                 submission = start_job(submission, folder, clean, part.array_index, before)
@@ -166,11 +163,8 @@ def submit_part(part: Part, env: Mapping[str, str], number: int = 1, before: Seq
                 note_submission(folder, submission)
                 if plan.options.array:
                     _note_array(part)
-                if interrupts:
-                    raise KeyboardInterrupt
-            except (OSError, KeyboardInterrupt):
-                _take_back(submission, clean)
-                raise
+            except OSError as error:
+                raise NoAnswerError(f"{submission.job}: {cannot_write(part.run, error).message}", "") from error
     except OSError as error:
         raise _cannot_write(part.run, error) from error
     except NoAnswerError as error:
@@ -193,9 +187,10 @@ def _check_commands(plan: JobPlan, env: Mapping[str, str]) -> None:
 @contextmanager
 def _make_folder(part: Part, env: Mapping[str, str]) -> Iterator[str]:
     """The submission's folder, and that of a new run around it; --fresh sets an old one aside. Where the body fails,
-    nothing of it is left, and nothing else that lies there is touched; but all of it where the job may be queued.
+    nothing of it is left, and nothing else that lies there is touched; but all of it where the job may be queued, as
+    after an interrupt.
 
-    OSError; RequestError or HeldError if somebody else has the run by now, or is about to.
+    OSError; HeldError if an attempt has taken the run by now.
     """
     run, is_array, is_new = part.run, part.plan.options.array != "", not is_run(part.run)
     parents = [os.path.dirname(run.path)]
@@ -204,9 +199,6 @@ def _make_folder(part: Part, env: Mapping[str, str]) -> Iterator[str]:
     folder, old = "", None
     try:
         folder = begin_submission(run, part.script)
-        if is_another_under_way(run, folder):
-            raise RequestError(f"another submit for {show_path(run.path)} is under way", "again in two minutes")
-        check_free(part.request, part.plan, part.waited, env)
         if not (is_array or is_new) and (old := set_run_aside(part.request, env)) is not None:
             drop_submission(os.path.join(old.submitted, os.path.basename(folder)))
             is_new = True
@@ -219,7 +211,7 @@ def _make_folder(part: Part, env: Mapping[str, str]) -> Iterator[str]:
         yield folder
     except NoAnswerError:
         raise
-    except (HpcddpError, OSError, KeyboardInterrupt):
+    except (HpcddpError, OSError):
         if folder:
             drop_submission(folder)
         if is_new and not (list_holders(run) or has_submissions(run)):
@@ -241,38 +233,6 @@ def _note_array(part: Part) -> None:
     note_sweep(part.run, part.plan.spec.sweep or {}, part.plan.options.array)
 
 
-@contextmanager
-def _later_interrupts() -> Iterator[list[int]]:
-    """Ctrl-C, or a terminal that is closed, waits for the end of the block: between the hand-in and the note, it would
-    leave a job that no run knows. The list has the ones that came."""
-    came: list[int] = []
-    before = {}
-    try:
-        for one in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            if signal.getsignal(one) != signal.SIG_IGN:
-                before[one] = signal.signal(one, lambda number, _frame: came.append(number))
-    except ValueError:  # Python tells only its main thread of them
-        yield came
-        return
-    try:
-        yield came
-    finally:
-        for one, handler in before.items():
-            signal.signal(one, signal.SIG_DFL if handler is None else handler)
-
-
-def _take_back(submission: Submission, env: Mapping[str, str]) -> None:
-    """End a job that could not be noted. SchedulerError if it is still in the queue."""
-    row = find_scheduler(submission.scheduler)
-    if row.this_machine:
-        end_job(submission, kill=True)
-        return
-    problem = cancel_job(row.name, submission.job, env)
-    if problem:
-        words = shlex.join([*row.commands.cancel, submission.job])
-        raise SchedulerError(f"job {submission.job} is queued, and not noted in its run: {problem}", words)
-
-
 def _hand_in(row: Scheduler, plan: JobPlan, script: str, env: Mapping[str, str], folder: str) -> str:
     """The id of the job. SchedulerError if there is none."""
     options = plan.submit_options
@@ -285,7 +245,7 @@ def _hand_in(row: Scheduler, plan: JobPlan, script: str, env: Mapping[str, str],
     return queue_job(row.name, words, env, folder, hint, apart=True)
 
 
-def check_free(request: RunRequest, plan: JobPlan, waited: Sequence[str], env: Mapping[str, str]) -> None:
+def _check_free(request: RunRequest, plan: JobPlan, waited: Sequence[str], env: Mapping[str, str]) -> None:
     """RequestError if a job that has not ended writes the run, or will, and the new one does not wait for it: two jobs
     cannot write one run, and the second would cost node-hours first. Of an array's folder: its runs. `waited`: the jobs
     that the new one waits for. SchedulerError if nobody says whether one has ended."""
@@ -339,12 +299,7 @@ def plan_parts(spec: JobSpec, site: Site, env: Mapping[str, str], created_by: st
 
     RequestError if nothing is left to do for any of them; what `plan_job` and `plan_part` raise.
     """
-    row = find_scheduler(site.scheduler)
-    spec = _with_kinds(spec, row.directives.dependencies if not row.this_machine else ("afterany",))
-    before: list[Submission] = []
-    if row.this_machine and spec.dependency:
-        before = _find_before(spec.dependency)
-        spec = spec._replace(dependency=None)
+    spec, before = _resolve_after(spec, find_scheduler(site.scheduler))
     split, sweep = _split(spec, site)
     remarks: dict[str, None] = {}
     parts = []
@@ -407,14 +362,11 @@ def submit_parts(parts: Parts, env: Mapping[str, str]) -> list[Submission]:
                 note_sweep(parts.sweep, axes, parts.spec.array or f"1-{count_points(axes)}")
         except OSError as error:
             raise _cannot_write(parts.sweep or part.run, error) from error
-        except (HpcddpError, KeyboardInterrupt) as error:
+        except HpcddpError as error:
             if not queued:
                 raise
-            left = f"; {len(queued)} of {len(parts.parts)} jobs are queued, {queued[0].job} to {queued[-1].job}"
-            if isinstance(error, HpcddpError):
-                raise type(error)(f"{error.message}{left}", error.hint) from error
-            of_all = call_run(parts.sweep) if parts.sweep is not None else queued[0].job
-            raise SchedulerError(f"interrupted{left}", f"hpcddp cancel {of_all}") from error
+            left = f"{len(queued)} of {len(parts.parts)} jobs are queued, {queued[0].job} to {queued[-1].job}"
+            raise type(error)(f"{error.message}; {left}", error.hint) from error
         if find_scheduler(part.plan.site.scheduler).this_machine:
             before.append(queued[-1])
     return queued
@@ -454,38 +406,35 @@ def _indices(array: str) -> list[str]:
     return [str(index) for index in indices]
 
 
-def _with_kinds(spec: JobSpec, kinds: tuple[str, ...]) -> JobSpec:
-    """`--after 12` and `--after train` as the dependencies that directives take: afterok:12, where there is such."""
-    if not spec.dependency or not spec.sources.get("dependency", "").startswith("--after"):
-        return spec
-    return spec._replace(dependency=tuple(_dependency(word, kinds) for word in spec.dependency))
-
-
-def _dependency(word: str, kinds: tuple[str, ...]) -> str:
-    kind, colon, job = word.partition(":")
-    if not colon:
-        kind, job = "afterok" if "afterok" in kinds else kinds[0], word
-    if not parse_id(job).is_job:
-        ids = find_newest_jobs(find_run(job))
-        if not ids:
-            raise RequestError(f"--after {job}: no job of that run is known", "--after JOBID")
-        job = ":".join(ids)
-    return f"{kind}:{job}"
-
-
-def _find_before(words: tuple[str, ...]) -> list[Submission]:
-    """The jobs on this machine that the words name."""
-    known = [one for run in list_all_runs() for one in read_submissions(run)]
+def _resolve_after(spec: JobSpec, row: Scheduler) -> tuple[JobSpec, list[Submission]]:
+    """`--after 12` and `--after train` as the dependencies that directives take: afterok:12, where there is such; and
+    on this machine the jobs that are waited for, which no directive takes."""
+    words = spec.dependency or ()
+    if spec.sources.get("dependency", "").startswith("--after"):
+        kinds = ("afterany",) if row.this_machine else row.directives.dependencies
+        words = tuple(_name_jobs(word, "afterok" if "afterok" in kinds else kinds[0]) for word in words)
+        spec = spec._replace(dependency=words)
+    if not row.this_machine:
+        return spec, []
+    known = [one for run in (list_all_runs() if words else ()) for one in read_submissions(run)]
     found = []
     for word in words:
         kind, *jobs = word.split(":")
         if kind not in {"afterany", "after"}:
-            raise RequestError(
-                f"--after {word}: on this machine a job waits for the end of others", "--after afterany:JOB"
-            )
+            hint = "--after afterany:JOB"
+            raise RequestError(f"--after {word}: on this machine a job waits for the end of others", hint)
         for job in jobs:
-            one = next((one for one in known if parse_id(one.job).is_same(parse_id(job))), None)
-            if one is None:
+            its = [one for one in known if parse_id(one.job).is_same(parse_id(job))]
+            if not its:
                 raise RequestError(f"there is no job {job} below runs/", "hpcddp status")
-            found.append(one)
-    return found
+            found.append(its[0])
+    return spec._replace(dependency=None), found
+
+
+def _name_jobs(word: str, usual_kind: str) -> str:
+    """`train`, `12`, `afterany:train` with the ids of the jobs."""
+    kind, _, job = word.rpartition(":")
+    ids = [job] if parse_id(job).is_job else find_newest_jobs(find_run(job))
+    if not ids:
+        raise RequestError(f"--after {job}: no job of that run is known", "--after JOBID")
+    return ":".join((kind or usual_kind, *ids))

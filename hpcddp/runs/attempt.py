@@ -144,16 +144,12 @@ def choose_error(lines: list[str]) -> str:
 
 def _find_traceback(lines: list[str]) -> tuple[int | None, int | None, str]:
     """Where the last traceback begins, where its exception stands, and what stands before each of its lines, such as
-    `[rank1]: `. Of a group of exceptions it is the group's own: those in it are marked by `|`. What torchrun says of
-    its ranks' end is none."""
+    `[rank1]: `. What torchrun says of its ranks' end is none."""
     import re
 
     begins = [number for number, line in enumerate(lines) if _TRACEBACK in line]
     for begin in reversed(begins):
-        head, _, _ = lines[begin].partition(_TRACEBACK)
-        if head.rstrip(" ").endswith("|") or head.rstrip(" ").endswith("| Exception Group"):
-            continue
-        before = head.replace("+ Exception Group ", "| ")
+        before = lines[begin].partition(_TRACEBACK)[0]
         if not any(line.startswith(f"{before} ") for line in lines[begin + 1 :]):
             before = ""  # of the first line alone: a logger's, or the frame around it
         for number in range(begin + 1, len(lines)):

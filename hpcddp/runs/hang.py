@@ -11,7 +11,7 @@ from hpcddp.runs.heartbeat import OWN, WAITS
 from hpcddp.units import format_count
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Collection, Mapping
 
 DEFAULT_STALL_S = 60.0
 DEFAULT_END_S = 600.0
@@ -87,45 +87,40 @@ def find_hang(stands: dict[int, Stand], world_size: int, end_s: float) -> Hang |
     that do not wait themselves; else for those that have called fewest collectives; else, if there are fewest of them,
     for those that wait in another call than most. If none of it tells, it is all of them.
     """
-    at: dict[str, list[int]] = {}
-    for rank, stand in stands.items():
-        at.setdefault(str(stand), []).append(rank)
-    counts = {rank: _count_calls(stands, rank) for rank in stands}
-    is_one = len(at) < 2 and len(set(counts.values())) < 2
+    is_counted = all(stand.collectives for stand in stands.values())
+    at = {rank: (str(one), one.collectives if is_counted else 0) for rank, one in stands.items()}
     are_messages = all(stand.is_message for stand in stands.values())
-    if len(stands) < world_size or (is_one and not are_messages):
+    if len(stands) < world_size or (len(set(at.values())) < 2 and not are_messages):
         return None
     is_waited_for = any(stand.waits != OWN for stand in stands.values())
     if min(stand.idle_s if is_waited_for else stand.seconds for stand in stands.values()) < end_s:
         return None
-    groups = sorted(at.values(), key=len)
-    fewest = groups[0] if len(groups) < 2 or len(groups[0]) < len(groups[1]) else list(stands)
+    counts = {count for _, count in at.values()}
+    lines = [line for line, _ in at.values()]
+    sizes = sorted((lines.count(line), line) for line in set(lines))
     own = [rank for rank, stand in stands.items() if stand.waits == OWN]
-    behind = [rank for rank in stands if counts[rank] == min(counts.values())]
-    ranks = next((sorted(some) for some in (own, behind) if 0 < len(some) < world_size), sorted(fewest))
-    ranks = sorted(stands) if are_messages else ranks
+    behind = [rank for rank, (_, count) in at.items() if count == min(counts)]
+    fewest = [rank for rank, (line, _) in at.items() if line == sizes[0][1]]
+    if len(sizes) > 1 and sizes[0][0] == sizes[1][0]:
+        fewest = list(stands)
+    found = next((some for some in (own, behind) if 0 < len(some) < world_size), fewest)
+    ranks = sorted(stands if are_messages else found)
 
-    differ = len(set(counts.values())) > 1
-    missing, others = dict[tuple[str, int], list[int]](), dict[tuple[str, int], list[int]]()
-    for rank, stand in stands.items():
-        (missing if rank in ranks else others).setdefault((str(stand), counts[rank]), []).append(rank)
+    def name(some: Collection[int]) -> str:
+        told = []
+        for line, count in dict.fromkeys(at[rank] for rank in some):
+            called = f", after {format_count(count, 'collective')}," if len(counts) > 1 else ""
+            told.append(f"{name_ranks([rank for rank in some if at[rank] == (line, count)])}{called} at {line}")
+        return "; ".join(told)
 
-    def name(where: dict[tuple[str, int], list[int]]) -> str:
-        called = {n: f", after {format_count(n, 'collective')}," if differ else "" for _, n in where}
-        return "; ".join(f"{name_ranks(some)}{called[count]} at {line}" for (line, count), some in where.items())
-
-    told = f"{name(missing)}. The others: {name(others)}" if others else name(missing)
-    where = "at different lines" if len(at) > 1 else "at one line"
+    others = [rank for rank in stands if rank not in ranks]
+    told = f"{name(ranks)}. The others: {name(others)}" if others else name(ranks)
+    where = "at different lines" if len(sizes) > 1 else "at one line"
     return Hang(
         ranks,
         f"the ranks have waited for each other for {end_s:g} s, {where}: {told}",
         "let every rank come to the same calls in the same order; HPCDDP_WATCHDOG_END=3600 waits longer, off for ever",
     )
-
-
-def _count_calls(stands: dict[int, Stand], rank: int) -> int:
-    """Of collectives in the group of all ranks; 0 for each where some rank does not say it."""
-    return stands[rank].collectives if all(one.collectives for one in stands.values()) else 0
 
 
 _QUIET = "; it computes, and reads and writes nothing"

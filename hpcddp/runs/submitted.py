@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
@@ -19,7 +18,6 @@ from hpcddp.runs.jsonfile import DamagedFileError, read_record, write_object
 if TYPE_CHECKING:
     from hpcddp.runs.folder import AttemptFolder
 
-_TAKES_S = 120  # the longest that a scheduler's answer is waited for, twice
 _TRIES = 100  # each one that fails means that another submission has taken the number
 
 
@@ -62,16 +60,6 @@ def begin_submission(run: RunFolder, script: str) -> str:
         os.chmod(script_of(path), 0o755)  # noqa: S103  # it is a script, and holds nothing that others may not read
         return path
     raise FileExistsError(f"{run.submitted}: other submissions take every number")
-
-
-def is_another_under_way(run: RunFolder, folder: str) -> bool:
-    """Whether another submission for the run is under way: its folder is there, is young, and says no job yet."""
-    for other in _list_folders(run):
-        with suppress(OSError):
-            young = time.time() - os.stat(other).st_mtime < _TAKES_S
-            if other != folder and young and not os.path.exists(_about(other)):
-                return True
-    return False
 
 
 def note_submission(folder: str, submission: Submission) -> None:

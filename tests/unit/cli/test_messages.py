@@ -101,7 +101,7 @@ def typed(tmp_path, monkeypatch, capsys):
         ("launch --here --set gpus_per_node=0 -- true",
          "--set gpus_per_node: hpcddp launch takes ranks, max_micro_batch, independent, preflight, notify,"
          " max_restarts, min_nodes, spares, stall_limit or env.NAME",
-         "leave it out: GPUs are counted here; to train on CPUs: --set env.ACCELERATE_USE_CPU=true"),
+         "leave it out, or use an option of its own: hpcddp launch --help"),
         ("exec -- ''", "the command begins with an empty word, ''", "hpcddp exec -- python train.py"),
         ("render --site local -- export A=1",
          "the command begins with 'export', which is no program, and no shell reads it",

@@ -73,27 +73,41 @@ def test_a_job_that_left_a_run_of_its_script_unfinished_is_not_finished(here: Pa
     assert status("a").state == "finished"
 
 
-def test_a_run_whose_ranks_wrote_how_it_ended(here: Path, program: Program) -> None:
-    attempt = held(RunFolder("runs/a"), "12", status=85)
-    write_state(attempt, "unfinished", step=7, epoch=1, reason="deadline", weights_sha256="ab")
+TEN_MINUTES = "2026-01-01T12:00:00|2026-01-01T12:10:00|None|a"
+NEVER = "N/A|N/A|Dependency|a"
+KILLED = "it was killed: it left no exit status, and no state"
+GONE = "its scheduler does not know it any more, and it has not started"
+
+
+@pytest.mark.parametrize(
+    ("ended", "shown", "state", "why"),
+    [
+        ("stopped", [], "unfinished", "deadline"),
+        ("143", [f"12|12|N/A|TIMEOUT|{TEN_MINUTES}"], "unfinished", "SIGTERM; TIMEOUT"),
+        ("143", [f"12|12|N/A|CANCELLED|{TEN_MINUTES}", f"13|13|N/A|CANCELLED|{NEVER}"], "cancelled", "SIGTERM"),
+        ("143", [f"13|13|N/A|CANCELLED|{NEVER}"], "cancelled", "SIGTERM"),  # of the next link, which never began
+        ("killed", [f"12|12|N/A|NODE_FAIL|{TEN_MINUTES}"], "failed", "NODE_FAIL"),
+        ("killed", [], "failed", KILLED),
+        ("never", [f"12|12|N/A|CANCELLED|{NEVER}"], "cancelled", "Dependency"),
+        ("never", [], "cancelled", GONE),
+    ],
+)
+def test_a_job_that_is_over_has_ended_as_its_ranks_its_supervisor_and_its_scheduler_say(
+    here: Path, program: Program, ended: str, shown: list[str], state: str, why: str
+) -> None:
+    run = RunFolder("runs/a")
+    squeue(program, *shown)
+    if ended == "never":
+        submitted(run, "12")
+    elif ended == "stopped":
+        attempt = held(run, "12", status=85)
+        write_state(attempt, "unfinished", step=7, epoch=1, reason="deadline", weights_sha256="ab")
+    else:
+        attempt = held(run, "12", status=143 if ended == "143" else None)
+        Path(attempt.next).write_text("13\n" if ended == "143" else "")
     one = status("a")
-    assert (one.state, one.step, one.why, one.weights_sha256) == ("unfinished", 7, "deadline", "ab")
-
-
-def test_the_scheduler_says_why_where_the_ranks_could_not(here: Path, program: Program) -> None:
-    held(RunFolder("runs/a"), "12", status=143)
-    squeue(program, "12|12|N/A|TIMEOUT|2026-01-01T12:00:00|2026-01-01T12:10:00|None|a")
-    assert (status("a").state, status("a").why) == ("unfinished", "SIGTERM; TIMEOUT")
-
-
-def test_a_job_that_its_owner_has_ended_is_cancelled(here: Path, program: Program) -> None:
-    attempt = held(RunFolder("runs/a"), "12", status=143)
-    Path(attempt.next).write_text("13\n")
-    ended = "2026-01-01T12:00:00|2026-01-01T12:10:00|None|a"
-    squeue(program, f"12|12|N/A|CANCELLED|{ended}", "13|13|N/A|CANCELLED|N/A|N/A|Dependency|a")
-    assert (status("a").state, status("a").why) == ("cancelled", "SIGTERM")
-    squeue(program, "13|13|N/A|CANCELLED|N/A|N/A|Dependency|a")  # of the next link, which never began
-    assert (status("a").state, status("a").why) == ("cancelled", "SIGTERM")
+    assert (one.state, one.why) == (state, why)
+    assert (one.step, one.weights_sha256) == ((7, "ab") if ended == "stopped" else (None, None))
 
 
 def test_an_array_as_a_whole_is_none_of_its_jobs(here: Path, program: Program) -> None:
@@ -119,14 +133,6 @@ def test_what_the_ranks_have_finished_is_over_and_what_a_status_says_alone_may_s
     assert (here.parent / "asked").read_text() == "x\n"  # nothing of it can live: nobody is asked
 
 
-def test_a_job_that_was_killed_with_all_its_processes(here: Path, program: Program) -> None:
-    held(RunFolder("runs/a"), "12")
-    squeue(program, "12|12|N/A|NODE_FAIL|2026-01-01T12:00:00|2026-01-01T12:10:00|None|a")
-    assert (status("a").state, status("a").why) == ("failed", "NODE_FAIL")
-    squeue(program)
-    assert status("a").why == "it was killed: it left no exit status, and no state"
-
-
 @pytest.mark.parametrize("scheduler", ["slurm", "pbs"])
 def test_a_job_that_left_no_word_is_not_finished_because_its_scheduler_says_so(
     here: Path, program: Program, scheduler: str
@@ -142,14 +148,6 @@ def test_a_job_that_left_no_word_is_not_finished_because_its_scheduler_says_so(
     assert status("a").state == "finished"
     submitted(RunFolder("runs/b"), "12", scheduler=scheduler)
     assert status("b").state == "ended"
-
-
-def test_a_job_that_never_started(here: Path, program: Program) -> None:
-    submitted(RunFolder("runs/a"), "12")
-    squeue(program, "12|12|N/A|CANCELLED|N/A|N/A|Dependency|a")
-    assert (status("a").state, status("a").why) == ("cancelled", "Dependency")
-    squeue(program)
-    assert status("a").state == "cancelled"
 
 
 @pytest.mark.parametrize(

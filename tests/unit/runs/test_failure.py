@@ -112,22 +112,6 @@ def test_what_names_the_error_is_the_program_s_last_word_and_never_news_of_the_r
 
 
 FRAMES = 'Traceback (most recent call last):\n  File "a.py", line 1, in <module>\n    f(\n    ^^\n'
-GROUP = """  + Exception Group Traceback (most recent call last):
-  |   File "a.py", line 1, in <module>
-  |     raise ExceptionGroup("two", [ValueError(1), ExceptionGroup("in", [KeyError(2)])])
-  | ExceptionGroup: two (2 sub-exceptions)
-  +-+---------------- 1 ----------------
-    | Traceback (most recent call last):
-    |   File "b.py", line 1, in f
-    | ValueError: 1
-    +---------------- 2 ----------------
-    | Exception Group Traceback (most recent call last):
-    |   File "c.py", line 1, in f
-    | ExceptionGroup: in (1 sub-exception)
-    +-+---------------- 1 ----------------
-      | KeyError: 2
-      +------------------------------------
-"""
 RICH = """\x1b[31m╭─\x1b[0m \x1b[1;31mTraceback \x1b[0m\x1b[1;2;31m(most recent call last)\x1b[0m\x1b[31m ─╮\x1b[0m
 \x1b[31m│\x1b[0m a.py:1 in <module>  \x1b[31m│\x1b[0m
 \x1b[31m╰────────╯\x1b[0m
@@ -152,7 +136,6 @@ ELASTIC = "torch.distributed.elastic.multiprocessing.errors.ChildFailedError: \n
         (f"{FRAMES}KeyError: 1\n{FRAMES}{ELASTIC}", "KeyError: 1"),
         (f"12:00 ERROR {FRAMES}KeyError: 1\nlast\n", "KeyError: 1"),
         ("".join(f"[rank3]: {line}\n" for line in f"{FRAMES}KeyError: 1\nx: y".splitlines()), "KeyError: 1"),
-        (GROUP, "ExceptionGroup: two (2 sub-exceptions)"),
         (RICH, "ValueError: bad lr 7"),
     ],
 )
