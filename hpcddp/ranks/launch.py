@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hpcddp.ranks.rendezvous import find_rendezvous, launch_key, parent_key
+from hpcddp.ranks.rendezvous import find_key, find_parent_key, find_rendezvous
 from hpcddp.ranks.resolve import find_rank, require_info
 from hpcddp.record import TYPE_CHECKING
 from hpcddp.schedulers.registry import find_allocation
@@ -26,13 +26,6 @@ else:
         def __get__(self, launch, _owner):
             value = launch.__dict__[self.read.__name__] = self.read(launch)
             return value
-
-
-def resolve(
-    env: Mapping[str, str], *, hostname: str | None = None, nodefile: str | None = None, live: bool = False
-) -> RankInfo:
-    """The place of a process, for a caller that wants nothing else, such as a test. LaunchError as by `Launch.info`."""
-    return Launch(env, hostname, nodefile, live=live).info
 
 
 class Launch:
@@ -65,7 +58,7 @@ class Launch:
     @cached_property
     def place(self) -> FoundRank:
         """Without insisting on a world size."""
-        return find_rank(self.env, hostname=self.hostname, live=self.live, allocation=lambda: self.allocation)
+        return find_rank(self)
 
     @cached_property
     def info(self) -> RankInfo:
@@ -74,21 +67,13 @@ class Launch:
     @cached_property
     def key(self) -> tuple[str, str]:
         """A text that only the ranks of this launch have, and its source; both empty if nothing gives one."""
-        return launch_key(self.env, self.info, lambda: self.allocation, live=self.live)
+        return find_key(self)
 
     @cached_property
     def local_key(self) -> tuple[str, str]:
         """As `key`; without one, the process that started the ranks, if all of them are on this node."""
-        return self.key if self.key[0] or not self.live else parent_key(self.info)
+        return self.key if self.key[0] or not self.live else find_parent_key(self.info)
 
     @cached_property
     def rendezvous(self) -> Rendezvous:
-        return find_rendezvous(
-            self.env,
-            self.info,
-            hostname=self.hostname,
-            live=self.live,
-            strict=self.strict,
-            allocation=lambda: self.allocation,
-            key=lambda: self.local_key,
-        )
+        return find_rendezvous(self)

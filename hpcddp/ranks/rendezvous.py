@@ -14,10 +14,17 @@ from hpcddp.ranks.candidates import read_apinfo
 from hpcddp.ranks.consistency import list_host_names
 from hpcddp.ranks.launchers import LAUNCHERS
 from hpcddp.ranks.reach import INTERFACE, SUFFIX, reached_as
+from hpcddp.ranks.resolve import launcher_option, launcher_pid
 from hpcddp.record import TYPE_CHECKING, Record
 from hpcddp.schedulers.allocation import holds, is_address, is_alias, is_loopback
 from hpcddp.schedulers.registry import find_scheduler
 from hpcddp.units import read_number, shorten
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from hpcddp.ranks.launch import Launch
+    from hpcddp.ranks.launcher import RankInfo
 
 # Ports that all ranks of a launch find for themselves, alike.
 
@@ -52,15 +59,6 @@ def ephemeral_range() -> tuple[int, int]:
         return DEFAULT_EPHEMERAL
 
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-    from hpcddp.ranks.launcher import RankInfo
-    from hpcddp.schedulers.allocation import Allocation, FindAllocation
-
-    FindKey = Callable[[], tuple[str, str]]
-
-
 class Rendezvous(Record):
     """Rank 0's address and port, the source of each, and what was rejected on the way, for people."""
 
@@ -70,39 +68,29 @@ class Rendezvous(Record):
     remarks: tuple[str, ...] = ()
 
 
-def find_rendezvous(
-    env: Mapping[str, str],
-    info: RankInfo,
-    *,
-    hostname: str | None,
-    live: bool,
-    strict: bool,
-    allocation: FindAllocation,
-    key: FindKey,
-) -> Rendezvous:
-    """The rendezvous of the launch that `info` came from. A single process without a launcher needs none: both None.
+def find_rendezvous(launch: Launch) -> Rendezvous:
+    """The rendezvous of a launch. A single process without a launcher needs none: both None.
 
-    With `live` the environment is this process's own. LaunchError on a MASTER_PORT that is no port, and, with
-    `strict`, on rank 0 when the address that all other ranks will take is not this host (they would wait for nobody):
-    without `strict` that is None and a remark. `allocation` and `key` return what `find_allocation` and `launch_key`
-    find.
+    LaunchError on a MASTER_PORT that is no port, and, if the launch is `strict`, on rank 0 when the address that all
+    other ranks will take is not this host (they would wait for nobody); else that is None and a remark.
     """
+    env, info, hostname = launch.env, launch.info, launch.hostname
     if info.launcher == "none":
         return Rendezvous(None, None, {})
-    address, because, remarks = _find_address(env, info, allocation())
-    if address is not None and _is_elsewhere(address, env, info, hostname):
-        if strict:
+    address, because, remarks = _find_address(launch)
+    if address is not None and _is_elsewhere(address, launch):
+        if launch.strict:
             raise LaunchError(
                 f"rank 0 is on {hostname}, but the other ranks will look for it on {address} ({because})",
                 f"export MASTER_ADDR={hostname} to all ranks, or start rank 0 on {address}",
             )
         remarks += (f"{address} ({because}) is not used: rank 0 is here, on {hostname}",)
         address = None
-    if address is not None and because != "MASTER_ADDR" and info.local_world_size != info.world_size:
+    if address is not None and because != "MASTER_ADDR" and not is_on_one_node(info):
         called = reached_as(address, env)
         address, because = called, because if called == address else f"{because}, with {SUFFIX}={env[SUFFIX]}"
     source = {} if address is None else {"master_addr": because}
-    port, because = _find_port(env, key, live=live)
+    port, because = _find_port(launch)
     if port is not None:
         source["master_port"] = because
     return Rendezvous(address, port, source, remarks)
@@ -114,126 +102,110 @@ def is_enough(found: Rendezvous, env: Mapping[str, str], info: RankInfo) -> bool
     """
     if found.master_addr is None or found.master_port is None:
         return False
-    return not env.get(INTERFACE) or is_address(found.master_addr) or info.local_world_size == info.world_size
+    return not env.get(INTERFACE) or is_address(found.master_addr) or is_on_one_node(info)
 
 
-def _find_address(
-    env: Mapping[str, str], info: RankInfo, allocation: Allocation | None
-) -> tuple[str | None, str, tuple[str, ...]]:
+def is_on_one_node(info: RankInfo) -> bool:
+    """Whether all ranks are certainly on this node."""
+    return info.local_world_size == info.world_size
+
+
+def _find_address(launch: Launch) -> tuple[str | None, str, tuple[str, ...]]:
     """(address, where it came from, remarks)."""
-    given = env.get("MASTER_ADDR", "")
-    certain, because, settled = _where_rank_0_is(env, info)
+    info, given = launch.info, launch.env.get("MASTER_ADDR", "")
+    certain, because, settled = _where_rank_0_is(launch)
     remarks: tuple[str, ...] = ()
     if given:
-        fault = _fault_of(given, certain, because, info, allocation, env)
+        fault = _fault_of(given, certain, because, launch)
         if not fault:
             return given, "MASTER_ADDR", ()
         remarks = (f"MASTER_ADDR={given} is not used: {fault}",)
     if settled:
         return certain, because, remarks
-    if info.local_world_size is not None and info.local_world_size == info.world_size:
+    if is_on_one_node(info):
         return "127.0.0.1", f"{info.source['local_world_size']} (all ranks are on this node)", remarks
+    allocation = launch.allocation
     if allocation is not None and allocation.hosts and not LAUNCHERS[info.launcher].rank_0_anywhere:
         return allocation.hosts[0][0], f"{allocation.source} (first host)", remarks
     return None, "", remarks
 
 
-def _where_rank_0_is(env: Mapping[str, str], info: RankInfo) -> tuple[str | None, str, bool]:
+def _where_rank_0_is(launch: Launch) -> tuple[str | None, str, bool]:
     """Rank 0's host where the launcher says it, the source, and whether that settles it (if only to: unknown)."""
-    row = LAUNCHERS.get(info.launcher)
-    if row is not None and row.step is not None:
-        host, because = row.step.find_rank_0(env, info)
-        return host, because, True
-    variable = row.layout_file if row is not None else ""
-    if env.get(variable):
-        layout = read_apinfo(env[variable])
-        if layout is not None and layout.node_of:
-            return layout.hosts[layout.node_of[0]], f"{variable} ({env[variable]})", True
+    row = LAUNCHERS[launch.info.launcher]
+    if row.step is not None:
+        return *row.step.find_rank_0(launch.env, launch.info), True
+    path = launch.env.get(row.layout_file, "")
+    layout = read_apinfo(path) if path else None
+    if layout is not None and layout.node_of:
+        return layout.hosts[layout.node_of[0]], f"{row.layout_file} ({path})", True
     return None, "", False
 
 
-def _fault_of(
-    given: str,
-    certain: str | None,
-    because: str,
-    info: RankInfo,
-    allocation: Allocation | None,
-    env: Mapping[str, str],
-) -> str:
+def _fault_of(given: str, certain: str | None, because: str, launch: Launch) -> str:
     """Why a MASTER_ADDR cannot be right; empty if it can.
 
     An address cannot be compared with a name here. A script's is one for all launches in it, so the launcher's own
     word stands above it; one that was exported together with RANK was made for this launch, by `hpcddp exec`.
     """
+    info, allocation = launch.info, launch.allocation
     if is_loopback(given):
         several = (info.num_nodes or 1) > 1 or (info.local_world_size or info.world_size) < info.world_size
         return "it is this machine itself, and there are several nodes" if several else ""
-    if certain and not is_alias(given, certain) and not (is_address(given) and "RANK" in env):
+    if certain and not is_alias(given, certain) and not (is_address(given) and "RANK" in launch.env):
         return f"rank 0 is on {certain}, by {because}"
-    if allocation is None or not allocation.hosts or is_address(given) or _sets_master(info):
+    if allocation is None or not allocation.hosts or is_address(given) or LAUNCHERS[info.launcher].sets_master:
         return ""
     known = holds([host for host, _ in allocation.hosts], (given,))
     return "" if known else f"{allocation.source} does not hold it"
 
 
-def _is_elsewhere(address: str, env: Mapping[str, str], info: RankInfo, hostname: str | None) -> bool:
+def _is_elsewhere(address: str, launch: Launch) -> bool:
     """Whether this is rank 0, and this host is known, and the address is certainly another's."""
-    if info.rank != 0 or hostname is None or is_address(address) or is_loopback(address) or _sets_master(info):
+    row, hostname = LAUNCHERS[launch.info.launcher], launch.hostname
+    if launch.info.rank != 0 or hostname is None or is_address(address) or is_loopback(address) or row.sets_master:
         return False
-    row = LAUNCHERS[info.launcher]
-    return not holds((address,), list_host_names(row, env, hostname))
+    return not holds((address,), list_host_names(row, launch.env, hostname))
 
 
-def _sets_master(info: RankInfo) -> bool:
-    """Whether the launcher itself says where rank 0 is, by MASTER_ADDR."""
-    return info.launcher in LAUNCHERS and LAUNCHERS[info.launcher].sets_master
-
-
-def _find_port(env: Mapping[str, str], find_key: FindKey, *, live: bool) -> tuple[int | None, str]:
-    text = env.get("MASTER_PORT", "")
+def _find_port(launch: Launch) -> tuple[int | None, str]:
+    text = launch.env.get("MASTER_PORT", "")
     if text:
         given = read_number(text)
         if given is None or not 0 < given < 65536:
             raise LaunchError(f"MASTER_PORT={shorten(text)!r} is not a port", "unset MASTER_PORT, or give 1 to 65535")
         return given, "MASTER_PORT"
-    key, because = find_key()
-    ports = port_candidates(key, 1, ephemeral_range() if live else DEFAULT_EPHEMERAL) if key else ()
+    key, because = launch.local_key
+    ports = port_candidates(key, 1, ephemeral_range() if launch.live else DEFAULT_EPHEMERAL) if key else ()
     return (ports[0], f"{because} (a port derived from it)") if ports else (None, "")
 
 
-def launch_key(env: Mapping[str, str], info: RankInfo, allocation: FindAllocation, *, live: bool) -> tuple[str, str]:
+def find_key(launch: Launch) -> tuple[str, str]:
     """A text that is the same on all ranks of this launch and on no other's, and where it came from. Empty: there is
     none.
 
     Made only of what every rank has: a job id is missing where mpirun came by ssh, and under mpirun a step id belongs
     to some of its daemons. Two launches of one job may have attempts of one name, in two run folders.
     """
-    row = LAUNCHERS.get(info.launcher)
-    names = [name for name in (row.launch_id if row else ()) if env.get(name)]
-    if live and not names and row is not None and row.launch_option:
-        from hpcddp.ranks.resolve import launcher_option
-
-        if value := launcher_option(row.programs, row.launch_option):
-            return f"{row.name} {value}", f"{row.name}'s {row.launch_option} {value}"
+    env, row = launch.env, LAUNCHERS.get(launch.info.launcher)
+    names = [name for name in (row.launch_id if row is not None else ()) if env.get(name)]
+    option = row.launch_option if row is not None and launch.live and not names else ""
+    if row is not None and option and (value := launcher_option(row.programs, option)):
+        return f"{row.name} {value}", f"{row.name}'s {option} {value}"
     if not names and env.get("HPCDDP_ATTEMPT"):
         names = [name for name in ("HPCDDP_ATTEMPT", "HPCDDP_RUN_DIR") if env.get(name)]
     if names:
         return "|".join(env[name] for name in names), ", ".join(names)
-    given = allocation()
-    if given is not None and given.job_id:
-        says = find_scheduler(given.scheduler).variables
-        words = [given.scheduler, given.job_id, env.get(says.restarts, "")]
+    allocation = launch.allocation
+    if allocation is not None and allocation.job_id:
+        says = find_scheduler(allocation.scheduler).variables
+        words = [allocation.scheduler, allocation.job_id, env.get(says.restarts, "")]
         ids = [name for name in says.job_id if name in env]
-        return "|".join(words), (*ids, given.scheduler)[0]
+        return "|".join(words), (*ids, allocation.scheduler)[0]
     return "", ""
 
 
-def parent_key(info: RankInfo) -> tuple[str, str]:
+def find_parent_key(info: RankInfo) -> tuple[str, str]:
     """A key and its source for ranks that are all on this node: the process that started them. Else both empty."""
-    if info.local_world_size == info.world_size:
-        from hpcddp.ranks.resolve import launcher_pid
-
-        pid = launcher_pid()
-        if pid:
-            return f"pid {pid}", f"the launcher, pid {pid}"
-    return "", ""
+    pid = launcher_pid() if is_on_one_node(info) else None
+    return (f"pid {pid}", f"the launcher, pid {pid}") if pid else ("", "")

@@ -1,4 +1,4 @@
-"""From environment to place: `find_rank(env) -> FoundRank`, and `require_info` makes a RankInfo of it. See `Launch`.
+"""From environment to place: `find_rank(launch) -> FoundRank`, and `require_info` makes a RankInfo of it. See `Launch`.
 
 The order: a pin by HPCDDP_LAUNCHER, else the innermost launcher's row, else plain RANK and WORLD_SIZE, else, where
 neither a launcher nor a scheduler shows, a single process. There is no default that lies: no rank 0 of 1 where
@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from hpcddp.ranks.candidates import Candidate
-    from hpcddp.schedulers.allocation import Allocation, FindAllocation
+    from hpcddp.ranks.launch import Launch
+    from hpcddp.schedulers.allocation import Allocation
 
 
 # Which of several launchers started this process: the innermost one.
@@ -48,12 +49,7 @@ class Evidence(Record):
     shell_of: str = ""  # key of the row whose daemon started this process, or a parent, as a shell and not as a task
 
 
-NO_EVIDENCE = Evidence()
-
-
-def choose(
-    candidates: list[Candidate], env: Mapping[str, str], evidence: Evidence = NO_EVIDENCE
-) -> list[JudgedCandidate]:
+def choose(candidates: list[Candidate], env: Mapping[str, str], evidence: Evidence) -> list[JudgedCandidate]:
     """Each candidate, judged; exactly one is chosen.
 
     LaunchError if nothing decides, if N processes would each be alone, or if the row is a leftover of a launch outside.
@@ -228,12 +224,12 @@ def require_info(place: FoundRank) -> RankInfo:
     return info
 
 
-def find_rank(env: Mapping[str, str], *, hostname: str | None, live: bool, allocation: FindAllocation) -> FoundRank:
+def find_rank(launch: Launch) -> FoundRank:
     """This process's place. LaunchError if it was not launched as a rank, or if the environment contradicts itself.
 
-    `hostname` is this host's name if known. `allocation` returns what `find_allocation` finds.
-    With `live` the environment must be this process's own: its parents and its PMI socket then serve as evidence.
+    Of a live launch the parents and the PMI socket of this process serve as evidence.
     """
+    env = launch.env
     pin = env.get("HPCDDP_LAUNCHER", "")
     if pin == "none":
         return _single("HPCDDP_LAUNCHER=none")
@@ -241,28 +237,22 @@ def find_rank(env: Mapping[str, str], *, hostname: str | None, live: bool, alloc
         judged = [JudgedCandidate(_pinned(pin, env), True, f"HPCDDP_LAUNCHER={pin}")]
     else:
         found = find_candidates(env)
-        evidence = _evidence(env) if live and found else NO_EVIDENCE
+        evidence = gather_evidence(env) if launch.live and found else Evidence()
         found = without_leftovers(found, env, evidence)
         if not found:
-            given = allocation()
-            if given is not None:
-                raise not_launched(given, env)
+            if launch.allocation is not None:
+                raise not_launched(launch.allocation, env)
             _refuse_stray(env)
             return _single("no launcher and no allocation in the environment")
         judged = choose(found, env, evidence)
     chosen = next(v.candidate for v in judged if v.chosen)
     _check(chosen, env, pinned=bool(pin))
     if chosen.row.step is not None:  # a step may be smaller than its job, so the step's hosts count
-        chosen.row.step.check(chosen, env, hostname)
-    else:
-        _check_allocation(chosen, env, hostname, allocation(), pinned=bool(pin))
+        chosen.row.step.check(chosen, env, launch.hostname)
+    elif launch.allocation is not None:
+        _check_allocation(chosen, launch, launch.allocation, pinned=bool(pin))
     numbers, source = _derive(chosen)
     return FoundRank(chosen.row.name, numbers, source, judged)
-
-
-def _evidence(env: Mapping[str, str]) -> Evidence:
-
-    return gather_evidence(env)
 
 
 def _check(chosen: Candidate, env: Mapping[str, str], *, pinned: bool) -> None:
@@ -280,18 +270,14 @@ def _check(chosen: Candidate, env: Mapping[str, str], *, pinned: bool) -> None:
             consistency.check_torch_variables(chosen, env, LAUNCHERS["env"])
 
 
-def _check_allocation(
-    chosen: Candidate, env: Mapping[str, str], hostname: str | None, allocation: Allocation | None, *, pinned: bool
-) -> None:
-    if allocation is None:
-        return
-    consistency.check_host(chosen, env, hostname, allocation)
+def _check_allocation(chosen: Candidate, launch: Launch, allocation: Allocation, *, pinned: bool) -> None:
+    consistency.check_host(chosen, launch.env, launch.hostname, allocation)
     row = chosen.row
     if row.by_hand and chosen.size == 1 and (allocation.slots or 0) > 1 and not pinned:
         raise LaunchError(
             f"{row.world_size}=1, but {allocation.source} has {allocation.slots} slots and no launcher started this"
             " process",
-            f"{command(allocation, env)}; if 1 process is what you want: HPCDDP_LAUNCHER={row.name}",
+            f"{command(allocation, launch.env)}; if 1 process is what you want: HPCDDP_LAUNCHER={row.name}",
         )
 
 

@@ -13,7 +13,7 @@ from hpcddp.errors import LaunchError
 
 
 def address_path(folder: str, key: str) -> str:
-    """The file of the launch with this key (see `rendezvous.launch_key`)."""
+    """The file of the launch with this key (see `rendezvous.find_key`)."""
     from hashlib import sha256
 
     return os.path.join(folder, f"rank0-{sha256(key.encode(errors='surrogateescape')).hexdigest()[:16]}.json")

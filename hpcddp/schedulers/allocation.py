@@ -55,9 +55,8 @@ def is_loopback(name: str) -> bool:
 
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
 
-    FindAllocation = Callable[[], "Allocation | None"]
     Hosts = tuple[tuple[str, int], ...]
     #: None where they cannot be read here; and the variable or file that they came from, "" without hosts
     HostsFound = tuple[Hosts | None, str]

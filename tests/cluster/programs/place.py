@@ -14,7 +14,7 @@ from pathlib import Path
 from hpcddp.cli.main import main
 from hpcddp.errors import LaunchError
 from hpcddp.ranks.device import choose_devices, read_gpus_per_rank, visible_devices
-from hpcddp.ranks.launch import resolve
+from hpcddp.ranks.launch import Launch
 
 out, err = io.StringIO(), io.StringIO()
 with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
@@ -29,7 +29,7 @@ place = {
 visible = visible_devices(os.environ)
 if status == 0 and visible:
     try:
-        info = resolve(os.environ, hostname=place["host"], live=True)
+        info = Launch(os.environ, place["host"]).info
         each = read_gpus_per_rank(os.environ)
         taken = choose_devices(len(visible), info.local_rank, info.local_world_size, each)
         place["device"] = list(taken) if each > 1 else taken[0]

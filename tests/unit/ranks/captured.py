@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+
+from hpcddp.ranks.launch import Launch
+from hpcddp.ranks.launcher import RankInfo
 
 CAPTURES = Path(__file__).parents[2] / "captures"
 
@@ -23,3 +27,10 @@ def env_of(name: str, index: int = 0) -> dict[str, str]:
     """The environment of one process of a capture."""
     env: dict[str, str] = dict(load(name)["processes"][index]["env"])
     return env
+
+
+def resolve(
+    env: Mapping[str, str], *, hostname: str | None = None, nodefile: str | None = None, live: bool = False
+) -> RankInfo:
+    """The place of a process with this environment."""
+    return Launch(env, hostname, nodefile, live=live).info

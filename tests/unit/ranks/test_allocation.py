@@ -7,12 +7,11 @@ from pathlib import Path
 import pytest
 
 from hpcddp.errors import LaunchError
-from hpcddp.ranks.launch import resolve
 from hpcddp.ranks.resolve import not_launched
 from hpcddp.schedulers.allocation import read_nodefile
 from hpcddp.schedulers.registry import find_allocation
 
-from .captured import env_of, load
+from .captured import env_of, load, resolve
 
 
 @pytest.fixture

@@ -17,9 +17,9 @@ from hpcddp.ranks.device import (
     visible_devices,
     why_no_accelerator,
 )
-from hpcddp.ranks.launch import Launch, resolve
+from hpcddp.ranks.launch import Launch
 
-from .captured import load
+from .captured import load, resolve
 
 
 @pytest.mark.parametrize(

@@ -8,9 +8,11 @@ import pytest
 
 from hpcddp.errors import LaunchError
 from hpcddp.ranks.frameworks import agent_variables, framework_variables
-from hpcddp.ranks.launch import Launch, resolve
+from hpcddp.ranks.launch import Launch
 from hpcddp.ranks.launch_commands import find_agent, find_launch_command
 from hpcddp.ranks.launchers import LAUNCHERS
+
+from .captured import resolve
 
 
 def openmpi(rank: int, size: int, local_size: int, **more: str) -> dict[str, str]:

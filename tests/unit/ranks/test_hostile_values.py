@@ -7,11 +7,11 @@ import contextlib
 import pytest
 
 from hpcddp.errors import LaunchError, RequestError
-from hpcddp.ranks.launch import Launch, resolve
+from hpcddp.ranks.launch import Launch
 from hpcddp.ranks.recorded import read_environment
 from hpcddp.ranks.resolve import pmi_socket_is_open
 
-from .captured import env_of
+from .captured import env_of, resolve
 from .test_rows import WHOLE
 
 HOSTILE = ["", "-1", "²", "1_0", "1e3", "9" * 19, "9" * 5000, "\udcff", "[", "a[1-"]

@@ -6,11 +6,11 @@ import pytest
 
 from hpcddp.errors import LaunchError
 from hpcddp.ranks.candidates import find_candidates
-from hpcddp.ranks.launch import Launch, resolve
+from hpcddp.ranks.launch import Launch
 from hpcddp.ranks.predict import predict_environment
 from hpcddp.ranks.resolve import choose, gather_evidence, parents, weigh_parents
 
-from .captured import env_of
+from .captured import env_of, resolve
 
 HOSTS = ["node1", "node2"]
 

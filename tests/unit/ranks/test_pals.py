@@ -9,7 +9,9 @@ import pytest
 
 from hpcddp.errors import LaunchError
 from hpcddp.ranks.candidates import read_apinfo
-from hpcddp.ranks.launch import Launch, resolve
+from hpcddp.ranks.launch import Launch
+
+from .captured import resolve
 
 HEADER = "@iNNNiNNiNNiNNiNNiNNN"
 HOSTS = ["x1000c0s0b0n0", "x1000c0s1b0n0"]

@@ -7,10 +7,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hpcddp.errors import RequestError
-from hpcddp.ranks.launch import Launch, resolve
+from hpcddp.ranks.launch import Launch
 from hpcddp.ranks.launcher import NUMBERS
 from hpcddp.ranks.launchers import LAUNCHER_NAMES, LAUNCHERS
 from hpcddp.ranks.predict import predict_environment
+
+from .captured import resolve
 
 REAL = [name for name in LAUNCHER_NAMES if name != "none"]
 layouts = st.lists(st.integers(1, 9), min_size=1, max_size=6)

@@ -7,12 +7,14 @@ import pytest
 from hpcddp.errors import LaunchError
 from hpcddp.ranks import reach
 from hpcddp.ranks.interfaces import address_toward, interface_of, list_interfaces, usable_addresses
-from hpcddp.ranks.launch import Launch, resolve
+from hpcddp.ranks.launch import Launch
 from hpcddp.ranks.predict import predict_environment
 from hpcddp.ranks.reach import find_local_address, reached_as
 from hpcddp.ranks.rendezvous import Rendezvous, is_enough
 from hpcddp.schedulers.allocation import is_alias
 from hpcddp.script import site
+
+from .captured import resolve
 
 HSN = ".hsn.cm.aurora.alcf.anl.gov"
 

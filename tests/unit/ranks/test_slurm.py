@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 
 from hpcddp.errors import LaunchError
-from hpcddp.ranks.launch import resolve
 
-from .captured import env_of
+from .captured import env_of, resolve
 
 TASK = env_of("ranks/slurm-22.05-batch-srun", 3)  # rank 3 of 4 on node2, in a job of 2 nodes
 SHELL = env_of("ranks/slurm-22.05-batch-plain")

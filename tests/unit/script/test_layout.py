@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hpcddp.cli.layout import format_layout, predict_rank
-from hpcddp.ranks.launch import resolve
+from hpcddp.ranks.launch import Launch
 from hpcddp.script.jobplan import Placement, list_placements
 
 from .conftest import plan
@@ -23,7 +23,7 @@ LAUNCHERS = [
 def test_a_rank_that_finds_what_was_predicted_is_the_rank_of_the_plan(site, launcher, nodes, ranks_per_node):
     job = plan(site, launcher=launcher, nodes=str(nodes), ranks_per_node=str(ranks_per_node))
     for place in list_placements(job):
-        found = resolve(predict_rank(job, place))
+        found = Launch(predict_rank(job, place), None, live=False).info
         assert (found.launcher, found.rank, found.world_size) == (launcher, place.rank, job.world_size)
         assert found.local_rank == place.local_rank
         assert found.node_rank in {None, place.node_rank}

@@ -171,12 +171,12 @@ def meet_in_vain(argument: dict[str, Any]) -> None:
 
 def meet_counted(argument: dict[str, Any]) -> None:
     """As `meet`; each rank writes how often the allocation, the launch key and the rendezvous were looked for."""
-    from hpcddp.ranks.rendezvous import find_rendezvous, launch_key
+    from hpcddp.ranks.rendezvous import find_key, find_rendezvous
     from hpcddp.ranks.resolve import find_rank
     from hpcddp.schedulers.registry import find_allocation
 
     names = {
-        function.__code__: function.__name__ for function in (find_allocation, find_rendezvous, launch_key, find_rank)
+        function.__code__: function.__name__ for function in (find_allocation, find_rendezvous, find_key, find_rank)
     }
     counts = dict.fromkeys(names.values(), 0)
 

@@ -54,7 +54,7 @@ def test_the_environment_is_read_once_for_each_fact_of_the_launch(
     run_ranks("meet_counted", 2, {"folder": str(tmp_path)}, env=env).check()
     for rank in range(2):
         counts = json.loads((tmp_path / f"counts-{rank}.json").read_text())
-        assert counts == {"find_allocation": 1, "find_rendezvous": 1, "launch_key": 1, "find_rank": 1}
+        assert counts == {"find_allocation": 1, "find_rendezvous": 1, "find_key": 1, "find_rank": 1}
 
 
 def test_a_single_process_without_a_launcher_is_a_group_of_one(run_ranks: RunRanks, tmp_path: Path) -> None:
