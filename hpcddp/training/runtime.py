@@ -53,6 +53,7 @@ class Runtime:
         self.group = setup.group
         self.layout = setup.layout
         self.device = setup.group.device
+        self.seed = setup.options.seed
         self.folder = setup.folder
         self.weights_sha256: str | None = None  # of the tracked models at the end, on rank 0
         self._options = setup.options
