@@ -9,12 +9,8 @@ from importlib import import_module
 from typing import Any
 
 from hpcddp.errors import RequestError
-from hpcddp.integrations.ranks import join_ranks
-from hpcddp.integrations.run import Run, check_all_ranks, ended, find_absolute_attempt, is_new
-from hpcddp.integrations.saved import check_world, find_newest
+from hpcddp.integrations.run import Run, check_all_ranks, find_absolute_attempt, is_new, opened
 from hpcddp.training.arguments import read_save_every
-from hpcddp.training.stopping import SignalFlag
-from hpcddp.uncaught import two_lines
 
 FRAMEWORK = "the Trainer of transformers"
 
@@ -37,40 +33,25 @@ def attach(trainer: Any, env: MutableMapping[str, str], save_every: int | str | 
     def resuming(train: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(train)
         def train_in_run(resume_from_checkpoint: Any = None, *more: Any, **named: Any) -> Any:
-            signals = SignalFlag()
-            with signals.installed():
-                with two_lines():
-                    ranks = join_ranks(env, "trainer.train()")
-                    saved = find_newest(attempt.run, FRAMEWORK)
-                    batch = args.per_device_train_batch_size * args.gradient_accumulation_steps * args.world_size
-                    fixed = "DeepSpeed's optimizer is saved per rank" if args.deepspeed else ""
-                    line = check_world(saved, ranks.world_size, batch, fixed=fixed) if saved else None
-                run = Run(
-                    FRAMEWORK,
-                    attempt,
-                    ranks,
-                    env,
-                    signals,
-                    saved,
-                    global_batch=batch,
-                    keep=_KEPT,
-                    save_every=every,
-                )
+            batch = args.per_device_train_batch_size * args.gradient_accumulation_steps * args.world_size
+            with opened(
+                FRAMEWORK,
+                attempt,
+                env,
+                "trainer.train()",
+                global_batch=batch,
+                keep=_KEPT,
+                save_every=every,
+                fixed="DeepSpeed's optimizer is saved per rank" if args.deepspeed else "",
+                seed=args.seed,
+                samples=_count(trainer),
+            ) as run:
                 callback = type("HpcddpCallback", (TransformersHooks, base), {})(run)
                 trainer.add_callback(callback)
                 try:
-                    with ended(run):
-                        with two_lines():
-                            run.open()
-                            run.compare_settings(global_batch=batch, seed=args.seed, samples=_count(trainer))
-                        if line:
-                            run.say(line)
-                        result = train(saved.path if saved else resume_from_checkpoint, *more, **named)
+                    return train(run.saved.path if run.saved else resume_from_checkpoint, *more, **named)
                 finally:
                     trainer.remove_callback(callback)
-                if run.stop_reason:
-                    raise SystemExit(0)  # what follows is for a model whose training is finished
-                return result
 
         return train_in_run
 

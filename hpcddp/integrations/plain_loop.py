@@ -7,12 +7,9 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 from hpcddp.errors import LaunchError
-from hpcddp.integrations.ranks import join_ranks
-from hpcddp.integrations.run import Run, ended, find_absolute_attempt
-from hpcddp.integrations.saved import check_world, find_newest
-from hpcddp.runs.start import end_script
+from hpcddp.integrations.run import Run, find_absolute_attempt, opened
 from hpcddp.training.arguments import read_optional, read_save_every, read_whole
-from hpcddp.training.stopping import SignalFlag, StopTraining
+from hpcddp.training.stopping import StopTraining
 
 FRAMEWORK = "a loop of its own"
 _CALL = "hpcddp.integrations.loop"
@@ -64,27 +61,5 @@ def open_loop(
             f"{_CALL}() saves into a run folder, and there is none: HPCDDP_RUN_DIR and HPCDDP_ATTEMPT are not set",
             "hpcddp launch -- python train.py",
         )
-    ranks = join_ranks(env, f"{_CALL}()")
-    saved = find_newest(attempt.run, FRAMEWORK)
-    line = check_world(saved, ranks.world_size, global_batch) if saved else None
-    signals = SignalFlag()
-    with signals.installed():
-        run = Run(
-            FRAMEWORK,
-            attempt,
-            ranks,
-            env,
-            signals,
-            saved,
-            global_batch=global_batch,
-            keep=keep,
-            save_every=every,
-        )
-        with ended(run):
-            run.open()
-            run.compare_settings(global_batch=global_batch)
-            if line:
-                run.say(line)
-            yield Loop(run)
-    if run.stop_reason:  # what stands behind the body is for a model whose training is finished
-        end_script("hpcddp: the script ends here" if ranks.is_first else "", 0)
+    with opened(FRAMEWORK, attempt, env, f"{_CALL}()", global_batch=global_batch, keep=keep, save_every=every) as run:
+        yield Loop(run)

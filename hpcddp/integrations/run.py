@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, MutableMapping
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -15,13 +15,20 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from hpcddp.errors import LaunchError, RequestError
-from hpcddp.integrations.ranks import Ranks
-from hpcddp.integrations.saved import FrameworkCheckpoint, complete_checkpoint, make_partial, name_partial
+from hpcddp.integrations.ranks import Ranks, join_ranks
+from hpcddp.integrations.saved import (
+    FrameworkCheckpoint,
+    check_world,
+    complete_checkpoint,
+    find_newest,
+    make_partial,
+    name_partial,
+)
 from hpcddp.runs.folder import AttemptFolder, RunFolder, find_attempt
 from hpcddp.runs.jsonfile import SchemaError
 from hpcddp.runs.lock import HeldError
 from hpcddp.runs.metrics import MetricsFile
-from hpcddp.runs.start import opening_once
+from hpcddp.runs.start import end_script, opening_once
 from hpcddp.runs.state import open_attempt, read_finish, write_failure
 from hpcddp.training.activity import at_files
 from hpcddp.training.arguments import SaveEvery
@@ -30,6 +37,7 @@ from hpcddp.training.checkpoint.checkpointer import guess_save_s
 from hpcddp.training.checkpoint.settings import OnFirst, RunSettings
 from hpcddp.training.stopping import SAVE, STOP_FLAGS, SignalFlag, StopTraining, StopWatch, read_deadline
 from hpcddp.training.watchdog import beating
+from hpcddp.uncaught import two_lines
 
 
 @contextmanager
@@ -315,3 +323,39 @@ def ended(run: Run) -> Iterator[None]:
         else:
             run.fail(error)
         raise
+
+
+@contextmanager
+def opened(
+    framework: str,
+    attempt: AttemptFolder,
+    env: MutableMapping[str, str],
+    opened_by: str,
+    *,
+    global_batch: int | None,
+    keep: int,
+    save_every: SaveEvery,
+    fixed: str = "",
+    **compared: Any,
+) -> Iterator[Run]:
+    """The run, around a framework's loop whose process group is there. `fixed` as in `check_world`; `compared`: more
+    for `compare_settings`. SystemExit where the run has stopped: what follows is for a model whose training is
+    finished."""
+    signals = SignalFlag()
+    with signals.installed():
+        with two_lines():
+            ranks = join_ranks(env, opened_by)
+            saved = find_newest(attempt.run, framework)
+            line = check_world(saved, ranks.world_size, global_batch, fixed=fixed) if saved else None
+        run = Run(
+            framework, attempt, ranks, env, signals, saved, global_batch=global_batch, keep=keep, save_every=save_every
+        )
+        with ended(run):
+            with two_lines():
+                run.open()
+                run.compare_settings(global_batch=global_batch, **compared)
+            if line:
+                run.say(line)
+            yield run
+    if run.stop_reason:
+        end_script("hpcddp: the script ends here" if ranks.is_first else "", 0)

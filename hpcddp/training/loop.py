@@ -364,29 +364,27 @@ class TrainingLoop:
         return [one for second in self._seconds for one in second.taken]
 
     def _find_part(self, of: Any) -> WeighedBatch:
-        """The batch that a loss comes from, by the batch itself or a tensor of it. None: all that the loop has now."""
+        """The micro batch that a loss comes from, by its batch or a tensor of that. None: all that the loop has now."""
         part = self._part
         if part is None:
             raise self._error(_BACKWARD.get(self._at, mistakes.BACKWARD_OUTSIDE))
-        if self._at is At.MICRO or not (self._seconds or of is not None):
+        if self._at is At.MICRO:
             return part  # the loop over its micro batches says it
-        if of is None:
-            for second in self._seconds:
-                for one in second.taken:
-                    self._check_shares(part, second, one.batch.parts[0])
-            return part
-        found = [one.batch.parts[0] for one in reversed(self._taken) if is_of_batch(one.batch.content, of)]
-        if not found and not is_of_batch(self.batch.content, of):
-            raise mistakes.OF_UNKNOWN.error()
-        return found[0] if found else part
+        if of is not None:
+            return self._find_batch(of).parts[0]
+        for second in self._seconds:
+            for one in second.taken:
+                self._check_shares(part, second, one.batch.parts[0])
+        return part
 
     def _find_batch(self, of: Any) -> Batch:
-        """The same behind a loop over micro batches."""
-        batches = [self.batch, *(one.batch for one in self._taken)]
-        found = [one for one in batches if one is of or (of is None and not self._seconds)]
-        if not found:
-            raise mistakes.OF_UNKNOWN.error()
-        return found[0]
+        """The same for a batch, and behind a loop over its micro batches. None: the only one."""
+        if of is None and not self._seconds:
+            return self.batch
+        for one in (*(taken.batch for taken in reversed(self._taken)), self.batch):
+            if one is of or (not one.is_several and is_of_batch(one.content, of)):
+                return one
+        raise mistakes.OF_UNKNOWN.error()
 
     def _check_shares(self, part: WeighedBatch, second: SecondLoader, other: WeighedBatch) -> None:
         ranks, first, more = self._layout.data_size, part.micro, other.micro

@@ -55,7 +55,6 @@ class Runtime:
         self.device = setup.group.device
         self.seed = setup.options.seed
         self.folder = setup.folder
-        self.metrics = metrics
         self.weights_sha256: str | None = None  # of the tracked models at the end, on rank 0
         self._options = setup.options
         record, models, data = StepRecord(setup, gradients, metrics), Models(setup, gradients), TrainingData()

@@ -49,10 +49,10 @@ class Agreement:
         self._is_new = False  # whether one came since the last step
         self._name = f"requests-{next(_runtimes)}"
 
-    def ask(self, request: str, reason: str, *, alone: bool = False) -> None:
-        """Ask all ranks for one of REQUESTS. The first reason stays. `alone`: no other rank asks at this step."""
+    def ask(self, request: str, reason: str) -> None:
+        """Ask all ranks for one of REQUESTS. The first reason stays."""
         self.requests.setdefault(request, reason)
-        self._is_new |= not alone
+        self._is_new = True
 
     def note_evaluation(self, **options: Any) -> None:
         """This rank has made an evaluation loader, with options that have to be the same on every rank."""
@@ -142,9 +142,9 @@ class Saves:
         """Whether the loop ends after this step."""
         return self.attempt.stop_reason is not None or self.finish_reason is not None or self.is_finished
 
-    def ask(self, request: str, reason: str, *, alone: bool = False) -> None:
-        """Ask all ranks for one of REQUESTS; a single rank gets it at once. `alone`: no other rank asks now."""
-        self.agreement.ask(request, reason, alone=alone and self._several)
+    def ask(self, request: str, reason: str) -> None:
+        """Ask all ranks for one of REQUESTS; a single rank gets it at once."""
+        self.agreement.ask(request, reason)
         if not self._several:
             self.agree("asked")
 
@@ -256,7 +256,9 @@ class Saves:
             pace.steps_shared = record.sums.steps_shared
         self.report.step(step, micro.total, record.loss)
         if attempt.timer is not None and attempt.timer.is_due:
-            self.ask(SAVE, "save_every", alone=True)
+            if self._several:  # no other rank asks at this step
+                self.agreement.requests.setdefault(SAVE, "save_every")
+            self._asked |= not self._several
         # one rank alone has agreed when it asked
         if self._several and not is_last and self.agreement.is_due(step, record.sums, exchanged):
             self.agree(f"ended step {step}")

@@ -112,29 +112,24 @@ class Watchdog:
 
     def _watch(self) -> None:
         try:
-            before, since, was_told, was_late, was_quiet = self._look(), time.monotonic(), False, False, False
+            before, since, reached = self._look(), time.monotonic(), 0
             while not self._end.wait(self._pause_s):
-                if _watching[-1:] != [self]:  # a runtime in this group has its own
-                    since = time.monotonic()
+                now, moved = self._look(), False
+                if now != before or _watching[-1:] != [self]:  # a runtime in this group has its own
+                    before, since, moved = now, time.monotonic(), True
+                stood_s, quiet_s = time.monotonic() - since, self._look_whether_quiet()
+                stands = stood_s >= self._stall_s / 2
+                is_late = self._end_s is not None and max(stood_s, quiet_s) >= self._end_s
+                if not (moved or stands):
                     continue
-                now, stood_s, quiet_s = self._look(), time.monotonic() - since, self._look_whether_quiet()
-                is_quiet = self._end_s is not None and quiet_s >= self._end_s
-                if now != before:
-                    before, since, was_told, was_late = now, time.monotonic(), False, False
-                    if is_quiet and not was_quiet:
-                        self._ask(self._connection())
-                    was_quiet = is_quiet
-                    self._answer(self._store, 0.0, quiet_s)
-                    if is_quiet:
-                        self._end_if_told(self._connection())
-                elif stood_s >= self._stall_s / 2:
-                    store = self._connection()
-                    if stood_s >= self._stall_s and not was_told:
-                        self._ask(store)
-                    if self._end_s is not None and stood_s >= self._end_s and not was_late:
-                        was_late = True
-                        self._ask(store)
-                    was_told = self._answer(store, stood_s, quiet_s) or was_told
+                store = self._connection() if stands or is_late else self._store
+                if moved and not is_late:
+                    reached = 0
+                limits = (stood_s >= self._stall_s) + is_late
+                if limits > reached:  # the ranks are asked once at each of the two
+                    self._ask(store)
+                reached = max(reached, limits, self._answer(store, stood_s, quiet_s))
+                if stands or is_late:
                     self._end_if_told(store)
         except (DistNetworkError, DistStoreError):
             pass  # the host of the store is gone, and with it the run

@@ -47,7 +47,7 @@ def train_toys(arguments: list[dict[str, Any]]) -> None:
 def train_toy(argument: dict[str, Any]) -> None:
     """The loop of the manual on the toy; rank 0 writes the weights after each step to argument["out"]."""
     if argument.get("naive"):  # the mean of the ranks' means, which is what DDP alone gives
-        hpcddp.training.data.weighing.weigh = lambda count, total, averaged_over: 1.0
+        hpcddp.training.data.weighing.weigh_loss = lambda count, total, averaged_over: 1.0
     trajectory = []
     with hpcddp.runtime(
         argument["global_batch"],
