@@ -24,6 +24,8 @@ _DIGITS = b"0123456789"
 _TRACEBACK = "Traceback (most recent call last)"
 _PLAIN = _TRACEBACK.encode() + b":"
 _LATER = ("During handling of the above exception", "was the direct cause of the following")
+#: How an exception follows from the one above it.
+FIRST, RERAISED, ACCIDENT = "first", "reraised", "accident"
 #: What stands in front of a traceback that ends nothing.
 _IGNORED = ("Exception ignored in", "Logging error", "Exception in thread", "atexit")
 _LEVEL = re.compile(r"\b(ERROR|WARN\w*|CRITICAL|EXCEPTION)\b")
@@ -34,6 +36,7 @@ _EXIT = re.compile(r"(?i)\bexit(?:ed)?(?: with)?[ _](?:status|code)\W{0,3}(\d{1,
 #: The exception at a traceback's end.
 _EXCEPTION = re.compile(r"(?:[A-Za-z_]\w*\.)*(?:_*[A-Z]\w*|timeout|gaierror|error)(?:: .*|:)?$")
 _FRAME = re.compile(r'File "(.+?)", line (\d+), in (\S+)')
+_LOADS = re.compile(r"torch/serialization\.py\", line \d+, in (load|_load|_legacy_load)$")
 _LIBRARY = re.compile(r"(site|dist)-packages/|/lib/python\d|<frozen|<string>|/bin/(torchrun|accelerate)$")
 _WORLD = re.compile(
     rb"[Rr]ank\W{0,3}\d+\s?(?:of|/)\s?(\d+)\b|initiali[sz]ed \d+ of (\d+)\b|hpcddp: (\d+) ranks on"
@@ -48,7 +51,8 @@ _PREFIX = re.compile(
 )
 _LABEL = re.compile(
     rb"\[[Rr]ank[ :=]?(\d+)\]|^\[[^\]]*\]\[(\d{1,5})\]\[|^\[(\d+)\]:? (?=\S)|^(\d{1,5}): (?=\S)"
-    rb"|^\[\d+,(\d+)\]<std|^\[\S+@\d+,(\d+)\]<std|\b[Rr]ank[ =:]{0,2}(\d+)\b"
+    rb"|^\[\d+,(\d+)\]<std|^\[\S+@\d+,(\d+)\]<std|^<(\d+)> |\b[Rr]ank\W{0,4}(\d+)\b|\bworker[-_](\d+)\b"
+    rb"|(?:^|[ \[(|])r(\d{1,4})[\])|: ]|[\[(]R(\d{1,4})[\])]"
 )
 _TORCH = re.compile(rb"\[rank\d+\]:")  # torch's, in front of what ends a rank
 _SIGNED = re.compile(r"\[rank\d+\]:")
@@ -88,8 +92,10 @@ class Mark(Record):
     chain: int = 0
     is_raised: bool = False
     is_logged: bool = False
+    is_caught: bool = False
     is_quoted: bool = False
     ranks: tuple[int, ...] = ()
+    link: str = ""
 
     @property
     def cause(self) -> str:
@@ -180,9 +186,30 @@ def _read(number: int, source: LogFile) -> Log:
         raise RequestError(f"{source.path} is no text in UTF-8", f"if it is compressed: {unpack}")
     log = Log(number, source, text, skipped)
     _LogReader(log).read(text)
+    log.marks = _choose_of_chains(log.marks)
     log.world_size = max(log.world_size, *(rank + 1 for rank in log.ranks), 0) if log.ranks else log.world_size
     forget_caught(log)
     return log
+
+
+def _choose_of_chains(marks: list[Mark]) -> list[Mark]:
+    """One of the exceptions that led to one another: what a handler ran into does not count; of those that were raised
+    in place of others the first that a row names, else the last."""
+    chains: dict[int, list[Mark]] = {}
+    for mark in marks:
+        chains.setdefault(mark.chain or -id(mark), []).append(mark)
+    chosen = []
+    for chain in chains.values():
+        meant: list[Mark] = []
+        for mark in chain:
+            if mark.link == ACCIDENT and meant:
+                break
+            meant = [mark] if mark.link == FIRST else [*meant, mark]
+        named = [mark for mark in meant if mark.row is not None]
+        causes = [mark for mark in named if mark.level in {CAUSE, RAISED}]
+        best = next(iter([*causes, *named]), meant[-1])
+        chosen.append(best._replace(is_logged=best.is_logged or chain[-1].is_caught))
+    return sorted(chosen, key=lambda mark: mark.number)
 
 
 def _choose_rows(keys: Iterable[str]) -> str:
@@ -233,8 +260,14 @@ class _Open:
     ) -> None:
         self.begin, self.prefix, self.rank, self.chain = begin, prefix, rank, chain
         self.is_logged, self.is_ignored = is_logged, is_ignored
+        self.link = ""
         self.frames: list[str] = []
         self.lines = 0
+
+    def was_caught(self) -> bool:
+        """Whether the traceback does not begin where its program, process or thread began."""
+        first = _FRAME.search(self.frames[0]) if self.frames and self.link != FIRST and not self.prefix else None
+        return first is not None and not re.match(r"<module>|_run_|_bootstrap|_worker_loop", first[3])
 
     def find_frame(self, known: dict[str, str]) -> str:
         """The innermost line of the program, as `train.py:12`. `known`: those of tracebacks before."""
@@ -262,6 +295,8 @@ class _LogReader:
         self._chains = 0
         self._last: tuple[str, int, Mark | None] = ("", 0, None)  # the last exception: its prefix, its line
         self._chained = ""  # the prefix of a traceback that follows from the last one
+        self._link = ""  # how it does
+        self._above: list[str] = []  # the frames of the last traceback
         self._is_quoted = False  # the line that is looked at
         self._quoted: tuple[int, str] | None = None  # the rank, and host, of lines that a report of hpcddp's quotes
 
@@ -394,10 +429,12 @@ class _LogReader:
             if follows and self._last[2] is not None and self._last[2].is_logged:
                 is_logged = True
             self._open.append(_Open(at, prefix, rank, chain, is_logged=is_logged, is_ignored=is_ignored))
+            self._open[-1].link = FIRST if is_original else self._link if follows else ""
             self._chained = ""
             return True
         if any(word in line for word in _LATER):
             self._chained = self._strip(line)[1].strip() + "|"
+            self._link = ACCIDENT if _LATER[0] in line else RERAISED
             return True
         if "hint: " in line and self._look_at_hint(at, line, rank):
             return True
@@ -483,10 +520,11 @@ class _LogReader:
     def _end(self, at: int, line: str, body: str, one: _Open, rank: int | None, host: str) -> None:
         if one.is_ignored:
             return
-        if body not in self._rows:
-            fits = (row for row in ROWS if row.level not in {RECORD, RESTART} and row.match(body))
-            self._rows[body] = next(fits, None)
-        row = self._rows[body]
+        said = f"{body} (torch.load)" if any(_LOADS.search(frame) for frame in one.frames) else body
+        if said not in self._rows:
+            fits = (row for row in ROWS if row.level not in {RECORD, RESTART} and row.match(said))
+            self._rows[said] = next(fits, None)
+        row = self._rows[said]
         level = RAISED if row is None or row.level in {CAUSE, RAISED} else row.level
         match = row.match(body) if row is not None else None
         rank = one.rank if one.rank is not None else rank
@@ -495,14 +533,29 @@ class _LogReader:
         mark = Mark(
             row, level, self._log.number, at + 1 + self._log.skipped, line.strip(), body, whose, host,
             named.get("signal", 0), frame=one.find_frame(self._frames), chain=one.chain, is_raised=True,
-            is_logged=one.is_logged, ranks=_read_ranks(match), is_quoted=self._is_quoted,
+            is_logged=one.is_logged, is_caught=one.was_caught(),
+            ranks=_read_ranks(match), is_quoted=self._is_quoted,
+            link=self._find_link(one, at),
         )  # fmt: skip
+        self._above = one.frames
         if one.is_logged and not one.prefix and not self._is_quoted:
             lines = self._log.lines[one.begin + 1 : at + 1]
             self._repeated.setdefault(tuple(lines), {})[one.rank] = len(self._log.marks)
             self._longest = max(self._longest, len(lines))
         self._log.marks.append(mark)
         self._last = one.prefix.strip(), at, mark
+
+    def _find_link(self, one: _Open, at: int) -> str:
+        """An exception that was raised while another was handled is meant to be in its place if the function that
+        caught the one raises the other; else the handler failed."""
+        if one.link != ACCIDENT or not one.frames or not self._above:
+            return one.link
+        place = [(found[1], found[3]) for text in (one.frames[-1], self._above[0]) if (found := _FRAME.search(text))]
+        last = one.frames[-1].strip().encode()
+        lines = self._log.lines[one.begin : at]
+        source = next((n + 1 for n in range(len(lines) - 2, -1, -1) if last in lines[n]), 0)
+        is_raise = b"raise " in lines[source] if source else False
+        return RERAISED if is_raise and len({*place}) == 1 else ACCIDENT
 
     def _add(
         self, at: int, line: str, body: str, row: Row, match: re.Match[str], rank: int | None, host: str, prefix: str
@@ -516,7 +569,8 @@ class _LogReader:
         named = _read_groups(match)
         last_prefix, last_at, last = self._last
         is_near = last is not None and 0 < at - last_at <= 12 and prefix.strip() == last_prefix
-        is_detail = is_near and find_time(line.encode()) is None and (prefix or not _LABEL.search(line.encode()))
+        between = self._log.lines[last_at + 1 : at + 1] if is_near else []
+        is_detail = is_near and (prefix or not any(_LABEL.search(one) or find_time(one) for one in between))
         signal, status = named.get("signal", 0), named.get("status")
         if status is not None and status < 0:
             signal, status = -status, None
@@ -540,7 +594,8 @@ class _LogReader:
             named.get("rank", rank), host, signal, status, ranks=_read_ranks(match), is_quoted=self._is_quoted,
         )  # fmt: skip
         if is_detail and last is not None and row.level in {RAISED, LOST}:
-            mark = mark._replace(chain=last.chain, is_raised=True, is_logged=last.is_logged, rank=last.rank)
+            mark = mark._replace(chain=last.chain, is_raised=True, rank=last.rank)
+            mark = mark._replace(is_logged=last.is_logged, is_caught=last.is_caught)
         self._log.marks.append(mark)
 
     def _read_root_cause(self, at: int) -> tuple[int | None, str, int, int | None]:
