@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
 _MOST = 1 << 28  # bytes of one file, from its end
+_LONGEST = 1 << 14  # bytes of a line, at its begin and at its end, that are looked at
 _DIGITS = b"0123456789"
 _TRACEBACK = "Traceback (most recent call last)"
 _PLAIN = _TRACEBACK.encode() + b":"
@@ -142,6 +143,11 @@ def _read_number(groups: Iterable[bytes | str | None]) -> list[int]:
     return [int(text) for text in groups if text and len(text) < 7]
 
 
+def is_log_name(name: str) -> bool:
+    """Whether a file of that name is taken for a log."""
+    return _LOGS.search(name) is not None
+
+
 def find_logs(paths: Iterable[str]) -> list[LogFile]:
     """The logs of these files and folders. RequestError for one that is not there, or a folder without any."""
     found: dict[str, LogFile] = {}
@@ -149,7 +155,7 @@ def find_logs(paths: Iterable[str]) -> list[LogFile]:
         names = [path]
         if os.path.isdir(path):
             found_in = (os.path.join(folder, name) for folder, _, files in os.walk(path) for name in files)
-            names = sorted(name for name in found_in if _LOGS.search(name) and os.path.isfile(name))
+            names = sorted(name for name in found_in if is_log_name(name) and os.path.isfile(name))
             if not names:
                 raise RequestError(f"there is no log in {path}", "name the files: hpcddp diagnose FILE …")
         for name in names:
@@ -184,6 +190,9 @@ def _read(number: int, source: LogFile) -> Log:
     if sum(c == "\ufffd" or c < "\b" for c in sample) > len(sample) / 4:
         unpack = f"zcat {source.path} > job.out; hpcddp diagnose job.out"
         raise RequestError(f"{source.path} is no text in UTF-8", f"if it is compressed: {unpack}")
+    text = b"\n".join(
+        line if len(line) <= 2 * _LONGEST else line[:_LONGEST] + b" ... " + line[-_LONGEST:] for line in text.split(b"\n")
+    )
     log = Log(number, source, text, skipped)
     _LogReader(log).read(text)
     log.marks = _choose_of_chains(log.marks)
@@ -200,6 +209,9 @@ def _choose_of_chains(marks: list[Mark]) -> list[Mark]:
         chains.setdefault(mark.chain or -id(mark), []).append(mark)
     chosen = []
     for chain in chains.values():
+        if len(chain) == 1 and chain[0].is_logged >= chain[0].is_caught:
+            chosen += chain
+            continue
         meant: list[Mark] = []
         for mark in chain:
             if mark.link == ACCIDENT and meant:

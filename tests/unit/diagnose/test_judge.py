@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -272,6 +273,11 @@ def test_a_signal_to_the_job_is_no_ranks_whichever_the_launcher_names():
     )
 
 
+def test_of_a_line_without_end_only_both_ends_are_looked_at(told):
+    cause = told("x" * 3_000_000 + raised(0, "KeyError: 1") + "KeyError " * 500_000)
+    assert (cause.class_, cause.text) == ("exception", "[rank0]: KeyError: 1")
+
+
 def test_a_folder_without_logs_and_a_file_that_is_not_there_are_refused(tmp_path):
     with pytest.raises(RequestError, match="there is no log in"):
         find_logs([str(tmp_path)])
@@ -279,7 +285,9 @@ def test_a_folder_without_logs_and_a_file_that_is_not_there_are_refused(tmp_path
     with pytest.raises(RequestError, match="there is no log in"):
         find_logs([str(tmp_path)])
     (tmp_path / "a.out.gz").write_bytes(gzip.compress(b"KeyError: 1\n" * 9))
-    for path, says in {tmp_path / "a.out.gz": "is no text", Path("/dev/null"): "is no file"}.items():
+    os.mkfifo(tmp_path / "pipe.out")  # nobody writes
+    places = {"a.out.gz": "is no text", "/dev/null": "is no file", "pipe.out": "is no file"}
+    for path, says in ((tmp_path / place, says) for place, says in places.items()):
         with pytest.raises(RequestError, match=says):
             diagnose(find_logs([str(path)]))
     with pytest.raises(RequestError, match="cannot be read"):
