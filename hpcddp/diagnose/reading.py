@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
 _MOST = 1 << 28  # bytes of one file, from its end
-_LONGEST = 1 << 14  # bytes of a line, at its begin and at its end, that are looked at
+_LONGEST = 1 << 17  # bytes of a line, at its begin and at its end, that are looked at
 _DIGITS = b"0123456789"
 _TRACEBACK = "Traceback (most recent call last)"
 _PLAIN = _TRACEBACK.encode() + b":"
@@ -190,9 +190,9 @@ def _read(number: int, source: LogFile) -> Log:
     if sum(c == "\ufffd" or c < "\b" for c in sample) > len(sample) / 4:
         unpack = f"zcat {source.path} > job.out; hpcddp diagnose job.out"
         raise RequestError(f"{source.path} is no text in UTF-8", f"if it is compressed: {unpack}")
-    text = b"\n".join(
-        line if len(line) <= 2 * _LONGEST else line[:_LONGEST] + b" ... " + line[-_LONGEST:] for line in text.split(b"\n")
-    )
+    lines = text.split(b"\n")
+    long = (line if len(line) <= 2 * _LONGEST else line[:_LONGEST] + b" ... " + line[-_LONGEST:] for line in lines)
+    text = b"\n".join(long)
     log = Log(number, source, text, skipped)
     _LogReader(log).read(text)
     log.marks = _choose_of_chains(log.marks)
