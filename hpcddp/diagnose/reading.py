@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
 _MOST = 1 << 28  # bytes of one file, from its end
-_LONGEST = 1 << 19  # bytes of a line, at its begin and at its end, that are looked at
+_LONGEST = 1 << 16  # bytes of a line, at its begin and at its end, that are looked at
 _DIGITS = b"0123456789"
 _TRACEBACK = "Traceback (most recent call last)"
 _PLAIN = _TRACEBACK.encode() + b":"
