@@ -10,7 +10,7 @@ import os
 import re
 
 from hpcddp.diagnose.progress import forget_caught
-from hpcddp.diagnose.rows import CAUSE, END, LOST, NOISE, RAISED, RECORD, RESTART, ROWS, Row
+from hpcddp.diagnose.rows import CAUSE, END, LOST, NOISE, RAISED, RECORD, RESTART, ROWS, WEAK, Row
 from hpcddp.errors import RequestError
 from hpcddp.record import TYPE_CHECKING, Record
 from hpcddp.runs.logs import LogFile, find_time
@@ -243,14 +243,12 @@ def _choose_rows(keys: Iterable[str]) -> str:
 
 
 _SPECIAL = (_TRACEBACK, *_LATER, "exit", "status", "The end of its output", "hint: ")
-_KEYS = [(row, row.key.split("|")) for row in ROWS if row.level != RECORD]
-_WHOLE = [
-    (row, key.encode()) for row, keys in _KEYS for key in keys if re.search(r"\d", key)
-]  # the others have no digits
+_ALONE = next(
+    row for row in ROWS if row.level == WEAK and re.search(r"\d", row.key)
+)  # lines are compared without their digits
+_KEYS = [(row, row.key.split("|")) for row in ROWS if row.level != RECORD and row is not _ALONE]
 _REFUSED = next(row for row in ROWS if row.shows == "hpcddp: …, with a hint")
-_ANY = re.compile(
-    _choose_rows({*_SPECIAL, *(key for _, keys in _KEYS for key in keys if not re.search(r"\d", key))}).encode()
-)
+_ANY = re.compile(_choose_rows({*_SPECIAL, *(key for _, keys in _KEYS for key in keys)}).encode())
 
 
 class _LineKind(Record):
@@ -315,7 +313,8 @@ class _LogReader:
     def read(self, text: bytes) -> None:
         """Fill the log."""
         known = self._known
-        whole = self._find_whole(text)
+        begin = text[:_SAMPLE]
+        alone = {begin.count(b"\n", 0, found.start()) for found in re.finditer(_ALONE.pattern.encode(), begin)}
         after = 0
         for at, line in enumerate(self._log.lines):
             if at < after:
@@ -323,9 +322,8 @@ class _LogReader:
             if self._repeated and line == _PLAIN and not self._open and (count := self._skip_repeated(at)):
                 after = at + count
                 continue
-            if whole and at in whole:
-                kind = self._classify(line.translate(None, _DIGITS))
-                self._look(at, line, _LineKind(says=True, is_special=kind.is_special, rows=(*kind.rows, *whole[at])))
+            if at in alone:
+                self._look(at, line, _LineKind(says=True, is_special=False, rows=(_ALONE,)))
                 continue
             for piece in line.split(b"\r") if b"\r" in line else (line,):
                 alike = piece.translate(None, _DIGITS)
@@ -340,21 +338,6 @@ class _LogReader:
         self._log.is_cut = any(not one.is_ignored and not one.is_logged and one.frames for one in self._open)
         for index, number in self._moved.items():
             self._log.marks[index] = self._log.marks[index]._replace(number=number)
-
-    def _find_whole(self, text: bytes) -> dict[int, tuple[Row, ...]]:
-        """The lines with words that hold digits."""
-        found: dict[int, tuple[Row, ...]] = {}
-        for row, key in _WHOLE:
-            at = line = 0
-            begin = 0
-            while (at := text.find(key, at)) >= 0:
-                line += text.count(b"\n", begin, at)
-                begin = at
-                found[line] = (*found.get(line, ()), row)
-                at += len(key)
-                if len(found) > 1000:
-                    break
-        return found
 
     def _skip_repeated(self, at: int) -> int:
         """How many lines from here are a traceback that was caught and logged before, by the same rank: of a thousand
