@@ -10,7 +10,7 @@ import re
 from collections import Counter
 
 from hpcddp.diagnose.cause import ALL, Cause, fill_remedy
-from hpcddp.diagnose.progress import alike, list_own_lines
+from hpcddp.diagnose.progress import alike, is_done, list_own_lines
 from hpcddp.diagnose.reading import Log, Mark, read_logs
 from hpcddp.diagnose.rows import (
     CAUSE,
@@ -50,16 +50,16 @@ _OF_LAUNCHER = re.compile(r"ChildFailedError|CalledProcessError|SignalException"
 _BY_LAUNCHER = re.compile(
     r"(torchrun|accelerate|deepspeed|srun|mpirun|mpiexec|prterun)\b.*: (error|unrecognized|unknown)"
 )
+_ALL_WELL = re.compile(r"(?i)\b(bye|done|finished|completed?|saved|ok)\W*$")
 #: What only tells where to read more, or that all is well.
-_SAYS_NOTHING = re.compile(
-    r"(?i)^(set the environment|try|for|see|please|usage:|run) |\b(bye|done|finished|completed?|saved|ok)\W*$"
-)
+_SAYS_NOTHING = re.compile(rf"(?i)^(set the environment|try|for|see|please|usage:|run) |{_ALL_WELL.pattern[4:]}")
 _LABELLED = re.compile(r"\b[Rr]ank[ =:]?(\d+)\b|^\[(\d+)\] ")
 #: An error of hpcddp's that tells of another rank's.
 _OF_ANOTHER = re.compile(r"^hpcddp: (?:\S+: )?rank (?P<rank>\d+) on \S+ failed: ")
 #: One that follows from another rank's end, of which it knows nothing.
 _FOLLOWS = re.compile(r"^hpcddp: (?:\S+: )?(?:a rank failed, and rank |rank 0 left before|rank 0 did not say)")
 _IN_USE = re.compile(r"EADDRINUSE|[Aa]ddress already in use")
+_SWEEPS = re.compile(r"srun: |CANCELLED AT")
 _CANCELLED = re.compile(r"CANCELLED AT|job killed: ")
 _WORDS = re.compile(r"[A-Za-z]{2,}")
 
@@ -84,7 +84,11 @@ class _Judge:
             (mark for mark in self._of(END) if not self._is_doubled(mark)), key=lambda one: (one.log, one.number)
         )
         #: A launcher ends the ranks that are left by SIGTERM: they were well.
+        sweeps = [(mark.log, mark.number) for mark in self._of(LOST) if _SWEEPS.search(mark.body)]
+        first = {(mark.log, mark.number) for mark in ends[:1] if mark.rank is not None}
+        first -= {place for place in first for sweep in sweeps if sweep < place}
         swept = {mark for mark in ends if mark.signal == _SIGTERM and mark.cause != "killed"}
+        swept -= {mark for mark in swept if (mark.log, mark.number) in first}
         is_swept = any(mark not in swept and mark.cause != "killed" for mark in ends)
         self._ends = [mark for mark in ends if not (is_swept and mark in swept)]
         self._swept = {rank for mark in swept for rank in mark.ranks or (mark.rank,) if is_swept and rank is not None}
@@ -126,6 +130,8 @@ class _Judge:
         ):
             if (cause := find()) is not None:
                 return cause
+        if self._has_failed is None and not is_done(self._logs, len(self._world), _SAYS_WHY):
+            return Cause("unknown")
         is_empty = all(not line.strip() for log in self._logs for line in log.lines)
         is_bad = bool(self._has_failed) or bool(self._exit_status) or bool(self._ends) or bool(self._lost)
         is_bad |= (
@@ -152,7 +158,7 @@ class _Judge:
         raised = [mark for mark in self._of(RAISED) if mark.is_raised and not (mark.is_logged and self._seems_well)]
         signed = [mark for mark in raised if mark.is_signed]
         raised = signed or raised
-        found = self._choose_of_chains([*said, *raised])
+        found = [*said, *raised]
         if not found:
             return None
         first = min(found, key=self._order(found))
@@ -176,13 +182,6 @@ class _Judge:
             one.number < first if one.log == mark.log else 0 < self._logs[one.log].find_time(one.number) < at
             for one in (*ends, *self._lost)
         )
-
-    def _choose_of_chains(self, marks: Sequence[Mark]) -> list[Mark]:
-        """One of exceptions that led to one another: the first that a row names, else the last."""
-        chains: dict[tuple[int, int], list[Mark]] = {}
-        for mark in marks:
-            chains.setdefault((mark.chain, 0 if mark.chain else id(mark)), []).append(mark)
-        return [next((mark for mark in chain if mark.row is not None), chain[-1]) for chain in chains.values()]
 
     def _order(self, marks: Sequence[Mark]):  # type: ignore[no-untyped-def]
         """By the place in one log; of several logs by time, as far as lines have one, and the rank that ended first."""
@@ -436,6 +435,7 @@ class _Judge:
         for number, line in reversed(lines[-12 * times :]):
             label = _LABELLED.search(line)
             if number in marked or not _WORDS.search(line) or _SAYS_NOTHING.search(line):
+                went_on |= _ALL_WELL.search(line) is not None
                 continue
             if label is not None and isinstance(rank, int) and int(label[1] or label[2]) != rank:
                 continue

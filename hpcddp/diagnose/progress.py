@@ -9,12 +9,19 @@ from hpcddp.diagnose.rows import CAUSE, CLUSTER, END, LOST, NOISE, RAISED, REQUE
 from hpcddp.record import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from hpcddp.diagnose.reading import Log, Mark
 
 #: What does not begin a line of a program's own.
 _NOT_OWN = re.compile(
     rb"\s|\[rank\d|Traceback|During handling|The above|srun: |slurmstepd|hpcddp: |hint: |[-=*]{5}|frame #|=   "
     rb"|\[?[EWI]\d{4} |<omitting|Exception raised|Thread 0x|\S+: line \d+: .*not found"
+)
+#: What a program's last line says of its end.
+_DONE = re.compile(
+    r"(?i)\b(done|finish(ed|ing)?|completed?|bye|ok|success\w*|ended|end|saved|reached)\b"
+    r"|100 ?%|\b(?P<all>\d+) ?(/|of) ?(?P=all)\b"
 )
 _BAR = re.compile(rb"-{60,}\s*$")  # of Open MPI
 _NUMBERS = re.compile(rb"\d+(\.\d+)?(e[+-]?\d+)?|[^\w\s]{2,}")  # and bars
@@ -93,6 +100,19 @@ def list_own_lines(log: Log, before: int) -> list[tuple[int, str]]:
         if not is_between and _is_own(log.lines[at]):
             found.append((at + 1 + log.skipped, log.lines[at].split(b"\r")[-1].decode(errors="replace").strip()))
     return found
+
+
+def is_done(logs: Sequence[Log], size: int, says_why: re.Pattern[str]) -> bool:
+    """Whether no log ends in the middle of its work: with a line that came often before, or that `says_why` something
+    went wrong, and does not tell of an end. `size`: how many ranks there are, each of which may print the same."""
+    for log in logs:
+        lines = [line for _, line in list_own_lines(log, len(log.lines) + log.skipped + 1) if line]
+        counts = Counter(_NUMBERS.sub(b"#", line.encode()) for line in lines)
+        if log.exit_status != 0 and lines and not _DONE.search(lines[-1]):
+            is_again = counts[_NUMBERS.sub(b"#", lines[-1].encode())] > max(size, 1)
+            if is_again or says_why.search(lines[-1]):
+                return False
+    return True
 
 
 def _is_own(line: bytes) -> bool:

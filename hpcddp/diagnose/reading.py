@@ -10,7 +10,7 @@ import os
 import re
 
 from hpcddp.diagnose.progress import forget_caught
-from hpcddp.diagnose.rows import CAUSE, END, LOST, NOISE, RAISED, RECORD, RESTART, ROWS, Row
+from hpcddp.diagnose.rows import CAUSE, END, LOST, NOISE, RAISED, RECORD, RESTART, ROWS, WEAK, Row
 from hpcddp.errors import RequestError
 from hpcddp.record import TYPE_CHECKING, Record
 from hpcddp.runs.logs import LogFile, find_time
@@ -20,10 +20,13 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
 _MOST = 1 << 28  # bytes of one file, from its end
+_LONGEST = 1 << 16  # bytes of a line, at its begin and at its end, that are looked at
 _DIGITS = b"0123456789"
 _TRACEBACK = "Traceback (most recent call last)"
 _PLAIN = _TRACEBACK.encode() + b":"
 _LATER = ("During handling of the above exception", "was the direct cause of the following")
+#: How an exception follows from the one above it.
+FIRST, RERAISED, ACCIDENT = "first", "reraised", "accident"
 #: What stands in front of a traceback that ends nothing.
 _IGNORED = ("Exception ignored in", "Logging error", "Exception in thread", "atexit")
 _LEVEL = re.compile(r"\b(ERROR|WARN\w*|CRITICAL|EXCEPTION)\b")
@@ -34,6 +37,7 @@ _EXIT = re.compile(r"(?i)\bexit(?:ed)?(?: with)?[ _](?:status|code)\W{0,3}(\d{1,
 #: The exception at a traceback's end.
 _EXCEPTION = re.compile(r"(?:[A-Za-z_]\w*\.)*(?:_*[A-Z]\w*|timeout|gaierror|error)(?:: .*|:)?$")
 _FRAME = re.compile(r'File "(.+?)", line (\d+), in (\S+)')
+_LOADS = re.compile(r"torch/serialization\.py\", line \d+, in (load|_load|_legacy_load)$")
 _LIBRARY = re.compile(r"(site|dist)-packages/|/lib/python\d|<frozen|<string>|/bin/(torchrun|accelerate)$")
 _WORLD = re.compile(
     rb"[Rr]ank\W{0,3}\d+\s?(?:of|/)\s?(\d+)\b|initiali[sz]ed \d+ of (\d+)\b|hpcddp: (\d+) ranks on"
@@ -48,7 +52,8 @@ _PREFIX = re.compile(
 )
 _LABEL = re.compile(
     rb"\[[Rr]ank[ :=]?(\d+)\]|^\[[^\]]*\]\[(\d{1,5})\]\[|^\[(\d+)\]:? (?=\S)|^(\d{1,5}): (?=\S)"
-    rb"|^\[\d+,(\d+)\]<std|^\[\S+@\d+,(\d+)\]<std|\b[Rr]ank[ =:]{0,2}(\d+)\b"
+    rb"|^\[\d+,(\d+)\]<std|^\[\S+@\d+,(\d+)\]<std|^<(\d+)> |\b[Rr]ank\W{0,4}(\d+)\b|\bworker[-_](\d+)\b"
+    rb"|(?:^|[ \[(|])r(\d{1,4})[\])|: ]|[\[(]R(\d{1,4})[\])]"
 )
 _TORCH = re.compile(rb"\[rank\d+\]:")  # torch's, in front of what ends a rank
 _SIGNED = re.compile(r"\[rank\d+\]:")
@@ -88,8 +93,10 @@ class Mark(Record):
     chain: int = 0
     is_raised: bool = False
     is_logged: bool = False
+    is_caught: bool = False
     is_quoted: bool = False
     ranks: tuple[int, ...] = ()
+    link: str = ""
 
     @property
     def cause(self) -> str:
@@ -136,6 +143,11 @@ def _read_number(groups: Iterable[bytes | str | None]) -> list[int]:
     return [int(text) for text in groups if text and len(text) < 7]
 
 
+def is_log_name(name: str) -> bool:
+    """Whether a file of that name is taken for a log."""
+    return _LOGS.search(name) is not None
+
+
 def find_logs(paths: Iterable[str]) -> list[LogFile]:
     """The logs of these files and folders. RequestError for one that is not there, or a folder without any."""
     found: dict[str, LogFile] = {}
@@ -143,7 +155,7 @@ def find_logs(paths: Iterable[str]) -> list[LogFile]:
         names = [path]
         if os.path.isdir(path):
             found_in = (os.path.join(folder, name) for folder, _, files in os.walk(path) for name in files)
-            names = sorted(name for name in found_in if _LOGS.search(name) and os.path.isfile(name))
+            names = sorted(name for name in found_in if is_log_name(name) and os.path.isfile(name))
             if not names:
                 raise RequestError(f"there is no log in {path}", "name the files: hpcddp diagnose FILE …")
         for name in names:
@@ -178,11 +190,38 @@ def _read(number: int, source: LogFile) -> Log:
     if sum(c == "\ufffd" or c < "\b" for c in sample) > len(sample) / 4:
         unpack = f"zcat {source.path} > job.out; hpcddp diagnose job.out"
         raise RequestError(f"{source.path} is no text in UTF-8", f"if it is compressed: {unpack}")
+    lines = text.split(b"\n")
+    long = (line if len(line) <= 2 * _LONGEST else line[:_LONGEST] + b" ... " + line[-_LONGEST:] for line in lines)
+    text = b"\n".join(long)
     log = Log(number, source, text, skipped)
     _LogReader(log).read(text)
+    log.marks = _choose_of_chains(log.marks)
     log.world_size = max(log.world_size, *(rank + 1 for rank in log.ranks), 0) if log.ranks else log.world_size
     forget_caught(log)
     return log
+
+
+def _choose_of_chains(marks: list[Mark]) -> list[Mark]:
+    """One of the exceptions that led to one another: what a handler ran into does not count; of those that were raised
+    in place of others the first that a row names, else the last."""
+    chains: dict[int, list[Mark]] = {}
+    for mark in marks:
+        chains.setdefault(mark.chain or -id(mark), []).append(mark)
+    chosen = []
+    for chain in chains.values():
+        if len(chain) == 1 and chain[0].is_logged >= chain[0].is_caught:
+            chosen += chain
+            continue
+        meant: list[Mark] = []
+        for mark in chain:
+            if mark.link == ACCIDENT and meant:
+                break
+            meant = [mark] if mark.link == FIRST else [*meant, mark]
+        named = [mark for mark in meant if mark.row is not None]
+        causes = [mark for mark in named if mark.level in {CAUSE, RAISED}]
+        best = next(iter([*causes, *named]), meant[-1])
+        chosen.append(best._replace(is_logged=best.is_logged or chain[-1].is_caught))
+    return sorted(chosen, key=lambda mark: mark.number)
 
 
 def _choose_rows(keys: Iterable[str]) -> str:
@@ -204,14 +243,12 @@ def _choose_rows(keys: Iterable[str]) -> str:
 
 
 _SPECIAL = (_TRACEBACK, *_LATER, "exit", "status", "The end of its output", "hint: ")
-_KEYS = [(row, row.key.split("|")) for row in ROWS if row.level != RECORD]
-_WHOLE = [
-    (row, key.encode()) for row, keys in _KEYS for key in keys if re.search(r"\d", key)
-]  # the others have no digits
+_ALONE = next(
+    row for row in ROWS if row.level == WEAK and re.search(r"\d", row.key)
+)  # lines are compared without their digits
+_KEYS = [(row, row.key.split("|")) for row in ROWS if row.level != RECORD and row is not _ALONE]
 _REFUSED = next(row for row in ROWS if row.shows == "hpcddp: …, with a hint")
-_ANY = re.compile(
-    _choose_rows({*_SPECIAL, *(key for _, keys in _KEYS for key in keys if not re.search(r"\d", key))}).encode()
-)
+_ANY = re.compile(_choose_rows({*_SPECIAL, *(key for _, keys in _KEYS for key in keys)}).encode())
 
 
 class _LineKind(Record):
@@ -233,8 +270,14 @@ class _Open:
     ) -> None:
         self.begin, self.prefix, self.rank, self.chain = begin, prefix, rank, chain
         self.is_logged, self.is_ignored = is_logged, is_ignored
+        self.link = ""
         self.frames: list[str] = []
         self.lines = 0
+
+    def was_caught(self) -> bool:
+        """Whether the traceback does not begin where its program, process or thread began."""
+        first = _FRAME.search(self.frames[0]) if self.frames and self.link != FIRST and not self.prefix else None
+        return first is not None and not re.match(r"<module>|_run_|_bootstrap|_worker_loop", first[3])
 
     def find_frame(self, known: dict[str, str]) -> str:
         """The innermost line of the program, as `train.py:12`. `known`: those of tracebacks before."""
@@ -262,13 +305,16 @@ class _LogReader:
         self._chains = 0
         self._last: tuple[str, int, Mark | None] = ("", 0, None)  # the last exception: its prefix, its line
         self._chained = ""  # the prefix of a traceback that follows from the last one
+        self._link = ""  # how it does
+        self._above: list[str] = []  # the frames of the last traceback
         self._is_quoted = False  # the line that is looked at
         self._quoted: tuple[int, str] | None = None  # the rank, and host, of lines that a report of hpcddp's quotes
 
     def read(self, text: bytes) -> None:
         """Fill the log."""
         known = self._known
-        whole = self._find_whole(text)
+        begin = text[:_SAMPLE]
+        alone = {begin.count(b"\n", 0, found.start()) for found in re.finditer(_ALONE.pattern.encode(), begin)}
         after = 0
         for at, line in enumerate(self._log.lines):
             if at < after:
@@ -276,9 +322,8 @@ class _LogReader:
             if self._repeated and line == _PLAIN and not self._open and (count := self._skip_repeated(at)):
                 after = at + count
                 continue
-            if whole and at in whole:
-                kind = self._classify(line.translate(None, _DIGITS))
-                self._look(at, line, _LineKind(says=True, is_special=kind.is_special, rows=(*kind.rows, *whole[at])))
+            if at in alone:
+                self._look(at, line, _LineKind(says=True, is_special=False, rows=(_ALONE,)))
                 continue
             for piece in line.split(b"\r") if b"\r" in line else (line,):
                 alike = piece.translate(None, _DIGITS)
@@ -293,21 +338,6 @@ class _LogReader:
         self._log.is_cut = any(not one.is_ignored and not one.is_logged and one.frames for one in self._open)
         for index, number in self._moved.items():
             self._log.marks[index] = self._log.marks[index]._replace(number=number)
-
-    def _find_whole(self, text: bytes) -> dict[int, tuple[Row, ...]]:
-        """The lines with words that hold digits."""
-        found: dict[int, tuple[Row, ...]] = {}
-        for row, key in _WHOLE:
-            at = line = 0
-            begin = 0
-            while (at := text.find(key, at)) >= 0:
-                line += text.count(b"\n", begin, at)
-                begin = at
-                found[line] = (*found.get(line, ()), row)
-                at += len(key)
-                if len(found) > 1000:
-                    break
-        return found
 
     def _skip_repeated(self, at: int) -> int:
         """How many lines from here are a traceback that was caught and logged before, by the same rank: of a thousand
@@ -394,10 +424,12 @@ class _LogReader:
             if follows and self._last[2] is not None and self._last[2].is_logged:
                 is_logged = True
             self._open.append(_Open(at, prefix, rank, chain, is_logged=is_logged, is_ignored=is_ignored))
+            self._open[-1].link = FIRST if is_original else self._link if follows else ""
             self._chained = ""
             return True
         if any(word in line for word in _LATER):
             self._chained = self._strip(line)[1].strip() + "|"
+            self._link = ACCIDENT if _LATER[0] in line else RERAISED
             return True
         if "hint: " in line and self._look_at_hint(at, line, rank):
             return True
@@ -483,10 +515,11 @@ class _LogReader:
     def _end(self, at: int, line: str, body: str, one: _Open, rank: int | None, host: str) -> None:
         if one.is_ignored:
             return
-        if body not in self._rows:
-            fits = (row for row in ROWS if row.level not in {RECORD, RESTART} and row.match(body))
-            self._rows[body] = next(fits, None)
-        row = self._rows[body]
+        said = f"{body} (torch.load)" if any(_LOADS.search(frame) for frame in one.frames) else body
+        if said not in self._rows:
+            fits = (row for row in ROWS if row.level not in {RECORD, RESTART} and row.match(said))
+            self._rows[said] = next(fits, None)
+        row = self._rows[said]
         level = RAISED if row is None or row.level in {CAUSE, RAISED} else row.level
         match = row.match(body) if row is not None else None
         rank = one.rank if one.rank is not None else rank
@@ -495,14 +528,29 @@ class _LogReader:
         mark = Mark(
             row, level, self._log.number, at + 1 + self._log.skipped, line.strip(), body, whose, host,
             named.get("signal", 0), frame=one.find_frame(self._frames), chain=one.chain, is_raised=True,
-            is_logged=one.is_logged, ranks=_read_ranks(match), is_quoted=self._is_quoted,
+            is_logged=one.is_logged, is_caught=one.was_caught(),
+            ranks=_read_ranks(match), is_quoted=self._is_quoted,
+            link=self._find_link(one, at),
         )  # fmt: skip
+        self._above = one.frames
         if one.is_logged and not one.prefix and not self._is_quoted:
             lines = self._log.lines[one.begin + 1 : at + 1]
             self._repeated.setdefault(tuple(lines), {})[one.rank] = len(self._log.marks)
             self._longest = max(self._longest, len(lines))
         self._log.marks.append(mark)
         self._last = one.prefix.strip(), at, mark
+
+    def _find_link(self, one: _Open, at: int) -> str:
+        """An exception that was raised while another was handled is meant to be in its place if the function that
+        caught the one raises the other; else the handler failed."""
+        if one.link != ACCIDENT or not one.frames or not self._above:
+            return one.link
+        place = [(found[1], found[3]) for text in (one.frames[-1], self._above[0]) if (found := _FRAME.search(text))]
+        last = one.frames[-1].strip().encode()
+        lines = self._log.lines[one.begin : at]
+        source = next((n + 1 for n in range(len(lines) - 2, -1, -1) if last in lines[n]), 0)
+        is_raise = b"raise " in lines[source] if source else False
+        return RERAISED if is_raise and len({*place}) == 1 else ACCIDENT
 
     def _add(
         self, at: int, line: str, body: str, row: Row, match: re.Match[str], rank: int | None, host: str, prefix: str
@@ -516,7 +564,8 @@ class _LogReader:
         named = _read_groups(match)
         last_prefix, last_at, last = self._last
         is_near = last is not None and 0 < at - last_at <= 12 and prefix.strip() == last_prefix
-        is_detail = is_near and find_time(line.encode()) is None and (prefix or not _LABEL.search(line.encode()))
+        between = self._log.lines[last_at + 1 : at + 1] if is_near else []
+        is_detail = is_near and (prefix or not any(_LABEL.search(one) or find_time(one) for one in between))
         signal, status = named.get("signal", 0), named.get("status")
         if status is not None and status < 0:
             signal, status = -status, None
@@ -540,7 +589,8 @@ class _LogReader:
             named.get("rank", rank), host, signal, status, ranks=_read_ranks(match), is_quoted=self._is_quoted,
         )  # fmt: skip
         if is_detail and last is not None and row.level in {RAISED, LOST}:
-            mark = mark._replace(chain=last.chain, is_raised=True, is_logged=last.is_logged, rank=last.rank)
+            mark = mark._replace(chain=last.chain, is_raised=True, rank=last.rank)
+            mark = mark._replace(is_logged=last.is_logged, is_caught=last.is_caught)
         self._log.marks.append(mark)
 
     def _read_root_cause(self, at: int) -> tuple[int | None, str, int, int | None]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -25,7 +26,8 @@ LATE = (
 def raised(rank: int | None, error: str, line: int = 7) -> str:
     """A traceback, as torch prints it of a rank."""
     mark = "" if rank is None else f"[rank{rank}]: "
-    lines = ["Traceback (most recent call last):", f'  File "/u/train.py", line {line}, in main', "    step()", error]
+    place = f'  File "/u/train.py", line {line}, in <module>'
+    lines = ["Traceback (most recent call last):", place, "    step()", error]
     return "".join(f"{mark}{text}\n" for text in lines)
 
 
@@ -68,9 +70,10 @@ def test_an_exception_that_was_caught_is_no_cause(told):
     caught = "2026-11-25 19:09:02,494 [rank 0] ERROR store: reading failed (attempt 1 of 3), will retry\n"
     on = "2026-11-25 19:09:03,000 [rank 0] INFO store: sum 18\n"
     assert told(caught + raised(None, "OSError: [Errno 28] No space left on device") + on).class_ == "none"
-    assert told("Exception ignored in: <function f at 0x1>\n" + raised(None, "KeyError: 1")).class_ == "none"
+    ignored = "Exception ignored in: <function f at 0x1>\n" + raised(None, "KeyError: 1")
+    assert told(ignored + "done\n").class_ == "none"
     on = "".join(f"[rank {n % 2}] INFO step {n}\n" for n in range(6))
-    assert told(on + raised(None, "FileNotFoundError: [Errno 2] No such file or directory: '/x'") + on).class_ == "none"
+    assert told(on + raised(None, MISSING) + on + "done\n").class_ == "none"
     assert told(raised(1, "KeyError: 'label'") + on).class_ == "exception"  # torch signs what ends a rank
 
 
@@ -83,10 +86,10 @@ STATUS_3 = "srun: error: node2: task 1: Exited with exit code 3\n"
 @pytest.mark.parametrize(
     ("log", "cause"),
     [
-        (CAUGHT + EPOCHS, "none"),
+        (CAUGHT + EPOCHS + "done\n", "none"),
         (CAUGHT + "training failed\n", "import"),  # no line comes twice
         (CAUGHT + OF_3 + EPOCHS, "import"),  # no more often than there are ranks
-        (CAUGHT + OF_3 + 2 * EPOCHS, "none"),
+        (CAUGHT + OF_3 + 2 * EPOCHS + "done\n", "none"),
         (CAUGHT + EPOCHS + raised(None, "KeyError: 'label'"), "exception"),
         ("/bin/sh: 1: nvidia-smi: not found\n" + 2 * EPOCHS + "batch 7 does not divide\n" + STATUS_3, "exit-status"),
         (CAUGHT + EPOCHS + "JOB 7 ON node1 CANCELLED AT 2026-11-26T06:45:29 DUE TO TIME LIMIT ***\n", "walltime"),
@@ -116,12 +119,28 @@ def test_of_ranks_that_were_started_again_the_last_start_counts(told, again):
     assert (cause.class_, cause.rank) == ("disk-full", 0)
 
 
-def test_of_exceptions_that_led_to_one_another_the_one_with_a_class_counts_else_the_last(told):
-    link = "\nDuring handling of the above exception, another exception occurred:\n\n"
-    missing = "FileNotFoundError: [Errno 2] No such file or directory: '/x'"
-    assert told(raised(None, missing) + link + raised(None, "RuntimeError: cannot prepare")).text == missing
-    cause = told(raised(None, "KeyError: 3") + link + raised(None, "BadShard: shard 3 is not there"))
-    assert cause.text == "BadShard: shard 3 is not there"
+WHILE = "\nDuring handling of the above exception, another exception occurred:\n\n"
+DIRECT = "\nThe above exception was the direct cause of the following exception:\n\n"
+MISSING = "FileNotFoundError: [Errno 2] No such file or directory: '/x'"
+
+
+@pytest.mark.parametrize(
+    ("first", "link", "then", "source", "text"),
+    [
+        (MISSING, DIRECT, "RuntimeError: cannot prepare", "step()", MISSING),  # a row names it
+        (MISSING, WHILE, "RuntimeError: cannot prepare", "raise RuntimeError", MISSING),
+        ("KeyError: 3", WHILE, "BadShard: shard 3 is not there", "raise BadShard", "BadShard: shard 3 is not there"),
+        ("KeyError: 3", WHILE, MISSING, "raise FileNotFoundError", MISSING),
+        ("KeyError: 3", WHILE, MISSING, "os.remove(lock)", "KeyError: 3"),  # the handler failed
+        (RESET, WHILE, MISSING, "torch.save(model)", None),
+        (RESET, DIRECT, "RuntimeError: training failed", "raise RuntimeError", None),
+    ],
+)
+def test_of_exceptions_that_led_to_one_another_what_a_handler_ran_into_does_not_count(
+    told, first, link, then, source, text
+):
+    last = raised(None, then).replace("step()", source)
+    assert told(raised(None, first) + link + last).text == (text or "")
 
 
 def test_of_several_files_the_times_say_which_came_first(told):
@@ -177,10 +196,39 @@ def test_a_timeout_does_not_win_over_what_the_missing_rank_raised(told):
     assert (cause.class_, cause.rank) == ("exception", 1)
 
 
+def test_a_log_that_stops_in_the_middle_does_not_show_that_nothing_failed(told):
+    steps = "".join(f"step {n} loss 0.{n}\n" for n in range(9))
+    assert told(steps).class_ == "unknown"
+    for end in ("training done\n", "step 10/10\n", "exit status 0\n", "copying results back\n"):
+        assert told(steps + end).class_ == "none"
+    assert told("rank 1: loss is nan at step 4, stopping\n").class_ == "unknown"
+
+
+def test_the_first_task_that_ended_by_a_signal_was_killed_and_one_behind_its_launchers_sweep_was_not(told):
+    left = "srun: error: node1: task 0: Exited with exit code 1\n"
+    end = "srun: error: node3: task 2: Terminated\n"
+    cause = told(raised(0, RESET) + end + left)
+    assert (cause.class_, cause.rank, cause.text) == ("killed", 2, end.strip())
+    swept = "srun: launch/slurm: _step_signal: Terminating StepId=10.0\n"
+    assert told(raised(0, RESET) + swept + end + left).class_ != "killed"
+
+
+def test_a_line_with_an_errors_name_near_a_traceback_that_was_caught_is_no_part_of_it(told):
+    caught = raised(None, "ConnectionResetError: [Errno 104] Connection reset by peer")
+    beside = f"r1: metrics server reached\nr1: {MISSING} -- using the defaults\n"
+    assert told(caught + beside + raised(0, LATE)).class_ == "hang"
+
+
+def test_what_torch_load_raises_and_no_other_row_names_is_the_checkpoints(told):
+    log = raised(0, "EOFError").replace("/u/train.py", "/lib/torch/serialization.py").replace("<module>", "load")
+    assert told(log).class_ == "checkpoint"
+    assert told(log.replace("EOFError", MISSING)).class_ == "file-missing"
+
+
 def test_nothing_that_says_why_is_unknown_and_a_log_without_a_failure_none(told):
     assert told(raised(0, RESET) + raised(1, RESET)).class_ == "unknown"
     assert told("step 1\nstep 2\n", has_failed=True).class_ == "unknown"
-    assert told("step 1\nstep 2\n").class_ == "none"
+    assert told("step 1\ndone\n").class_ == "none"
     assert told("\n").class_ == "unknown"
     assert told(raised(1, "KeyError: 'x'").rpartition("[rank1]: Key")[0]).class_ == "unknown"  # it is cut off
 
@@ -225,6 +273,11 @@ def test_a_signal_to_the_job_is_no_ranks_whichever_the_launcher_names():
     )
 
 
+def test_of_a_line_without_end_only_both_ends_are_looked_at(told):
+    cause = told("x" * 3_000_000 + raised(0, "KeyError: 1") + "KeyError " * 500_000)
+    assert (cause.class_, cause.text) == ("exception", "[rank0]: KeyError: 1")
+
+
 def test_a_folder_without_logs_and_a_file_that_is_not_there_are_refused(tmp_path):
     with pytest.raises(RequestError, match="there is no log in"):
         find_logs([str(tmp_path)])
@@ -232,7 +285,9 @@ def test_a_folder_without_logs_and_a_file_that_is_not_there_are_refused(tmp_path
     with pytest.raises(RequestError, match="there is no log in"):
         find_logs([str(tmp_path)])
     (tmp_path / "a.out.gz").write_bytes(gzip.compress(b"KeyError: 1\n" * 9))
-    for path, says in {tmp_path / "a.out.gz": "is no text", Path("/dev/null"): "is no file"}.items():
+    os.mkfifo(tmp_path / "pipe.out")  # nobody writes
+    places = {"a.out.gz": "is no text", "/dev/null": "is no file", "pipe.out": "is no file"}
+    for path, says in ((tmp_path / place, says) for place, says in places.items()):
         with pytest.raises(RequestError, match=says):
             diagnose(find_logs([str(path)]))
     with pytest.raises(RequestError, match="cannot be read"):
@@ -354,7 +409,7 @@ def test_an_error_that_nobody_has_signed_is_of_no_rank_though_one_is_named(told)
 def test_of_a_traceback_that_was_caught_many_times_the_last_counts(told):
     logged = "2026-11-25 19:09:02,494 [rank 1] ERROR store: reading failed\n"
     many = "".join(f"[rank 1] INFO step {n}\n{logged}{raised(None, 'OSError: shard 3 is broken')}" for n in range(50))
-    assert told(many + "".join(f"[rank 1] INFO step {n}\n" for n in range(3))).class_ == "none"
+    assert told(many + "".join(f"[rank 1] INFO step {n}\n" for n in range(3)) + "done\n").class_ == "none"
     cause = told(many + raised(0, RESET))
     assert (cause.class_, cause.rank, cause.line) == ("exception", 1, 6 * 50)
 

@@ -40,6 +40,7 @@ LINES = {
         "Some of your processes may have been killed by the cgroup out-of-memory handler.",
         "RuntimeError: DataLoader worker (pid 123) is killed by signal: Killed. ",
         "  what():  std::bad_alloc",
+        "ImportError: libtorch_cpu.so: failed to map segment from shared object",
         "numpy._core._exceptions._ArrayMemoryError: Unable to allocate 128. TiB for an array with shape (17592186044416,)",
     ],
     "unfit": [
@@ -125,6 +126,7 @@ LINES = {
         "ValueError: ProcessGroupNCCL is only supported with GPUs, no GPUs found!",
         "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.",
         "RuntimeError: CUDA error: invalid device ordinal",
+        "RuntimeError: Found no NVIDIA driver on your system.",
         "Duplicate GPU detected : rank 1 and rank 0 both on CUDA device 1a000",
         "RuntimeError: Expected to have finished reduction in the prior iteration before starting a new one.",
     ],
@@ -163,6 +165,7 @@ LINES = {
     ],
     "checkpoint": [
         "RuntimeError: Error(s) in loading state_dict for DistributedDataParallel:",
+        "EOFError (torch.load)",
         "_pickle.UnpicklingError: Weights only load failed.",
         "RuntimeError: PytorchStreamReader failed reading zip archive: failed finding central directory",
     ],
