@@ -229,7 +229,8 @@ class Checker:
             return asyncio.run(self._check(marks))
         finally:
             for mark in marks:
-                os.unlink(mark)
+                with suppress(OSError):
+                    os.unlink(mark)
             self._end_launcher()
 
     async def _check(self, marks: Sequence[str]) -> CheckReport:

@@ -103,8 +103,7 @@ if TYPE_CHECKING:
 
 SHM = "/dev/shm"  # noqa: S108  # its size is asked for, nothing is written
 _LEAST_SHM_MB, _SMALL_SHM_MB, _LEAST_FILES = 16, 512, 1024
-#: With less of it a folder of a job is taken to be full.
-LEAST_DISK_MB, LEAST_INODES = 1024, 1000
+_LEAST_DISK_MB, _LEAST_INODES = 1024, 1000  # with less a folder of a job is taken to be full
 _MOST_CLOCK_S = 1.0
 _LEFT_MB = 1024  # of a GPU's memory, that no process of this check holds
 _OF_MEDIAN = 1 / 2
@@ -163,13 +162,17 @@ def check_files(node: CheckedNode, _job: CheckedJob) -> Found:
 
 def check_disk(node: CheckedNode, _job: CheckedJob) -> Found:
     """A folder of the job that is full, that its quota has used up, or that cannot be written."""
-    for folder, (free_mb, files, error) in node.disks.items():
-        if error:
-            return f"nothing can be written to {folder}: {error}", f"df -h {folder}; df -i {folder}; your quota"
-        if free_mb < LEAST_DISK_MB:
-            return f"{folder} has {free_mb} MiB left", f"remove what is not needed: du -sh {folder}/*"
-        if 0 <= files < LEAST_INODES:
-            return f"{folder} has room for {files} more files", f"find {folder} -type f | wc -l"
+    return next(filter(None, (judge_disk(folder, *disk) for folder, disk in node.disks.items())), None)
+
+
+def judge_disk(folder: str, free_mb: int, files: int, error: str) -> Found:
+    """What is wrong with a folder, by what `look_at_disk` says of it."""
+    if error:
+        return f"nothing can be written to {folder}: {error}", f"df -h {folder}; df -i {folder}; your quota"
+    if free_mb < _LEAST_DISK_MB:
+        return f"{folder} has {free_mb} MiB left", f"remove what is not needed: du -sh {folder}/*"
+    if 0 <= files < _LEAST_INODES:
+        return f"{folder} has room for {files} more files", f"find {folder} -type f | wc -l"
     return None
 
 

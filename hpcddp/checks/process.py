@@ -10,7 +10,6 @@ import _thread
 import json
 import os
 import resource
-import select
 import shutil
 import socket
 import subprocess
@@ -250,27 +249,29 @@ class Worker:
 
     def __init__(self, env: Mapping[str, str], words: Sequence[str] = _REAL_WORKER) -> None:
         self._errors = open(os.memfd_create("errors"), "w+b")  # noqa: SIM115  # closed with the process
-        self._process = subprocess.Popen(
-            [*words], env=dict(env), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors, bufsize=0
-        )
-        self._rest = b""
+        self._connection, its = socket.socketpair()
+        self._answers = self._connection.makefile("rb")
+        with its:
+            self._process = subprocess.Popen(
+                [*words], env=dict(env), stdin=its.fileno(), stdout=its.fileno(), stderr=self._errors
+            )
 
     def read(self, end: float, late: str) -> dict[str, Any]:
         """The next answer, by this time of the monotonic clock; with the key `error` where there is none."""
-        output = self._process.stdout
-        assert output is not None
-        while b"\n" not in self._rest:
-            if not select.select([output], [], [], max(end - time.monotonic(), 0))[0]:
-                self.close()
-                return {"error": late}
-            data = os.read(output.fileno(), 65536)
-            self._rest += data
-            if not data:
-                status = self._process.wait()
-                self._errors.seek(0)
-                lines = self._errors.read().decode(errors="replace").strip().splitlines()
-                return {"error": lines[-1] if lines else f"its process ended with {status}"}
-        line, _, self._rest = self._rest.partition(b"\n")
+        self._connection.settimeout(max(end - time.monotonic(), 0.001))
+        line = b""
+        try:
+            line = self._answers.readline()
+        except TimeoutError:
+            self.close()
+            return {"error": late}
+        except OSError:  # it has ended with an order that it did not read
+            pass
+        if not line:
+            status = self._process.wait()
+            self._errors.seek(0)
+            lines = self._errors.read().decode(errors="replace").strip().splitlines()
+            return {"error": lines[-1] if lines else f"its process ended with {status}"}
         answer: dict[str, Any] = json.loads(line)
         return answer
 
@@ -281,18 +282,16 @@ class Worker:
 
     def tell(self, order: Mapping[str, object]) -> None:
         """Give it an order, whose answer is read later."""
-        assert self._process.stdin is not None
         with suppress(OSError):
-            self._process.stdin.write(json.dumps(order).encode() + b"\n")
+            self._connection.sendall(json.dumps(order).encode() + b"\n")
 
     def close(self) -> None:
         """End it. A process whose driver hangs does not end, and nobody waits for it."""
         self._process.kill()
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(_KILLED_S)
-        for stream in (self._process.stdin, self._process.stdout, self._errors):
-            if stream is not None:
-                stream.close()
+        for stream in (self._answers, self._connection, self._errors):
+            stream.close()
 
 
 def identify_process(env: Mapping[str, str], host: str) -> Process:

@@ -17,7 +17,7 @@ from typing import Any
 
 from hpcddp.checks.environment import FAILED, NOT_ASKED, OK, WARNING, Check
 from hpcddp.checks.job import Checker, CheckReport, CheckRequest, format_report, report_record
-from hpcddp.checks.node import LEAST_DISK_MB, LEAST_INODES
+from hpcddp.checks.node import judge_disk
 from hpcddp.checks.process import look_at_disk
 from hpcddp.cli.parser import VerbParser
 from hpcddp.cli.request import named_site, read_keys
@@ -49,7 +49,7 @@ whether the job's Python imports a torch that fits the site's GPUs. In an alloca
 words that are given there: each node looks at itself, its GPUs, limits, disks, clock, versions and names; then pairs of
 hosts exchange data, and slow hosts and links are named. A job file's `preflight: true` does so before the ranks."""
 _FAILED = 1
-_IMPORT_S, _ASK_S = 60.0, 30.0
+_IMPORT_S = 60.0
 
 
 def build_parser() -> VerbParser:
@@ -189,10 +189,10 @@ def check_site_rows(site: Site, found: SiteFound, spec: JobSpec, hint: str) -> I
     """The scheduler, its queue and account, and the modules, as `hpcddp sites check` finds them. `hint`: that line."""
     name = find_scheduler(site.scheduler).title
     live = {one.name: one for one in found.queues}
-    if not live:
-        yield Check("scheduler", f"{name}: {'; '.join(found.unasked)}", hint, NOT_ASKED)
-    else:
+    if live:
         yield Check("scheduler", f"{name} answers, and has {', '.join(sorted(live)[:8])}", state=OK)
+    else:
+        yield Check("scheduler", f"{name}: {'; '.join(found.unasked)}", hint, NOT_ASKED)
     try:
         queue = plan_queue(spec, site)
     except RequestError as error:
@@ -200,15 +200,14 @@ def check_site_rows(site: Site, found: SiteFound, spec: JobSpec, hint: str) -> I
     else:
         if live:
             yield check_queue(site, live, queue, hint)
-    account = spec.account or ""
-    unknown = [one for one in found.unasked if one.startswith("accounts")]
-    if account and found.accounts and account not in found.accounts:
-        remedy = f"--account with one of {', '.join(found.accounts[:8])}"
-        yield Check("account", f"{account} is none that you may charge", remedy, FAILED)
-    elif found.accounts:
-        yield Check("account", f"you may charge {', '.join(found.accounts[:8])}", state=OK)
-    elif unknown:
-        yield Check("account", unknown[0].removeprefix("accounts: "), "the site's own command lists them", NOT_ASKED)
+    accounts = ", ".join(found.accounts[:8])
+    if not accounts:
+        yield from (Check("account", why, state=NOT_ASKED) for why in found.accounts_unasked)
+    elif spec.account and spec.account not in found.accounts:
+        told = f"{spec.account} is none that you may charge"
+        yield Check("account", told, f"--account with one of {accounts}", FAILED)
+    else:
+        yield Check("account", f"you may charge {accounts}", state=OK)
     if site.modules.load:
         yield check_modules(site, found.modules, hint)
     if found.differences:
@@ -257,13 +256,9 @@ def check_folder(folder: str, site: Site, mounts: str = "/proc/mounts") -> Itera
         yield Check("folder", told, state=OK)
     else:
         yield Check("folder", f"{told}: hpcddp check in a job shows whether the nodes see it", state=NOT_ASKED)
-    free_mb, files, error = look_at_disk(folder)
-    if error:
-        yield Check("disk", f"nothing can be written to {folder}: {error}", "df -h .; df -i .; your quota", FAILED)
-    elif free_mb < LEAST_DISK_MB or 0 <= files < LEAST_INODES:
-        yield Check("disk", f"{folder} has {free_mb} MiB left, and {files} files", "df -h .; df -i .", FAILED)
-    else:
-        yield Check("disk", f"{free_mb // 1024} GiB free", state=OK)
+    disk = look_at_disk(folder)
+    found = judge_disk(folder, *disk)
+    yield Check("disk", *found, FAILED) if found else Check("disk", f"{disk[0] // 1024} GiB free", state=OK)
 
 
 def find_file_system(folder: str, mounts: str = "/proc/mounts") -> tuple[str, str]:

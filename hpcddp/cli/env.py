@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from hpcddp.checks.environment import Check
-    from hpcddp.ranks.launcher import RankInfo
 
 
 def build_parser() -> VerbParser:
@@ -38,41 +37,37 @@ def build_parser() -> VerbParser:
 
 def run(args: argparse.Namespace, env: Mapping[str, str]) -> int:
     """Print the place. LaunchError (4) if this is no rank, or if the environment contradicts itself."""
-    live = args.recorded is None
-    hostname = args.hostname
+    live, hostname = args.recorded is None, args.hostname
     if live:
         hostname = hostname or os.uname().nodename
     else:
         from hpcddp.ranks.recorded import read_environment
 
         env = read_environment(args.recorded)
+    launch = Launch(env, hostname, args.nodefile, live=live, strict=False)
     if args.explain:
-        return _explain(env, hostname, args.nodefile, live=live, as_json=args.json)
-    values, source, (info, rendezvous) = resolve_values(env, hostname, args.nodefile, live=live)
-    warnings = _check(env, info, live=live) if info is not None else []
+        return _explain(launch, as_json=args.json)
+    values, source = read_values(launch)
+    remarks, warnings = (launch.rendezvous.remarks, _check(launch)) if launch.place.info() is not None else ((), [])
     if args.json:
         import json
 
         found = [check._asdict() for check in warnings]
-        print(json.dumps({**values, "source": source, "notes": rendezvous.remarks, "warnings": found}))
+        print(json.dumps({**values, "source": source, "notes": remarks, "warnings": found}))
         return 0
-    _print_table(values, source, rendezvous.remarks)
+    _print_table(values, source, remarks)
     for check in warnings:
         print(f"warning: {check}", file=sys.stderr)
     return 0
 
 
-def resolve_values(
-    env: Mapping[str, str], hostname: str | None, nodefile: str | None, *, live: bool
-) -> tuple[dict[str, int | str | None], dict[str, str], tuple[RankInfo | None, Rendezvous]]:
-    """The printed values by name, the source of each, and the rank and rendezvous that they came from."""
-    launch = Launch(env, hostname, nodefile, live=live, strict=False)
+def read_values(launch: Launch) -> tuple[dict[str, int | str | None], dict[str, str]]:
+    """The printed values by name, and the source of each."""
     place = launch.place
-    info = place.info()
-    rendezvous = Rendezvous(None, None, {}) if info is None else launch.rendezvous
+    found = Rendezvous(None, None, {}) if place.info() is None else launch.rendezvous
     values = {"launcher": place.launcher, **{number: place.numbers[number] for number in NUMBERS}}
-    values |= {"master_addr": rendezvous.master_addr, "master_port": rendezvous.master_port}
-    return values, {**place.source, **rendezvous.source}, (info, rendezvous)
+    values |= {"master_addr": found.master_addr, "master_port": found.master_port}
+    return values, {**place.source, **found.source}
 
 
 def _print_table(values: Mapping[str, int | str | None], source: Mapping[str, str], remarks: tuple[str, ...]) -> None:
@@ -85,17 +80,17 @@ def _print_table(values: Mapping[str, int | str | None], source: Mapping[str, st
         print(f"note: {remark}")
 
 
-def _check(env: Mapping[str, str], info: RankInfo, *, live: bool) -> list[Check]:
+def _check(launch: Launch) -> list[Check]:
     """What else is wrong with this rank's job. Of a recorded environment only what its variables show."""
     from hpcddp.checks.environment import Machine, look_at_machine, run_checks
 
-    return run_checks(env, info, look_at_machine(env) if live else Machine())
+    return run_checks(launch.env, launch.info, look_at_machine(launch.env) if launch.live else Machine())
 
 
-def _explain(env: Mapping[str, str], hostname: str | None, nodefile: str | None, *, live: bool, as_json: bool) -> int:
-    from hpcddp.ranks.explain import explain_rank, format_explanation
+def _explain(launch: Launch, *, as_json: bool) -> int:
+    from hpcddp.ranks.explain import explain_launch, format_explanation
 
-    found = explain_rank(env, hostname=hostname, nodefile=nodefile, live=live)
+    found = explain_launch(launch)
     if as_json:
         import json
 

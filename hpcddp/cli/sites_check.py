@@ -23,13 +23,15 @@ _DIFFERS = 1
 
 class SiteFound(Record):
     """What differs, what could not be asked, and what is for people to know and no difference, of the scheduler.
-    `queues`: the scheduler's; `accounts`: those that the user may charge; `modules`: of the module system."""
+    `queues`: the scheduler's; `accounts`: those that the user may charge, or why they are not known; `modules`: of the
+    module system."""
 
     differences: tuple[str, ...] = ()
     unasked: tuple[str, ...] = ()
     remarks: tuple[str, ...] = ()
     queues: tuple[QueueFound, ...] = ()
     accounts: tuple[str, ...] = ()
+    accounts_unasked: tuple[str, ...] = ()
     modules: ModulesCompared = ModulesCompared()
 
 
@@ -74,7 +76,7 @@ def compare_site(site: Site, env: Mapping[str, str]) -> SiteFound:
         remarks += unlisted_queues(site, queues, programs)
     accounts, unknown = ask_accounts(site, env)
     remarks += [f"accounts that you may charge: {', '.join(accounts[:12])}"] if accounts else []
-    unasked += unknown
+    unasked += [f"accounts: {why}" for why in unknown]
     modules = ModulesCompared()
     if site.modules.load:
         try:
@@ -83,7 +85,8 @@ def compare_site(site: Site, env: Mapping[str, str]) -> SiteFound:
             )
         except SchedulerError as error:
             modules = ModulesCompared(unasked=(f"modules: {error.message}",))
-    return SiteFound(tuple(differences), tuple(unasked), tuple(remarks), tuple(queues), tuple(accounts), modules)
+    found = SiteFound(tuple(differences), tuple(unasked), tuple(remarks), tuple(queues), modules=modules)
+    return found._replace(accounts=tuple(accounts), accounts_unasked=tuple(unknown))
 
 
 def survey_site(site: Site, env: Mapping[str, str]) -> list[QueueFound]:
@@ -101,13 +104,13 @@ def ask_accounts(site: Site, env: Mapping[str, str]) -> tuple[list[str], list[st
     """Which accounts the user may charge, as far as the scheduler says it, and why they could not be asked."""
     command = find_scheduler(site.scheduler).commands.accounts
     if not command:
-        return [], ["accounts: hpcddp knows no command that lists them here"] if site.account.required else []
+        return [], ["hpcddp knows no command that lists them here"] if site.account.required else []
     try:
         user = env.get("USER") or env.get("LOGNAME") or str(os.getuid())
         answer = run_program([word.replace("{user}", user) for word in command], env, patience_s=_PATIENCE_S)
     except SchedulerError as error:
-        return [], [f"accounts: {error.message}"]
+        return [], [error.message]
     names = sorted({line.strip().strip("|") for line in answer.stdout.splitlines() if line.strip()})
     if answer.status or not names:
-        return [], [f"accounts: {command[0]} does not say which ones are yours"]
+        return [], [f"{command[0]} does not say which ones are yours"]
     return names, []

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 from hpcddp.errors import LaunchError
 from hpcddp.ranks.candidates import stands
-from hpcddp.ranks.launch import Launch
 from hpcddp.ranks.launcher import NUMBERS
 from hpcddp.ranks.launchers import LAUNCHERS
 from hpcddp.record import TYPE_CHECKING, Record
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
+    from hpcddp.ranks.launch import Launch
     from hpcddp.ranks.resolve import FoundRank
 
 
@@ -33,49 +33,39 @@ class Explanation(Record):
     """All findings, what else was noticed, and the error that the resolution ended in, if it did."""
 
     findings: list[FoundNumber]
-    remarks: tuple[str, ...]
-    error: LaunchError | None
+    remarks: tuple[str, ...] = ()
+    error: LaunchError | None = None
 
 
-def explain_rank(
-    env: Mapping[str, str], *, hostname: str | None = None, nodefile: str | None = None, live: bool = False
-) -> Explanation:
-    """How `resolve` and `find_rendezvous` come to their answer. Raises nothing that they raise: that is in `error`."""
-    launch = Launch(env, hostname, nodefile, live=live, strict=False)
+def explain_launch(launch: Launch) -> Explanation:
+    """How `find_rank` and `find_rendezvous` come to their answer. What they raise is in `error`."""
+    shell = [*_of_shell(launch.env)]
     try:
         place = launch.place
     except LaunchError as error:
-        return Explanation([*_read_all(env), *_of_shell(env)], (), error)
-    findings = _of_rank(place) + _of_shell(env)
+        return Explanation([*_read_all(launch.env), *shell], (), error)
+    findings = [*_of_rank(place), *shell]
     if place.info() is None:
-        return Explanation(findings, (), None)
+        return Explanation(findings)
     try:
-        rendezvous = launch.rendezvous
+        found = launch.rendezvous
     except LaunchError as error:
         return Explanation(findings, (), error)
-    for number, value in (("master_addr", rendezvous.master_addr), ("master_port", rendezvous.master_port)):
+    for number, value in (("master_addr", found.master_addr), ("master_port", found.master_port)):
         if value is not None:
-            findings.append(FoundNumber(place.launcher, number, value, rendezvous.source[number], "chosen", ""))
-    return Explanation(findings, rendezvous.remarks, None)
+            findings.append(FoundNumber(place.launcher, number, value, found.source[number], "chosen", ""))
+    return Explanation(findings, found.remarks)
 
 
-def _of_rank(place: FoundRank) -> list[FoundNumber]:
-    findings = []
-    for one in place.judged:
-        numbers, source = one.candidate.numbers, one.candidate.source
-        if one.chosen:  # with what was concluded from it
-            numbers, source = place.numbers, place.source
-        word = "chosen" if one.chosen else "rejected"
+def _of_rank(place: FoundRank) -> Iterator[FoundNumber]:
+    """The chosen numbers, with what was concluded from them, and those of the other candidates."""
+    why = place.candidates[0].why if place.candidates else "a single process"
+    told = [(place.launcher, place.numbers, place.source, "chosen", why)]
+    told += [(one.row.name, one.numbers, one.source, "rejected", one.why) for one in place.candidates[1:]]
+    for name, numbers, source, status, why in told:
         for number in NUMBERS:
             if numbers[number] is not None:
-                name = one.candidate.row.name
-                findings.append(FoundNumber(name, number, numbers[number], source[number], word, one.why))
-    if not place.judged:
-        findings = [
-            FoundNumber("none", number, place.numbers[number], place.source[number], "chosen", "a single process")
-            for number in NUMBERS
-        ]
-    return findings
+                yield FoundNumber(name, number, numbers[number], source[number], status, why)
 
 
 def _read_all(env: Mapping[str, str]) -> list[FoundNumber]:
@@ -90,19 +80,19 @@ def _read_all(env: Mapping[str, str]) -> list[FoundNumber]:
     return list(found.values())
 
 
-def _of_shell(env: Mapping[str, str]) -> list[FoundNumber]:
+def _of_shell(env: Mapping[str, str]) -> Iterator[FoundNumber]:
     """A launcher's rank variables in a shell, which look like rank 0 of N."""
-    findings = []
     for row in LAUNCHERS.values():
         if row.step is not None and row.rank in env and not row.step.is_task(env):
             why = f"not a task of a step ({row.marks[0]} is {env.get(row.marks[0], 'not set')})"
-            findings += [FoundNumber(row.name, k, env[v], v, "rejected", why) for k, v in row.step.in_shell if v in env]
-    return findings
+            for number, name in row.step.in_shell:
+                if name in env:
+                    yield FoundNumber(row.name, number, env[name], name, "rejected", why)
 
 
 def format_explanation(explanation: Explanation) -> str:
     """As a table for people."""
     rows = [FoundNumber._fields, *(tuple(map(str, finding)) for finding in explanation.findings)]
-    widths = [max(len(row[i]) for row in rows) for i in range(len(FoundNumber._fields))]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
     return "\n".join(lines + [f"note: {remark}" for remark in explanation.remarks])

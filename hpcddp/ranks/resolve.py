@@ -31,14 +31,6 @@ if TYPE_CHECKING:
 # Which of several launchers started this process: the innermost one.
 
 
-class JudgedCandidate(Record):
-    """What became of one candidate, and why. For `hpcddp env --explain`."""
-
-    candidate: Candidate
-    chosen: bool
-    why: str
-
-
 class Evidence(Record):
     """What the running process shows about its parents; empty for a recorded environment."""
 
@@ -49,12 +41,12 @@ class Evidence(Record):
     shell_of: str = ""  # key of the row whose daemon started this process, or a parent, as a shell and not as a task
 
 
-def choose(candidates: list[Candidate], env: Mapping[str, str], evidence: Evidence) -> list[JudgedCandidate]:
-    """Each candidate, judged; exactly one is chosen.
+def choose(candidates: list[Candidate], env: Mapping[str, str], evidence: Evidence) -> list[Candidate]:
+    """Each candidate with the reason; the chosen one is the first.
 
     LaunchError if nothing decides, if N processes would each be alone, or if the row is a leftover of a launch outside.
     """
-    left, judged = _merge(candidates)
+    left, rejected = _merge(candidates)
     inner, why = left[0], "the only launcher here"
     if len(left) > 1:
         inner, why = _by_evidence(left, evidence) or _by_command(left, env) or _by_rule(left, env)
@@ -69,8 +61,8 @@ def choose(candidates: list[Candidate], env: Mapping[str, str], evidence: Eviden
     for other in left:
         if other is not inner:
             _refuse_singletons(inner, other, env)
-            judged.append(JudgedCandidate(other, False, f"outside: {inner.row.name} was started inside it"))
-    return [JudgedCandidate(inner, True, why), *judged]
+            rejected.append(other._replace(why=f"outside: {inner.row.name} was started inside it"))
+    return [inner._replace(why=why), *rejected]
 
 
 def without_leftovers(candidates: list[Candidate], env: Mapping[str, str], evidence: Evidence) -> list[Candidate]:
@@ -85,14 +77,14 @@ def without_leftovers(candidates: list[Candidate], env: Mapping[str, str], evide
     return [c for c in candidates if c.key != evidence.shell_of and not stale.get(c.row.protocol)]
 
 
-def _merge(candidates: list[Candidate]) -> tuple[list[Candidate], list[JudgedCandidate]]:
+def _merge(candidates: list[Candidate]) -> tuple[list[Candidate], list[Candidate]]:
     """Drop the rows that another launcher sets as well, and the bare protocol rows next to a whole launcher."""
     left = list(candidates)
-    judged = []
+    rejected = []
 
     def drop(other: Candidate, why: str) -> None:
         left.remove(other)
-        judged.append(JudgedCandidate(other, False, why))
+        rejected.append(other._replace(why=why))
 
     for speaker in candidates:
         for other in [c for c in left if c.key in speaker.row.speaks]:
@@ -101,7 +93,7 @@ def _merge(candidates: list[Candidate]) -> tuple[list[Candidate], list[JudgedCan
     for other in [c for c in left if c.row.yields]:
         if len(left) > 1:  # what was set by hand is compared with the chosen launcher by `consistency`
             drop(other, other.row.yields)
-    return left, judged
+    return left, rejected
 
 
 def _by_evidence(left: list[Candidate], evidence: Evidence) -> tuple[Candidate, str] | None:
@@ -194,7 +186,7 @@ def _undecided(a: Candidate, b: Candidate) -> LaunchError:
 class FoundRank(Record):
     """Where a process stands, as far as its environment tells.
 
-    `judged` has every launcher that was considered: none for a single process without one.
+    `candidates` has every launcher that was considered, the chosen one first: none for a single process without one.
     `numbers` may lack the world size (PALS without its file, `mpiexec -pmi-port`): `require_info` insists on it,
     `hpcddp env` does not.
     """
@@ -202,7 +194,7 @@ class FoundRank(Record):
     launcher: str
     numbers: Mapping[str, int | None]
     source: Mapping[str, str]
-    judged: list[JudgedCandidate]
+    candidates: list[Candidate]
 
     def info(self) -> RankInfo | None:
         """As RankInfo; None if rank or world size is not told."""
@@ -234,7 +226,7 @@ def find_rank(launch: Launch) -> FoundRank:
     if pin == "none":
         return _single("HPCDDP_LAUNCHER=none")
     if pin:
-        judged = [JudgedCandidate(_pinned(pin, env), True, f"HPCDDP_LAUNCHER={pin}")]
+        judged = [_pinned(pin, env)._replace(why=f"HPCDDP_LAUNCHER={pin}")]
     else:
         found = find_candidates(env)
         evidence = gather_evidence(env) if launch.live and found else Evidence()
@@ -245,7 +237,7 @@ def find_rank(launch: Launch) -> FoundRank:
             _refuse_stray(env)
             return _single("no launcher and no allocation in the environment")
         judged = choose(found, env, evidence)
-    chosen = next(v.candidate for v in judged if v.chosen)
+    chosen = judged[0]
     _check(chosen, env, pinned=bool(pin))
     if chosen.row.step is not None:  # a step may be smaller than its job, so the step's hosts count
         chosen.row.step.check(chosen, env, launch.hostname)

@@ -255,7 +255,7 @@ GPU, OLD = QueueFound("gpu"), QueueFound("old", is_open=False)
         (SiteFound(queues=(GPU,), accounts=("lab",)), ("gpu", "lab"), {"queue": OK, "account": OK}),
         (SiteFound(queues=(GPU,), accounts=("lab",)), ("gqu", "nobody"), {"queue": FAILED, "account": FAILED}),
         (SiteFound(queues=(OLD,)), ("old", ""), {"queue": FAILED}),
-        (SiteFound(queues=(GPU,), unasked=("accounts: no command",)), ("", ""), {"queue": OK, "account": NOT_ASKED}),
+        (SiteFound(queues=(GPU,), accounts_unasked=("no command",)), ("", ""), {"queue": OK, "account": NOT_ASKED}),
         (
             SiteFound(("queue x: it is gone",), queues=(GPU,)),
             ("gpu", ""),

@@ -53,9 +53,6 @@ AGENT = """\
         order=80,
     ),
 """
-# Another one, which can be the command of a job.
-OTHER_AGENT = AGENT.replace("orbit", "comet").replace("ORBIT", "COMET").replace("order=80", "order=90")
-OTHER_AGENT = OTHER_AGENT.replace('        program="', '        reads={"COMET_NODES": "nodes"},\n        program="')
 # Made up from flux-environment(7), for this test alone: a real launcher needs a recorded one.
 CAPTURED = {"FLUX_TASK_RANK": "5", "FLUX_JOB_SIZE": "8", "FLUX_TASK_LOCAL_ID": "1", "FLUX_JOB_ID": "f1"}
 
@@ -70,7 +67,7 @@ class Checkout:
         rows = folder / "hpcddp/ranks/launchers.py"
         assert rows.read_text().count(KNOWN) == 1
         assert rows.read_text().count(BEFORE_AGENT) == 1
-        rows.write_text(rows.read_text().replace(KNOWN, ROW).replace(BEFORE_AGENT, AGENT + OTHER_AGENT + BEFORE_AGENT))
+        rows.write_text(rows.read_text().replace(KNOWN, ROW).replace(BEFORE_AGENT, AGENT + BEFORE_AGENT))
         (folder / "bin").mkdir()
         (folder / "bin/flux").write_text("#!/bin/sh\necho 'flux-core 0.60'\n")
         (folder / "bin/flux").chmod(0o755)
@@ -157,13 +154,9 @@ def test_an_agents_line_is_its_rows(checkout: Checkout) -> None:
 def test_the_ranks_of_an_agent_are_warned_by_the_supervisor_and_not_by_slurm_which_would_end_the_agent(
     checkout: Checkout,
 ) -> None:
-    warned = ("--set", "signal=0:10:00", "--")
-    two = checkout.plan("render", *warned, "true", launcher="orbit")
+    two = checkout.plan("render", "--set", "signal=0:10:00", "--", "true", launcher="orbit")
     assert "#SBATCH --signal" not in two.stdout, two.stderr
     assert "--signal 00:10:00 -- \\\n" in two.stdout
-    own = ("--nodes", "1", "--gpus-per-node", "4", "--cpus-per-rank", "8", "--walltime", "1:00:00")
-    itself = checkout.run("render", "--site", "generic-slurm", *own, *warned, "comet", "--each", "4", "true")
-    assert (itself.returncode, "comet is the command, so it gets SIGUSR1" in itself.stderr) == (2, True)
 
 
 def test_layout_and_env_know_an_agents_ranks_and_its_command_inside_a_rank_is_refused(checkout: Checkout) -> None:
@@ -179,16 +172,3 @@ def test_layout_and_env_know_an_agents_ranks_and_its_command_inside_a_rank_is_re
     assert "hint: --ranks-per-node 4" in typed.stderr
     refused = checkout.plan("render", "--", "orbit", "--each", "4", "python", "x.py")
     assert (refused.returncode, "(and --launcher orbit if orbit shall start it)" in refused.stderr) == (2, True)
-
-
-def test_an_agent_as_the_command_gets_its_own_variables_and_the_guard_knows_its_ranks_by_its_row(
-    checkout: Checkout,
-) -> None:
-    (checkout.folder / "bin/comet").write_text("#!/bin/sh\nexec env\n")
-    (checkout.folder / "bin/comet").chmod(0o755)
-    path = f"{checkout.folder}/bin:/usr/bin:/bin"
-    done = checkout.run("exec", "--nodes", "1", "--ranks-per-node", "4", "--", "comet", "true", PATH=path)
-    found = dict(line.partition("=")[::2] for line in done.stdout.splitlines())
-    assert found.get("COMET_NODES") == "1", done.stderr
-    assert found.get("HPCDDP_RANK_MARKS") == "COMET_RANK COMET_SIZE"
-    assert not [name for name in found if name.startswith("PET_")]

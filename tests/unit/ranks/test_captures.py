@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from hpcddp.cli.env import resolve_values
+from hpcddp.cli.env import read_values
 from hpcddp.errors import LaunchError
 from hpcddp.ranks import resolve
 from hpcddp.ranks.launch import Launch
@@ -36,12 +36,12 @@ def test_a_recorded_process_resolves_to_its_truth_or_is_refused(name: str) -> No
     for process, hostname in processes(name):
         expect = process["expect"]
         if "rank" in expect:
-            values, source, _ = resolve_values(process["env"], hostname, None, live=False)
+            values, source = read_values(Launch(process["env"], hostname, live=False, strict=False))
             assert not differences(values, expect)
             assert {k for k, v in values.items() if v is not None} <= set(source)
         else:
             with pytest.raises(LaunchError) as error:
-                resolve_values(process["env"], hostname, None, live=False)
+                read_values(Launch(process["env"], hostname, live=False, strict=False))
             assert ("not launched" in error.value.message) == bool(expect.get("not_launched"))
 
 
@@ -67,7 +67,7 @@ def test_all_ranks_of_a_launch_agree_on_where_rank_0_is(name: str) -> None:
     worlds: dict[str | None, set[Any]] = {}
     for process in load(name)["processes"]:
         if "rank" in process["expect"] and not name.endswith("nested-mpich2-in-openmpi2"):
-            values, _, _ = resolve_values(process["env"], process["hostname"], None, live=False)
+            values, _ = read_values(Launch(process["env"], process["hostname"], live=False, strict=False))
             world = process["env"].get("SLURM_ARRAY_TASK_ID")
             worlds.setdefault(world, set()).add((values["master_addr"], values["master_port"]))
     assert all(len(answers) == 1 for answers in worlds.values())
@@ -76,7 +76,7 @@ def test_all_ranks_of_a_launch_agree_on_where_rank_0_is(name: str) -> None:
 def test_elements_of_a_job_array_have_ports_of_their_own() -> None:
     ports = set()
     for process in load("ranks/slurm-22.05-array-srun")["processes"]:
-        ports.add(resolve_values(process["env"], None, None, live=False)[0]["master_port"])
+        ports.add(read_values(Launch(process["env"], None, live=False, strict=False))[0]["master_port"])
     assert len(ports) == 2
 
 
@@ -98,27 +98,30 @@ def test_elements_of_a_job_array_have_ports_of_their_own() -> None:
 )
 def test_the_master_address_is_where_rank_0_is(name: str, address: str | None) -> None:
     for process in load(f"ranks/{name}")["processes"]:
-        assert resolve_values(process["env"], process["hostname"], None, live=False)[0]["master_addr"] == address
+        assert (
+            read_values(Launch(process["env"], process["hostname"], live=False, strict=False))[0]["master_addr"]
+            == address
+        )
 
 
 def test_a_pbs_batch_script_is_not_a_rank() -> None:
     env = load("pbs/env_two_node")["env"]
     with pytest.raises(LaunchError, match=r"not launched: .* pbs job 47.pbs1") as error:
-        resolve_values(env, "node001", None, live=False)
+        read_values(Launch(env, "node001", live=False, strict=False))
     assert error.value.hint.startswith("mpirun -np N ")
 
 
 def test_pbsdsh_and_pbs_tmrsh_tasks_are_not_ranks() -> None:
     for task in load("pbs/pbsdsh_tmrsh")["tasks"].values():
         with pytest.raises(LaunchError, match="not launched"):
-            resolve_values(task["env"], None, None, live=False)
+            read_values(Launch(task["env"], None, live=False, strict=False))
 
 
 def test_ranks_in_a_pbs_job_take_the_node_files_first_host_as_candidate(tmp_path: Any) -> None:
     nodefile = tmp_path / "nodes"
     nodefile.write_text("node001.hpc.test\n" * 2 + "node002.hpc.test\n" * 2)
     for rank, dump in enumerate(load("pbs/mpi_ompi414_tm")["env_dumps"]["ompitm"]):
-        values, source, _ = resolve_values(dump["env"], dump["host"], str(nodefile), live=False)
+        values, source = read_values(Launch(dump["env"], dump["host"], str(nodefile), live=False, strict=False))
         assert (values["launcher"], values["rank"], values["world_size"]) == ("openmpi", rank, 4)
         assert values["master_addr"] == "node001.hpc.test"
         assert source["master_addr"] == f"{nodefile} (first host)"
@@ -126,6 +129,6 @@ def test_ranks_in_a_pbs_job_take_the_node_files_first_host_as_candidate(tmp_path
 
 def test_a_node_file_that_cannot_be_read_here_is_unknown_and_no_error() -> None:
     dump = load("pbs/mpi_ompi414_tm")["env_dumps"]["ompitm"][3]
-    values, _, _ = resolve_values(dump["env"], dump["host"], None, live=False)
+    values, _ = read_values(Launch(dump["env"], dump["host"], live=False, strict=False))
     assert values["rank"] == 3
     assert values["master_addr"] is None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -126,3 +127,25 @@ def test_a_variable_that_tells_an_agent_something_else_is_refused(nodes: int, ex
         assert caught.value.hint == f"unset {name}"
     else:
         assert name not in agent_variables(found[1].reads, env, place, nodes, 8)
+
+
+def test_an_agent_as_the_command_gets_its_variables_and_the_guard_those_of_its_ranks(run, tmp_path: Path) -> None:
+    (tmp_path / "torchrun").write_text("#!/bin/sh\nexec env\n")
+    (tmp_path / "torchrun").chmod(0o755)
+    line = [
+        sys.executable,
+        "-m",
+        "hpcddp",
+        "exec",
+        "--nodes",
+        "1",
+        "--ranks-per-node",
+        "4",
+        "--",
+        "torchrun",
+        "train.py",
+    ]
+    done = run(line, cwd=tmp_path, env={"PATH": f"{tmp_path}:/usr/bin:/bin", "HOME": str(tmp_path)})
+    found = dict(line.partition("=")[::2] for line in done.stdout.splitlines())
+    assert (found.get("PET_NNODES"), found.get("PET_NPROC_PER_NODE")) == ("1", "4"), done.stderr
+    assert found["HPCDDP_RANK_MARKS"] == "TORCHELASTIC_RUN_ID"

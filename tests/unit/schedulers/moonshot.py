@@ -63,13 +63,6 @@ SCHEDULER = Scheduler(
 )
 '''
 
-BARE_MODULE = '''"""Moonshot with next to nothing said of it."""
-
-from hpcddp.schedulers.row import Scheduler
-
-SCHEDULER = Scheduler(name="moonshot", title="Moonshot", generic_site="generic-moonshot")
-'''
-
 TEMPLATE = """\
 {% extends "base.sh.j2" %}
 {% block directives %}
@@ -123,9 +116,8 @@ ASKED = ["--site", "generic-moonshot", "--gpus-per-node", "4", "--cpus-per-rank"
 
 def checkout(repo: Path, folder: Path, module: str) -> Path:
     """A copy of the checkout with the three files of the new scheduler, and nothing else changed."""
-    for name in ("hpcddp", "templates", "jobs", "docs/sites"):
-        shutil.copytree(repo / name, folder / name)
-    shutil.copy(repo / "docs/make_site_pages.py", folder / "docs")
+    for name in ("hpcddp", "templates", "jobs"):
+        shutil.copytree(repo / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
     for name, text in (
         ("hpcddp/schedulers/moonshot.py", module),
         ("templates/moonshot.sh.j2", TEMPLATE),
