@@ -22,7 +22,6 @@ from hpcddp.runs.stacks import (
     group_ranks,
     read_answer,
     request_stacks,
-    stacks_record,
     withdraw,
 )
 
@@ -53,8 +52,7 @@ def run(args: argparse.Namespace, env: Mapping[str, str]) -> int:
     attempt = _find_attempt(run, env)
     groups = group_ranks(_ask(attempt), threads=args.threads)
     if args.json:
-        record = {"run": run.path, "attempt": attempt.name, "groups": [stacks_record(one) for one in groups]}
-        print(json.dumps(record))
+        print(json.dumps({"run": run.path, "attempt": attempt.name, "groups": groups}))
         return 0
     paths = [sysconfig.get_path(name) for name in ("purelib", "platlib", "stdlib")]
     libraries = [path + os.sep for path in (*paths, os.getcwd())]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
+import shutil
 import sys
 import time
 from collections.abc import Mapping
@@ -27,7 +27,7 @@ and walltime left, ended with why. A chain is one run, a sweep has its runs belo
 RUN is a name below runs/, a run's folder, or the id of one of its jobs; without one, all runs in runs/ are shown.
 The scheduler is asked once, however many jobs there are; one that does not answer is said."""
 _EVERY_S = 30.0
-_WIDTH, _LEAST_WIDTH = 80, 40
+_LEAST_WIDTH = 40
 _CLEAR = "\x1b[H\x1b[2J"
 
 
@@ -89,7 +89,4 @@ def _watch(args: argparse.Namespace, env: Mapping[str, str]) -> int:
 
 def _width() -> int:
     """Characters of a line: the terminal's, else as many as any has."""
-    try:
-        return max(os.get_terminal_size(sys.stdout.fileno()).columns, _LEAST_WIDTH)
-    except (OSError, ValueError):
-        return _WIDTH
+    return max(shutil.get_terminal_size().columns, _LEAST_WIDTH)

@@ -10,7 +10,7 @@ from rich.text import Text
 
 from hpcddp.login.watched import Watched
 from hpcddp.runs.metrics import LossCurve
-from hpcddp.units import format_walltime
+from hpcddp.units import format_walltime, printable
 
 # A curve as lines of text, of braille characters with eight dots each.
 
@@ -73,7 +73,9 @@ class Screen:
         log, attempts, curve = _share(space, len(self._run.log), len(self._run.attempts))
         lines += self._draw(width, curve)
         lines += self._attempts(attempts)
-        lines += [Text("log", "bold"), *(Text(f"  {_shown(line)}") for line in self._run.log[1 - log :])] if log else []
+        lines += (
+            [Text("log", "bold"), *(Text(f"  {printable(line)}") for line in self._run.log[1 - log :])] if log else []
+        )
         body = lines[: max(height - len(foot), 0)]
         blank = [Text("")] * (height - len(body) - len(foot))
         drawn = [*body, *blank, *foot][:height]
@@ -85,10 +87,10 @@ class Screen:
     def _head(self) -> list[Text]:
         watched, latest = self._run, self._run.latest
         title = Text.assemble(
-            (_shown(watched.name), "bold"),
+            (printable(watched.name), "bold"),
             "  ",
             (watched.state, _COLOURS.get(watched.state, "")),
-            f"  {_shown(watched.why)}".rstrip(),
+            f"  {printable(watched.why)}".rstrip(),
         )
         of = f" of {latest.total}" if latest.total is not None else ""
         parts = [
@@ -99,7 +101,7 @@ class Screen:
             f"{_duration(latest.left_s)} left" if latest.left_s is not None and watched.state == "running" else "",
         ]
         lines = [title, Text("  ".join(filter(None, parts)))]
-        return [*lines, Text(_shown(watched.problem), "red")] if watched.problem else lines
+        return [*lines, Text(printable(watched.problem), "red")] if watched.problem else lines
 
     def _dates(self) -> list[Text]:
         watched, end = self._run, self._run.end
@@ -111,7 +113,7 @@ class Screen:
             return [*lines, _row("job ends", "not recorded: no supervisor has started this attempt")]
         if end.ends is None:
             return [*lines, _row("job ends", "nothing ends it: no walltime is known")]
-        when = f"in {_duration(end.ends - watched.time)}, {_clock(end.ends)} ({_shown(end.source)})"
+        when = f"in {_duration(end.ends - watched.time)}, {_clock(end.ends)} ({printable(end.source)})"
         warns = f"; the ranks are warned at {_clock(end.warns)}" if end.warns is not None else ""
         return [*lines, _row("job ends", f"{when}{warns}")]
 
@@ -139,7 +141,7 @@ class Screen:
         rows = []
         for one in self._run.attempts:
             steps = f"steps {one.steps[0]} to {one.steps[1]}" if one.steps else "no step"
-            rows.append(Text(f"  {_shown(one.name)}  {steps}  {_shown(one.end)}".rstrip()))
+            rows.append(Text(f"  {printable(one.name)}  {steps}  {printable(one.end)}".rstrip()))
         if not space or not rows:
             return []
         left_out = max(len(rows) - (space - 1), 0)
@@ -167,8 +169,3 @@ def _duration(seconds: float) -> str:
 
 def _clock(at: int) -> str:
     return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at))
-
-
-def _shown(text: str) -> str:
-    """Text of somebody else, without what would move the cursor or change a colour."""
-    return "".join(one if one.isprintable() else " " if one == "\t" else f"\\x{ord(one):02x}" for one in text)

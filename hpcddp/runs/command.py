@@ -73,12 +73,17 @@ def _digest(words: Sequence[str]) -> str:
 NAME = re.compile(rf"[A-Za-z0-9_][A-Za-z0-9_.+-]{{0,{LONGEST_NAME - 1}}}")
 _LONGEST = 64  # characters of a name that a command gives
 _DIGITS = 10  # of the digest
-_PROGRAM = re.compile(r"[A-Za-z][A-Za-z0-9_]*")
-_ALONE = re.compile(r"[A-Za-z][A-Za-z0-9_-]*[A-Za-z_]")  # without arguments: no part of it could be an option
-_MODULE = re.compile(r"[A-Za-z][A-Za-z0-9_]*(\.[A-Za-z0-9_]+)+")  # its dots tell it from a script
-_OPTION = re.compile(r"--((?:[A-Za-z_]+-)*[A-Za-z_][A-Za-z0-9_]*)")  # a digit in its last part only
-_NUMBER = re.compile(r"[0-9]+(\.[0-9]+)?(e-?[0-9]+)?")
-_WORD = re.compile(r"[A-Za-z0-9_.]+")
+_NUMBER = r"[0-9]+(?:\.[0-9]+)?(?:e-?[0-9]+)?"
+_WORD = r"[A-Za-z0-9_.]+"
+_OPTION = r"--(?:[A-Za-z_]+-)*[A-Za-z_][A-Za-z0-9_]*"  # a digit in its last part only
+_PLAIN_OPTION = r"--(?:[A-Za-z_]+-)*[A-Za-z_]+"  # a number may follow at once
+_SCRIPT = r"[A-Za-z][A-Za-z0-9_]*\.(?:py|sh)"
+_SCRIPT_ALONE = r"[A-Za-z][A-Za-z0-9_-]*[A-Za-z_]\.(?:py|sh)"  # without arguments: no part of it could be an option
+_MODULE = r"[A-Za-z][A-Za-z0-9_]*(?:\.[A-Za-z0-9_]+)+"  # its dots tell it from a script
+# A program and its arguments that a name says whole and unchanged, with NUL between two words.
+_WHOLE = re.compile(
+    rf"(?:-m\0{_MODULE}|{_SCRIPT})(?:\0{_OPTION}(?:\0{_WORD})?|\0{_PLAIN_OPTION}\0{_NUMBER})*|{_SCRIPT_ALONE}"
+)
 # Ends as a digest, a run that was set aside or an index: `x.7`, but not `lr0.1`, since no array's name ends in a digit.
 _AMBIGUOUS = re.compile(rf".*(-[0-9a-f]{{{_DIGITS}}}|\.old[0-9]+|[^0-9]\.[0-9]+)")
 _SHOWN = re.compile(r"[\w./=:,+{}~\[\]-]+", re.ASCII)  # no text, no JSON, no address with a password
@@ -98,15 +103,24 @@ def name_command(words: Sequence[str], *, indexed: bool = False) -> str:
     `NAME.1`, `NAME.2`, …
     """
     program, rest = _find_program(list(words))
-    name, is_whole = _show_program(program, alone=not rest)
-    arguments = list(rest)
+    name, has_secret, arguments = _show_program(program), False, list(rest)
     while arguments:
         word, value = arguments.pop(0), None
         if word.startswith("-") and "=" not in word and arguments and not arguments[0].startswith("-"):
             value = arguments.pop(0)
-        shown, is_plain = _show_argument(word, value)
-        name, is_whole = name + shown, is_whole and is_plain
-    if is_whole and len(name) <= _LONGEST and not (_AMBIGUOUS.fullmatch(name) or (indexed and name[-1:].isdecimal())):
+        key, equals, text = word.partition("=")
+        is_secret = _is_secret(key) and (value is not None or equals != "")
+        has_secret = has_secret or is_secret
+        if is_secret:
+            name += f"-{_show(key)}"
+        elif not re.fullmatch(_OPTION, word):
+            name += "".join(f"-{_show(one)}" for one in (key, text if equals else value) if one)
+        elif value is not None and re.fullmatch(_NUMBER, value) and not re.search("[0-9]", key):
+            name += f"-{key[2:]}{value}"
+        else:
+            name += f"-{key[2:]}+{value if re.fullmatch(_WORD, value or '') else _show(value or '')}"
+    is_whole = _WHOLE.fullmatch("\0".join((*program, *rest))) and not has_secret and len(name) <= _LONGEST
+    if is_whole and not (_AMBIGUOUS.fullmatch(name) or (indexed and name[-1:].isdecimal())):
         return name
     name = re.sub("-{2,}", "-", name).lstrip("-_.+")
     name = name if name[:1].isalpha() else f"job-{name}"
@@ -143,32 +157,14 @@ def _find_program(words: list[str]) -> tuple[list[str], list[str]]:
     return [os.path.normpath(words[0])] if "/" in words[0] else ["", words[0]], known[1:]
 
 
-def _show_program(program: list[str], *, alone: bool) -> tuple[str, bool]:
-    """What a name begins with, and whether that says all of it."""
-    script = program[-1]
+def _show_program(program: list[str]) -> str:
+    """What a name begins with."""
+    stem, suffix = os.path.splitext(program[-1])
     if program[0] == "-m":
-        return _show(script), _MODULE.fullmatch(script) is not None
-    stem, suffix = os.path.splitext(script)
+        return _show(program[-1])
     if len(program) > 1 or suffix not in {".py", ".sh"}:
-        return _show("-".join(program)), False
-    is_whole = _PROGRAM.fullmatch(stem) or (alone and _ALONE.fullmatch(stem))
-    return (stem, True) if is_whole else (_show("-".join(stem.split("/")[-2:])), False)
-
-
-def _show_argument(word: str, value: str | None) -> tuple[str, bool]:
-    """What a name has of an option and its value, or of another word, and whether that says all of it."""
-    key, equals, text = word.partition("=")
-    if _is_secret(key) and (value is not None or equals):
-        return f"-{_show(key)}", False
-    option = _OPTION.fullmatch(word)
-    if option is None:
-        return "".join(f"-{_show(one)}" for one in (key, text if equals else value) if one), False
-    if value is None:
-        return f"-{option[1]}+", True
-    if _NUMBER.fullmatch(value) and not re.search("[0-9]", option[1]):
-        return f"-{option[1]}{value}", True
-    is_word = _WORD.fullmatch(value) is not None
-    return f"-{option[1]}+{value if is_word else _show(value)}", is_word
+        return _show("-".join(program))
+    return stem if "/" not in stem else _show("-".join(stem.split("/")[-2:]))
 
 
 def _show(word: str) -> str:

@@ -7,6 +7,7 @@ and renamed: on any file system, one renaming alone succeeds, and no holder is e
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 from contextlib import suppress
@@ -143,7 +144,8 @@ def start_time(process: int) -> str:
 
 
 _LONGEST_END = 1000  # bytes of what a holder says at its end
-_TRIES = 100  # each one that fails means that another attempt has taken the run meanwhile
+_TRIES = 100  # each one that fails means that another attempt has taken the run meanwhile, or set its folder aside
+_MOVED = {errno.ENOENT, errno.EEXIST, errno.ENOTEMPTY}  # what a folder that was renamed meanwhile gives
 
 
 class HolderEnd(Record):
@@ -175,8 +177,8 @@ def take_run(run: RunFolder, mine: Holder, ask: Ask, before: str = "") -> None:
     `before`: the name of the job that queued this one. It has ended, or this one would not run. What killed writers
     have left of checkpoints goes, which may be what has filled the disk.
     """
-    try:
-        for _ in range(_TRIES):
+    for tries in reversed(range(_TRIES)):
+        try:
             left = _list_left(run)  # before the holder is read: it is not that of whoever takes the run meanwhile
             number, path = find_holder(run)
             before_me = _identify(path)
@@ -193,8 +195,9 @@ def take_run(run: RunFolder, mine: Holder, ask: Ask, before: str = "") -> None:
             if _identify(path) == before_me:
                 return
             shutil.rmtree(name_holder(run, number + 1))  # --fresh has set aside the folder that was looked at
-    except OSError as error:
-        raise cannot_write(run, error) from error
+        except OSError as error:
+            if error.errno not in _MOVED or not tries:
+                raise cannot_write(run, error) from error
     raise LaunchError(f"other jobs take {run.path} all the time", "another name for this one: --name X")
 
 

@@ -94,42 +94,29 @@ def _path(attempt: AttemptFolder, request: str) -> str:
 # The stacks as text.
 
 
-class Frame(Record):
-    """One function of a stack, and the line where it stands."""
-
-    file: str
-    line: int
-    function: str
-
-
-def parse_threads(text: str) -> list[tuple[Frame, ...]]:
-    """The stack of each thread, the main thread's first, each from its outermost function to its innermost."""
-    threads: list[list[Frame]] = []
+def parse_threads(text: str) -> list[list[dict[str, Any]]]:
+    """The stack of each thread, the main thread's first, each from its outermost function to its innermost: `file`,
+    `line` and `function`."""
+    threads: list[list[dict[str, Any]]] = []
     for line in text.splitlines():
         if line.endswith("(most recent call first):"):
-            threads.append([])
+            threads.insert(0, [])  # Python writes the first thread last
         elif threads and (found := _FRAME.match(line)):
-            threads[-1].append(Frame(found["file"], int(found["line"]), found["function"]))
-    return [tuple(reversed(frames)) for frames in reversed(threads)]  # Python writes the first thread last
+            threads[0].insert(0, found.groupdict() | {"line": int(found["line"])})
+    return threads
 
 
 def group_ranks(ranks: Sequence[RankStacks], *, threads: bool) -> list[dict[str, Any]]:
-    """Ranks whose stacks are the same together, the largest group first. `threads`: of all threads, not of the main
-    thread alone. Those without stacks are last, by their reason."""
-    groups: dict[Any, dict[str, Any]] = {}
+    """Ranks whose stacks are the same together, the largest group first, as JSON values. `threads`: of all threads, not
+    of the main thread alone. Those without stacks are last, by their reason."""
+    groups: dict[str, dict[str, Any]] = {}
     for one in ranks:
-        stacks = parse_threads(one.text)
-        key = tuple(stacks if threads else stacks[:1]), "" if stacks else one.why or "it has written no stack"
-        group = groups.setdefault(key, {"ranks": [], "hosts": [], "why": key[1], "threads": key[0]})
+        stacks = parse_threads(one.text)[: None if threads else 1]
+        why = "" if stacks else one.why or "it has written no stack"
+        group = groups.setdefault(f"{stacks} {why}", {"ranks": [], "hosts": [], "why": why, "threads": stacks})
         group["ranks"].append(one.rank)
         group["hosts"] += [] if one.host in group["hosts"] else [one.host]
     return sorted(groups.values(), key=lambda group: (group["why"] != "", -len(group["ranks"])))
-
-
-def stacks_record(group: dict[str, Any]) -> dict[str, Any]:
-    """A group as JSON values."""
-    threads = [[frame._asdict() for frame in frames] for frames in group["threads"]]
-    return {**group, "threads": threads}
 
 
 def format_group(group: dict[str, Any], libraries: Sequence[str]) -> str:
@@ -140,9 +127,9 @@ def format_group(group: dict[str, Any], libraries: Sequence[str]) -> str:
     lines = [f"{name_ranks(group['ranks'])} on {hosts}{': ' + group['why'] if group['why'] else ''}"]
     for nth, frames in enumerate(group["threads"]):
         lines += [f"  thread {nth}"] if nth else []
-        for frame in (one for one in frames if not one.file.startswith("<frozen importlib")):
-            source = linecache.getline(frame.file, frame.line).strip()
-            source = f": {source}" if source else ""
-            folder = next((one for one in libraries if frame.file.startswith(one)), "")
-            lines.append(f"  {frame.file[len(folder) :]}:{frame.line}, in {frame.function}{source}")
+        for frame in (one for one in frames if not one["file"].startswith("<frozen importlib")):
+            source = linecache.getline(frame["file"], frame["line"]).strip()
+            folder = next((one for one in libraries if frame["file"].startswith(one)), "")
+            shown = f"  {frame['file'][len(folder) :]}:{frame['line']}, in {frame['function']}"
+            lines.append(f"{shown}: {source}" if source else shown)
     return "\n".join(lines) + "\n"

@@ -7,7 +7,6 @@ that begins records, so that a later start by the same words, such as a requeue,
 
 from __future__ import annotations
 
-import errno
 import os
 import re
 import sys
@@ -15,7 +14,7 @@ import time
 from contextlib import contextmanager, suppress
 from functools import partial
 
-from hpcddp.errors import LaunchError, RequestError
+from hpcddp.errors import RequestError
 from hpcddp.record import TYPE_CHECKING, Record
 from hpcddp.runs.chain import list_opened
 from hpcddp.runs.command import identify_program
@@ -45,8 +44,6 @@ if TYPE_CHECKING:
 #: The variable with which ranks know the stamp of the `--fresh` that was typed; "": none was.
 FRESH = "HPCDDP_FRESH"
 
-_TRIES = 100  # each one that fails means that another start has set the folder aside meanwhile
-_MOVED = {errno.ENOENT, errno.EEXIST, errno.ENOTEMPTY}  # what a folder that was renamed meanwhile gives
 NEW = "new"
 RESUMES = "resumes"
 BEGINS_AGAIN = "begins again"  # a run without a checkpoint
@@ -171,16 +168,10 @@ def start_run(
     request = request.of_index(job.array_index if job is not None else "")
     outlook = inspect_run(request)
     run, is_old = outlook.run, outlook.old is not None
-    for left in reversed(range(_TRIES)):
+    while True:
         name = number_attempt(run, attempt) if numbered else attempt
         check_can_begin(run)
-        try:
-            _take(run.attempt(name), env, request.command, process, before)
-        except LaunchError as error:
-            below = error.__cause__
-            if request.fresh and left and isinstance(below, OSError) and below.errno in _MOVED:
-                continue  # another start has just set the folder aside
-            raise
+        _take(run.attempt(name), env, request.command, process, before)
         try:
             if is_old and _holds_run(run) and _is_other(run, request.fresh):
                 outlook, is_old = outlook._replace(old=_rename(run)), False
@@ -190,7 +181,6 @@ def start_run(
             release_run(run, name)
             raise cannot_write(run, error) from error
         return outlook._replace(attempt=name)
-    raise AssertionError("the last try returns or raises")
 
 
 def hold(attempt: AttemptFolder, env: Mapping[str, str], command: tuple[str, ...], *, process: int) -> None:

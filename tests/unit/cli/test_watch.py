@@ -87,7 +87,7 @@ def test_a_running_attempt_is_shown_with_its_deadline_checkpoint_attempts_and_lo
     assert "  first" in text
     assert "  bar 3" in text
     assert "bar 1" not in text
-    assert "\\x1b[31mred\\x9b2J" in text
+    assert "  red 2J" in text
 
 
 def test_the_curve_is_that_of_all_attempts_with_its_largest_and_smallest_loss(run: RunFolder):

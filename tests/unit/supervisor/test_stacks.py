@@ -125,12 +125,8 @@ def test_each_rank_says_where_it_stands_whatever_it_does_and_runs_on(job: Job):
     stopped = job.start("wait_for_lock")
     job.start("compute", "read_pipe")  # of one agent
     for _ in range(2):
-        found = {one.rank: parse_threads(one.text)[0][-1] for one in job.ask()}
-        assert {rank: frame.function for rank, frame in found.items()} == {
-            0: "wait_for_lock",
-            1: "compute",
-            2: "read_pipe",
-        }
+        found = {one.rank: parse_threads(one.text)[0][-1]["function"] for one in job.ask()}
+        assert found == {0: "wait_for_lock", 1: "compute", 2: "read_pipe"}
     stopped.send_signal(signal.SIGSTOP)
     first = job.ask()[0]
     assert (first.rank, first.text, first.why) == (0, "", "it was stopped by a signal (SIGSTOP)")
