@@ -34,7 +34,7 @@ def find_scheduler(name: str) -> Scheduler:
         if name not in names:
             known = [row.name for row in scripted_schedulers()]
             raise SiteError(f"scheduler {name!r} is not known{nearest(name, known)}", f"one of: {', '.join(known)}")
-        __import__(module)
+    __import__(module)  # also where it is there: another thread may be about to load it
     row: Scheduler = sys.modules[module].SCHEDULER
     return row
 
@@ -42,7 +42,7 @@ def find_scheduler(name: str) -> Scheduler:
 def all_schedulers() -> list[Scheduler]:
     """Every row; where several could be meant, in the order in which they are asked."""
     if not _loaded:
-        _loaded.extend(sorted(map(find_scheduler, scheduler_names()), key=lambda row: (row.order, row.name)))
+        _loaded[:] = sorted(map(find_scheduler, scheduler_names()), key=lambda row: (row.order, row.name))
     return _loaded
 
 

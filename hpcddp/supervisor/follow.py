@@ -15,7 +15,6 @@ from functools import partial
 from hpcddp.errors import LaunchError, RequestError, SchedulerError
 from hpcddp.record import TYPE_CHECKING, Record
 from hpcddp.runs.chain import find_follow_up, write_follow_up
-from hpcddp.runs.folder import job_of
 from hpcddp.runs.lock import start_time
 from hpcddp.runs.stacks import take_request, write_answer
 from hpcddp.schedulers.registry import CurrentJob, find_current_job, find_scheduler
@@ -126,8 +125,15 @@ class Repeated:
     """A question that is asked every so many seconds in a thread, never twice at a time: where a scheduler or a file
     system hangs, the supervisor still hears the ranks. `clock`: seconds, from anywhere."""
 
-    def __init__(self, question: Callable[[], T], every_s: float, begins: float, clock: Callable[[], float]) -> None:
-        self._question, self._every_s, self._next, self._clock = question, every_s, begins, clock
+    def __init__(
+        self,
+        question: Callable[[], T],
+        every_s: float,
+        clock: Callable[[], float] = time.monotonic,
+        *,
+        begins_in_s: float = 0.0,
+    ) -> None:
+        self._question, self._every_s, self._next, self._clock = question, every_s, clock() + begins_in_s, clock
         self._answers: SimpleQueue[T | None] | None = None
 
     def look(self) -> Any:
@@ -151,9 +157,9 @@ class MovingEnd:
     ) -> None:
         self.end = end
         self._commands = find_scheduler(job.scheduler).commands
-        begins = clock() + _ASK_AGAIN_S if job.id and end.at is not None else float("inf")
+        begins_in_s = _ASK_AGAIN_S if job.id and end.at is not None else float("inf")
         question = partial(ask_about, job.scheduler, job.id, env)
-        self._repeated = Repeated(question, _ASK_AGAIN_S, begins, clock)
+        self._repeated = Repeated(question, _ASK_AGAIN_S, clock, begins_in_s=begins_in_s)
 
     def look(self) -> bool:
         """Whether it is another one than it was said to be. Does not wait for the scheduler."""
@@ -170,23 +176,13 @@ def _name_source(commands: Commands) -> str:
     return f"as {(commands.state or commands.jobs)[0]} says"
 
 
-class StopRequest:
-    """A person's request, in the run's folder, that a job saves and ends (`hpcddp cancel`), where the scheduler's own
-    command would leave the ranks no time. It is then as if a SIGTERM had come."""
-
-    def __init__(self, attempt: AttemptFolder, clock: Callable[[], float] = time.monotonic) -> None:
-        self._path = attempt.run.stop_request(job_of(attempt.name))
-        self._repeated = Repeated(self._take, LOOK_S, clock(), clock)
-
-    def look(self) -> None:
-        """Send this process a SIGTERM if somebody has asked; each request counts once."""
-        self._repeated.look()
-
-    def _take(self) -> None:
-        if os.path.exists(self._path):
-            with suppress(OSError):
-                os.unlink(self._path)
-            os.kill(os.getpid(), signal.SIGTERM)
+def stop_if_asked(request: str) -> None:
+    """Send this process a SIGTERM if a person's request is there, a file in the run's folder, that the job saves and
+    ends (`hpcddp cancel`): where the scheduler's own command would leave the ranks no time. Each counts once."""
+    if os.path.exists(request):
+        with suppress(OSError):
+            os.unlink(request)
+        os.kill(os.getpid(), signal.SIGTERM)
 
 
 class StackRequests:
@@ -194,7 +190,7 @@ class StackRequests:
 
     def __init__(self, attempt: AttemptFolder, reports: Reports, clock: Callable[[], float] = time.monotonic) -> None:
         self._attempt, self._reports, self._clock = attempt, reports, clock
-        self._requests = Repeated(lambda: take_request(attempt), LOOK_S, clock(), clock)
+        self._requests = Repeated(lambda: take_request(attempt), LOOK_S, clock)
         self._until = 0.0
 
     def look(self) -> None:

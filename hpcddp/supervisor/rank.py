@@ -236,17 +236,15 @@ def describe_stand(one: Rank) -> str:
     return f"stands at {one.place.text}" if one.place.text else NOWHERE
 
 
-def describe_stall(ranks: Iterable[Rank], now: float, stall_s: float) -> str:
-    """Where ranks stand in the runtime, if some of them have waited for others for `stall_s`; else empty."""
+def describe_stall(ranks: Iterable[Rank], now: float, stall_s: float | None) -> str:
+    """Where ranks stand in the runtime, if some of them have waited for others for `stall_s` (None: for ever); else
+    empty."""
     standing = [one for one in ranks if one.state == STANDING]
-    if all(one.place.waits == OWN or now - one.since < stall_s for one in standing):
+    waited_s = max((now - one.since for one in standing if one.place.waits != OWN), default=0.0)
+    if stall_s is None or waited_s < stall_s:
         return ""
-    return "\n".join(
-        [
-            f"no progress for {stall_s:g} s",
-            *(f"  rank {one.rank} on {one.host} {describe_stand(one)}" for one in standing),
-        ]
-    )
+    stands = (f"  rank {one.rank} on {one.host} {describe_stand(one)}" for one in standing)
+    return "\n".join([f"no progress for {stall_s:g} s", *stands])
 
 
 # Plain scripts, which the guard in each rank watches: it tells where the main thread stands.

@@ -278,17 +278,15 @@ class Reports:
             self._add(one, kind, at, describe_stand(one), is_sure=is_sure)
 
     def _look_for_hang(self, now: float) -> None:
-        """Find ranks that wait for each other. Those of hpcddp's runtime say so on the job's output themselves."""
+        """Find ranks that wait for each other. Those of hpcddp's runtime print it themselves."""
         ranks, stall_s = self.ranks.values(), self._hang_limits[0]
-        if any(one.plain for one in ranks):
-            text, late = self._hang.look(ranks, max(self._plain_size, self._world_size), now)
-            self.remarks += [text] if text else []
-            self.stalls += [text] if text and not late else []
-            self._add_late(late, now)
-        elif stall_s is not None:
-            was_stalled, stall = self._is_stalled, describe_stall(ranks, now, stall_s)
-            self._is_stalled = bool(stall)
-            self.stalls += [stall] if stall and not was_stalled else []
+        text, late = self._hang.look(ranks, max(self._plain_size, self._world_size), now)
+        self.remarks += [text] if text else []
+        self.stalls += [text] if text and not late else []
+        self._add_late(late, now)
+        was_stalled, stall = self._is_stalled, describe_stall(ranks, now, stall_s)
+        self._is_stalled = stall != ""
+        self.stalls += [stall] if stall and not was_stalled else []
 
     def _add_late(self, late: list[int], at: float) -> None:
         for rank in late:

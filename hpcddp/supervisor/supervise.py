@@ -6,6 +6,7 @@ import os
 import shutil
 import sys
 from contextlib import suppress
+from functools import partial
 
 from hpcddp.errors import HpcddpError
 from hpcddp.ranks.frameworks import check_started_agent
@@ -13,7 +14,7 @@ from hpcddp.ranks.launchers import LAUNCHERS
 from hpcddp.ranks.reach import reached_as
 from hpcddp.record import TYPE_CHECKING
 from hpcddp.runs.chain import list_job_runs
-from hpcddp.runs.folder import AttemptFolder, cannot_write
+from hpcddp.runs.folder import AttemptFolder, cannot_write, job_of
 from hpcddp.runs.hang import read_hang_limits
 from hpcddp.runs.heartbeat import NO_RANK
 from hpcddp.runs.heartbeat import VARIABLE as HEARTBEAT
@@ -27,15 +28,17 @@ from hpcddp.signals import name_signal
 from hpcddp.supervisor.events import ERROR, UNFIT, UNKNOWN, Event
 from hpcddp.supervisor.follow import (
     BY_SCRIPT,
+    LOOK_S,
     FollowUp,
     MovingEnd,
+    Repeated,
     StackRequests,
-    StopRequest,
     ask_in_thread,
     find_end,
     find_job_of_script,
     find_walltime,
     is_ending,
+    stop_if_asked,
 )
 from hpcddp.supervisor.leftover import end_left
 from hpcddp.supervisor.notice import Notices
@@ -163,6 +166,7 @@ class Attempts:
         self._notices.open(first)
         self._reports = Reports(order.stall_limit_s if order.max_restarts else 0, self._env)
         self._recovery: Recovery | None = None
+        self._stop_requests = Repeated(partial(stop_if_asked, first.run.stop_request(job_of(first.name))), LOOK_S)
         self._is_checked = False
 
     def prepare(self, first: AttemptFolder, script: str, left: int) -> None:
@@ -202,7 +206,7 @@ class Attempts:
         """Copy the data, if there are any to copy, and start the ranks; nothing is started once a signal has come."""
         order, end, tell, recovery = self._order, self._end.end, self._tell, self._recovery
         self._attempt = attempt
-        self._stop_request, self._stack_requests = StopRequest(attempt), StackRequests(attempt, self._reports)
+        self._stack_requests = StackRequests(attempt, self._reports)
         self._note_end()
         env = {**self._env, **_variables(attempt, self._staged, end, self._env), FRESH: order.fresh}
         env.pop(HEARTBEAT, None)  # of a rank of another job, in which this one was started
@@ -330,7 +334,7 @@ class Attempts:
 
     def _look_around(self) -> None:
         """Tell the ranks if the job ends at another time than they know, and end them if a person asks for it."""
-        self._stop_request.look()
+        self._stop_requests.look()
         while self._reports.stalls:
             self._notices.stall(self._attempt, self._reports.stalls.pop(0))
         self._stack_requests.look()

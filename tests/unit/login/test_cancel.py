@@ -13,7 +13,7 @@ import pytest
 from hpcddp.cli.main import main
 from hpcddp.runs.folder import RunFolder
 from hpcddp.runs.lock import BY_HAND, release_run
-from hpcddp.supervisor.follow import LOOK_S, StopRequest
+from hpcddp.supervisor.follow import LOOK_S, Repeated, stop_if_asked
 
 from .runs import held, submitted
 
@@ -72,7 +72,7 @@ def until(is_so: Callable[[], object]) -> None:
 def test_on_pbs_the_supervisor_is_asked_through_the_runs_folder(here: Path, program: Program) -> None:
     run = RunFolder("runs/a")
     submitted(run, "47.pbs1", scheduler="pbs")
-    attempt = held(run, "47.pbs1")
+    held(run, "47.pbs1")
     program(
         "qstat",
         'cat <<\'END\'\n{\n\t"Jobs":\t{\n\t\t"47.pbs1":\t{\n\t\t\t"job_state":\t"R"\n\t\t}\n\t}\n}\nEND',
@@ -90,7 +90,7 @@ def test_on_pbs_the_supervisor_is_asked_through_the_runs_folder(here: Path, prog
     before = signal.signal(signal.SIGTERM, lambda number, _frame: got.append(number))
     try:
         now = [100.0]
-        request = StopRequest(attempt, lambda: now[0])
+        request = Repeated(lambda: stop_if_asked(str(asked)), LOOK_S, lambda: now[0])
         request.look()
         until(lambda: got)
         assert (got, asked.exists()) == ([signal.SIGTERM], False)

@@ -349,6 +349,7 @@ def test_a_stall_is_one_notice_also_where_the_attempt_ends_by_it(told: Told):
 
 def test_a_stall_of_the_runtime_s_ranks_is_one_notice_until_they_get_on(told: Told):
     places = Position("train.py:9 (in all_reduce)", WAITS), Position("train.py:7")
+    told.say(0, wire.PlainStand(0, 2, "", "", 0.0, 0, 0, 0.0))  # before it opened the runtime
     for moves in (1, 2):
         for rank, place in enumerate(places):
             told.reports.ranks[rank].change(OPENS, told.clock.now)
