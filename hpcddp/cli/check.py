@@ -213,7 +213,7 @@ def check_site_rows(site: Site, found: SiteFound, spec: JobSpec, hint: str) -> I
         yield check_modules(site, found.modules, hint)
     if found.differences:
         count = len(found.differences)
-        told = f"{format_count(count, 'thing')} differ{'s' if count == 1 else ''}: {found.differences[0].text}"
+        told = f"{format_count(count, 'thing')} differ{'s' if count == 1 else ''}: {found.differences[0]}"
         yield Check("site's file", told, hint, WARNING)
 
 
@@ -238,7 +238,7 @@ def check_queue(site: Site, live: Mapping[str, QueueFound], queue: str, hint: st
 def check_modules(site: Site, found: ModulesCompared, hint: str) -> Check:
     """The site's modules, all of which a login shell has to find."""
     if found.differences:
-        return Check("modules", "; ".join(one.text for one in found.differences), hint, FAILED)
+        return Check("modules", "; ".join(found.differences), hint, FAILED)
     if not found.has_command:
         remedy = f"modules: {{init: source FILE}} in {site.file}, with the file that defines it"
         return Check("modules", "; ".join(found.unasked), remedy, FAILED)

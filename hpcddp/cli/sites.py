@@ -35,9 +35,9 @@ List the known sites: scheduler, GPUs, the basis of the facts (documented, pract
 
 hpcddp sites show NAME   one site's queues, limits and sources; a path to a YAML file works, too
 hpcddp sites page NAME   a page for people of that site, in Markdown: what to type, queues, limits, sources
-hpcddp sites check NAME  what the scheduler and the modules of this machine say otherwise; --write corrects it for you
+hpcddp sites check NAME  what the scheduler and the modules of this machine say otherwise
 hpcddp sites new NAME    a start for a site of your own, with what this machine's scheduler says"""
-_USAGE = "hpcddp sites [--json] [show NAME | page NAME | check [NAME] [--write] | new NAME [--file PATH]]"
+_USAGE = "hpcddp sites [--json] [show NAME | page NAME | check [NAME] | new NAME [--file PATH]]"
 _ACTIONS = ("show", "page", "new")  # which take a name
 _DIFFERS = {1: "check: something differs"}
 
@@ -51,7 +51,6 @@ def build_parser() -> VerbParser:
     parser.add_argument("action", nargs="?", metavar="ACTION", help="show, page, check or new")
     parser.add_argument("name", nargs="?", metavar="NAME", help="the site's name, or the path of its file")
     parser.add_argument("--json", action="store_true", help="print the list, or the site, as one JSON object")
-    parser.add_argument("--write", action="store_true", help="check: put what can be corrected into your own overlay")
     parser.add_argument("--file", metavar="PATH", help="where new writes (~/.config/hpcddp/sites/NAME.yaml)")
     return parser
 
@@ -75,7 +74,7 @@ def run(args: argparse.Namespace, env: Mapping[str, str]) -> int:
     elif args.action == "check":
         from hpcddp.cli.sites_check import check_site
 
-        return check_site(args.name, env, as_json=args.json, write=args.write)
+        return check_site(args.name, env, as_json=args.json)
     else:
         raise _unknown_action(args.action, env)
     return 0
@@ -85,8 +84,6 @@ def _refuse_unused(args: argparse.Namespace) -> None:
     """RequestError for what the action would drop without a word."""
     if args.file is not None and args.action != "new":
         raise RequestError("--file goes with hpcddp sites new", f"hpcddp sites new NAME --file {args.file}")
-    if args.write and args.action != "check":
-        raise RequestError("--write goes with hpcddp sites check", "hpcddp sites check NAME --write")
     if args.json and args.action in {"new", "page"}:
         printed = {"new": "the path of its file", "page": "Markdown"}[args.action]
         raise RequestError(f"hpcddp sites {args.action} prints {printed}, and no JSON", "leave out --json")

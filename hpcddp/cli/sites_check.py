@@ -4,38 +4,18 @@ from __future__ import annotations
 
 import json
 import os
-import sys
-import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
-from hpcddp.cli.streams import tell, tell_each, write_exactly
-from hpcddp.errors import HpcddpError, RequestError, SchedulerError, SiteError
+from hpcddp.cli.streams import tell, tell_each
+from hpcddp.errors import SchedulerError
 from hpcddp.login.planning import find_site_here, on_path
 from hpcddp.record import Record
 from hpcddp.schedulers.registry import find_scheduler
 from hpcddp.schedulers.row import QueueFound
 from hpcddp.schedulers.run import ask_queues, run_program
 from hpcddp.script.site import Site
-from hpcddp.script.site_check import (
-    CHECKED,
-    ModulesCompared,
-    SiteDifference,
-    compare_modules,
-    compare_queues,
-    list_unsaid,
-    unlisted_queues,
-)
-from hpcddp.script.site_file import (
-    SiteChoice,
-    chosen_site,
-    config_folder,
-    is_path,
-    load_site,
-    merge_overlay,
-    open_site,
-    read_overlay,
-)
-from hpcddp.script.spec import quote_word
+from hpcddp.script.site_check import ModulesCompared, compare_modules, compare_queues, list_unsaid, unlisted_queues
+from hpcddp.script.site_file import SiteChoice, chosen_site, is_path, open_site, overlay_path
 
 _PATIENCE_S = 30.0
 _DIFFERS = 1
@@ -45,7 +25,7 @@ class SiteFound(Record):
     """What differs, what could not be asked, and what is for people to know and no difference, of the scheduler.
     `queues`: the scheduler's; `accounts`: those that the user may charge; `modules`: of the module system."""
 
-    differences: tuple[SiteDifference, ...] = ()
+    differences: tuple[str, ...] = ()
     unasked: tuple[str, ...] = ()
     remarks: tuple[str, ...] = ()
     queues: tuple[QueueFound, ...] = ()
@@ -53,44 +33,29 @@ class SiteFound(Record):
     modules: ModulesCompared = ModulesCompared()
 
 
-def check_site(name: str | None, env: Mapping[str, str], *, as_json: bool, write: bool) -> int:
+def check_site(name: str | None, env: Mapping[str, str], *, as_json: bool) -> int:
     """The exit status: 1 if something differs. SchedulerError if the scheduler does not answer."""
     choice = SiteChoice(name, "hpcddp sites check") if name else chosen_site(None, None, "", env) or find_site_here(env)
     site = open_site(choice, env)
-    overlay = _find_overlay(choice, site, env) if write else ""
     found = compare_site(site, env)
-    differences = (*found.differences, *found.modules.differences)
-    unasked = (*found.unasked, *found.modules.unasked)
-    written, refused = "", None
-    if write:
-        try:
-            written = _write_overlay(site, differences, overlay)
-        except HpcddpError as error:  # the report is said all the same
-            refused = error
+    differences = [*found.differences, *found.modules.differences]
+    unasked = [*found.unasked, *found.modules.unasked]
     if as_json:
-        told = [{"text": one.text, "correction": one.correction or None} for one in differences]
-        record = {"site": site.name, "file": site.file, "differences": told, "not_asked": unasked}
-        sys.stdout.write(json.dumps({**record, "remarks": found.remarks, "written": written or None}, indent=2) + "\n")
-    else:
-        tell_each([*unasked, *found.remarks])
-        (sys.stderr if write else sys.stdout).write(_report(site, differences, unasked))
-        if written:
-            write_exactly(f"{written}\n")
-    if refused is not None:
-        raise refused
-    return _DIFFERS if differences else 0
-
-
-def _report(site: Site, differences: Sequence[SiteDifference], unasked: Sequence[str]) -> str:
-    lines = [f"{one.text}{'' if one.correction else '  (correct it by hand)'}" for one in differences]
-    count = f"{len(lines)} differ" if len(lines) != 1 else "1 differs"
+        record = {"site": site.name, "file": site.file, "differences": differences, "not_asked": unasked}
+        print(json.dumps({**record, "remarks": found.remarks}, indent=2))
+        return _DIFFERS if differences else 0
+    tell_each([*unasked, *found.remarks])
+    count = f"{len(differences)} differ" if len(differences) != 1 else "1 differs"
     agreed = "nothing differs in what could be asked" if unasked else "nothing differs"
-    return "".join(f"{line}\n" for line in [*lines, f"site {site.name}: {count if lines else agreed}"])
+    print(*differences, f"site {site.name}: {count if differences else agreed}", sep="\n")
+    if differences and not is_path(choice.site):
+        tell(f"what differs goes into an overlay of your own: {overlay_path(site.name, env)} (docs/sites.md)")
+    return _DIFFERS if differences else 0
 
 
 def compare_site(site: Site, env: Mapping[str, str]) -> SiteFound:
     """The file beside what the scheduler and the modules of this machine say. SchedulerError if it does not answer."""
-    differences, unasked, remarks = list[SiteDifference](), list[str](), list[str]()
+    differences, unasked, remarks = list[str](), list[str](), list[str]()
     queues = list[QueueFound]()
     commands = find_scheduler(site.scheduler).commands
     if site.queue_option == "--qos":
@@ -146,46 +111,3 @@ def ask_accounts(site: Site, env: Mapping[str, str]) -> tuple[list[str], list[st
     if answer.status or not names:
         return [], [f"accounts: {command[0]} does not say which ones are yours"]
     return names, []
-
-
-def _find_overlay(choice: SiteChoice, site: Site, env: Mapping[str, str]) -> str:
-    """The overlay's path, whether it is there or not. RequestError for a site that is given as a file: none wins over
-    it."""
-    if is_path(choice.site):
-        what = f"{site.file} is a file of your own, and --write corrects a site that is known by its name"
-        raise RequestError(what, f"hpcddp sites check {quote_word(choice.site)}, and correct the file")
-    return os.path.join(config_folder(env), "overlays", f"{site.name}.yaml")
-
-
-def _write_overlay(site: Site, differences: Sequence[SiteDifference], path: str) -> str:
-    """The path; "" if there is nothing to write. What the overlay said stays, and so does its last text, beside it.
-    SiteError, and the overlay as it was, if the correction makes no site."""
-    import yaml
-
-    corrections = [one.correction for one in differences if one.correction]
-    if not corrections:
-        return ""
-    merged = read_overlay(path)
-    day = time.strftime("%Y-%m-%d")
-    for correction in (*corrections, {"sources": {CHECKED: f"hpcddp sites check on {os.uname().nodename} {day}"}}):
-        merged = merge_overlay(merged, correction)
-    partial = f"{path}.{os.getpid()}.tmp"
-    try:
-        os.makedirs(os.path.dirname(path), exist_ok=True)
-        with open(partial, "w", encoding="utf-8") as file:
-            file.write(f"# Corrections of {site.file} by hpcddp sites check on {day}.\n")
-            yaml.safe_dump(merged, file, sort_keys=False, default_flow_style=None, allow_unicode=True)
-        try:
-            load_site(site.name, site.file, partial)
-        except SiteError as error:
-            os.unlink(partial)
-            raise SiteError(
-                f"the correction makes no site: {error.message.replace(partial, path)}", error.hint
-            ) from error
-        if os.path.exists(path):
-            os.replace(path, f"{path}.before")
-            tell(f"what was there before: {path}.before")
-        os.replace(partial, path)
-    except OSError as error:
-        raise RequestError(f"{path} cannot be written: {(error.strerror or '').lower()}", "ls -ld ~/.config") from error
-    return path

@@ -3,50 +3,37 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from hpcddp.ranks.launchers import launchers_under
 from hpcddp.record import Record
 from hpcddp.schedulers.registry import find_scheduler
 from hpcddp.schedulers.row import CommandAnswer, Directives, QueueFound
 from hpcddp.script.site import Queue, Site
-from hpcddp.script.site_file import GONE
 from hpcddp.script.spec import quote_word
 from hpcddp.units import format_count, format_walltime, parse_walltime
 
-#: The name under which an overlay keeps where a correction is from.
-CHECKED = "checked"
 _NEAR = 0.9  # of the memory that is installed, the system and the scheduler keep a part; guides count it in GB or GiB
 
 
-class SiteDifference(Record):
-    """`text`: what the file says and what was found. `correction`: the keys of an overlay that mend it; {}: a person
-    has to."""
-
-    text: str
-    correction: Mapping[str, Any] = {}  # never written to
-
-
-def compare_queues(site: Site, found: Sequence[QueueFound], command: str) -> list[SiteDifference]:
+def compare_queues(site: Site, found: Sequence[QueueFound], command: str) -> list[str]:
     """The differences of queues, their limits and their nodes. `command`: the command that found them."""
     live = {queue.name: queue for queue in found}
     differences = []
     listed = [queue.partition or name for name, queue in site.queues.items() if not queue.qos]
     if listed and not live.keys() & set(listed):
-        return [SiteDifference(f"none of the queues of the site's file is in {command}: this may be another machine")]
+        return [f"none of the queues of the site's file is in {command}: this may be another machine"]
     for name, queue in site.queues.items():
         if queue.qos:  # a QOS is in no list of partitions
             continue
         now = live.get(queue.partition or name)
         if now is None:
-            gone = {"queues": {name: GONE}} if name != site.queue else {}
-            differences.append(SiteDifference(f"queue {name}: it is in the site's file, and not in {command}", gone))
+            differences.append(f"queue {name}: it is in the site's file, and not in {command}")
             continue
         if not now.is_open:
-            differences.append(SiteDifference(f"queue {name}: it takes no jobs now, by {command}"))
-        differences += _compare_limits(name, queue, now, command)
-        differences += _compare_nodes(name, site, now, command)
+            differences.append(f"queue {name}: it takes no jobs now, by {command}")
+        facts = (*_compare_limits(queue, now), *_compare_nodes(name, site, now))
+        differences += [f"queue {name}: {said} in the site's file, {there} by {command}" for said, there in facts]
     return differences
 
 
@@ -71,39 +58,26 @@ def unlisted_queues(site: Site, found: Sequence[QueueFound], command: str) -> li
     return [f"not in the site's file: {listed} (by {command})"] if unknown else []
 
 
-def _compare_limits(name: str, queue: Queue, now: QueueFound, command: str) -> list[SiteDifference]:
-    """A limit that is wider now is a person's to correct: a QOS or a rule of people may be what the file says."""
-    told, changed = list[tuple[str, bool]](), dict[str, str]()
+def _compare_limits(queue: Queue, now: QueueFound) -> Iterator[tuple[str, str]]:
+    """What the file says, and what is so."""
     longest = max((rule.walltime_s for rule in queue.limits if rule.walltime_s is not None), default=None)
     live_s = None if now.walltime is None else parse_walltime(now.walltime, "walltime")
     if longest is not None and live_s is not None and longest != live_s:
-        changed.update({"walltime": format_walltime(live_s)} if live_s < longest else {})
-        text = f"walltime {format_walltime(longest)} in the site's file, {format_walltime(live_s)} by {command}"
-        told.append((text, live_s < longest))
+        yield f"walltime {format_walltime(longest)}", format_walltime(live_s)
     most = max((rule.nodes[1] for rule in queue.limits if rule.nodes is not None), default=None)
     live = min((count for count in (now.most_nodes, now.nodes) if count), default=None)
     if most is not None and live is not None and (most > live or (now.most_nodes is not None and most < live)):
-        first = next((rule.nodes[0] for rule in queue.limits if rule.nodes is not None), 1)
-        changed.update({"nodes": f"{first}-{live}" if live > first else str(live)} if live < most else {})
-        told.append((f"at most {format_count(most, 'node')} in the site's file, {live} by {command}", live < most))
-    correction = _with_limit(name, queue, **changed)  # of all that is tighter: a rule is corrected as a whole
-    return [SiteDifference(f"queue {name}: {text}", correction if tighter else {}) for text, tighter in told]
+        yield f"at most {format_count(most, 'node')}", str(live)
 
 
-def _compare_nodes(name: str, site: Site, now: QueueFound, command: str) -> list[SiteDifference]:
-    """What a node is said to have and has not. A file that asks for less than there is leaves it to the system. What
-    only some of the nodes have, and whether there are GPUs at all, is a person's to correct."""
-    differences = []
+def _compare_nodes(name: str, site: Site, now: QueueFound) -> Iterator[tuple[str, str]]:
+    """What a node is said to have and has not. A file that asks for less than there is leaves it to the system."""
     for key, word, said, live in _node_numbers(name, site, now):
         if said is None or live is None:
             continue
         near = _NEAR if key == "mem_gb" and "mem" not in site.chunk and not site.asks_memory else 1
-        if not (said * near > live or (key == "gpus" and said != live and not now.mixed)):
-            continue
-        told = f"queue {name}: {said} {word} in each node in the site's file, {live} by {command}"
-        by_hand = now.mixed or (key == "gpus" and 0 in (said, live))
-        differences.append(SiteDifference(told, {} if by_hand else _of_queue(name, key, str(live))))
-    return differences
+        if said * near > live or (key == "gpus" and said != live and not now.mixed):
+            yield f"{said} {word} in each node", str(live)
 
 
 def _node_numbers(name: str, site: Site, now: QueueFound) -> list[tuple[str, str, int | None, int | None]]:
@@ -121,45 +95,16 @@ def _node_numbers(name: str, site: Site, now: QueueFound) -> list[tuple[str, str
     ]
 
 
-def _with_limit(name: str, queue: Queue, **changed: str) -> dict[str, Any]:
-    """The queue's only rule with other values; several rules are a person's to correct."""
-    if len(queue.limits) != 1:
-        return {}
-    rule = queue.limits[0]
-    said = {
-        "nodes": "-".join(map(str, dict.fromkeys(rule.nodes))) if rule.nodes else None,
-        "gpus": "-".join(map(str, dict.fromkeys(rule.gpus))) if rule.gpus else None,
-        "walltime": format_walltime(rule.walltime_s) if rule.walltime_s else None,
-        "least": format_walltime(rule.least_s) if rule.least_s else None,
-        "node_hours": f"{rule.node_hours:g}" if rule.node_hours else None,
-    }
-    whole = {key: value for key, value in {**said, **changed}.items() if value is not None}
-    return _of_queue(name, "limits", [whole])
-
-
-def _of_queue(name: str, key: str, value: object) -> dict[str, Any]:
-    return {"queues": {name: {key: value, "source": CHECKED}}}
-
-
 # The modules of a site's file against the module system of this machine, as a login shell shows it.
 
 
 _NAME = re.compile(r"[\w.+-]+(/[\w.+-]+)*", re.ASCII)
 
 
-class ModulesFound(Record):
-    """`missing`: a module of the file that is not there -> those of the same name that are. `problem`: why the module
-    system could not be asked; `has_command`: whether a login shell has `module`."""
-
-    missing: Mapping[str, tuple[str, ...]] = {}  # never written to
-    problem: str = ""
-    has_command: bool = True
-
-
 class ModulesCompared(Record):
     """What differs, what could not be asked, and whether a login shell has the command `module`."""
 
-    differences: tuple[SiteDifference, ...] = ()
+    differences: tuple[str, ...] = ()
     unasked: tuple[str, ...] = ()
     has_command: bool = True
 
@@ -169,28 +114,26 @@ def compare_modules(site: Site, ask: Callable[[str], CommandAnswer]) -> ModulesC
 
     A module may show only what others need once it is loaded: behind one that is not there nothing is known.
     """
-    load = list(site.modules.load)
-    answer = ask(module_questions(site, load))
-    found = parse_modules(answer.stdout, answer.status)
-    if found.problem:
-        return ModulesCompared(unasked=(found.problem,), has_command=found.has_command)
-    missing = [name for name in load if name in found.missing]
+    answer = ask(_ask_modules(site))
+    if "HPCDDP-NO-MODULES" in answer.stdout:
+        return ModulesCompared(unasked=("a login shell here has no `module` command",), has_command=False)
+    if "HPCDDP-ASKED" not in answer.stdout:
+        problem = f"the module system does not answer in a login shell (status {answer.status})"
+        return ModulesCompared(unasked=(problem,))
+    missing = dict(_list_missing(answer.stdout))
     if not missing:
         return ModulesCompared()
-    first, *behind = missing
-    others = found.missing[first]
+    (first, others), *behind = missing.items()
     known = f"; there is {', '.join(others[:6])}" if others else ""
-    right = [others[0] if name == first else name for name in load] if len(others) == 1 else []
-    correction: dict[str, Any] = {"modules": {"load": right, "source": CHECKED}} if right else {}
-    told = SiteDifference(f"module {first} is not there{known}", correction)
-    return ModulesCompared((told,), tuple(f"module {name}: not found without {first}" for name in behind))
+    unasked = tuple(f"module {name}: not found without {first}" for name, _ in behind)
+    return ModulesCompared((f"module {first} is not there{known}",), unasked)
 
 
-def module_questions(site: Site, load: Sequence[str]) -> str:
+def _ask_modules(site: Site) -> str:
     """Shell lines for a login shell, which ask for each module and load it; the file's own first lines go before."""
     begin = [site.modules.init] if site.modules.init else []
     lines = [*begin, "type module >/dev/null 2>&1 || { echo HPCDDP-NO-MODULES; exit; }", *site.modules.before]
-    for name in load:
+    for name in site.modules.load:
         word, base = quote_word(name), quote_word(name.split("/")[0])
         lines.append(
             f"echo; echo HPCDDP-MODULE {word}; if module is-avail {word} >/dev/null 2>&1; then echo HPCDDP-THERE; "
@@ -199,23 +142,16 @@ def module_questions(site: Site, load: Sequence[str]) -> str:
     return "\n".join([*lines, "echo; echo HPCDDP-ASKED"]) + "\n"
 
 
-def parse_modules(text: str, status: int) -> ModulesFound:
-    """What the shell lines of `module_questions` have printed. Where `is-avail` is not known, a line of the list has to
-    be the module, or a version of it."""
-    if "HPCDDP-NO-MODULES" in text:
-        return ModulesFound(problem="a login shell here has no `module` command", has_command=False)
-    if "HPCDDP-ASKED" not in text:
-        return ModulesFound(problem=f"the module system does not answer in a login shell (status {status})")
-    missing: dict[str, tuple[str, ...]] = {}
+def _list_missing(text: str) -> Iterator[tuple[str, tuple[str, ...]]]:
+    """Of what those lines have printed, each module that is not there, and those of the same name that are. Where
+    `is-avail` is not known, a line of the list has to be the module, or a version of it."""
     for part in text.split("HPCDDP-MODULE ")[1:]:
         name, *lines = [line.strip() for line in part.splitlines()]
         others = [re.sub(r"\((default|D|L)[^)]*\)$", "", line).rstrip("/").strip() for line in lines]
-        if "HPCDDP-THERE" in others or any(other == name or other.startswith(f"{name}/") for other in others):
-            continue
-        base = name.split("/")[0]
-        same = [other for other in others if _NAME.fullmatch(other) and other.startswith(f"{base}/")]
-        missing[name] = tuple(dict.fromkeys(same))
-    return ModulesFound(missing)
+        if "HPCDDP-THERE" not in others and not any(one == name or one.startswith(f"{name}/") for one in others):
+            base = name.split("/")[0]
+            same = [one for one in others if _NAME.fullmatch(one) and one.startswith(f"{base}/")]
+            yield name, tuple(dict.fromkeys(same))
 
 
 # The start of a site's file: what the scheduler says of its queues and nodes, and comments for what only people know.

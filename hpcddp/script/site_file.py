@@ -116,7 +116,7 @@ def _line(text: str, number: int) -> str:
 
 
 #: In an overlay, the value of a queue that the site's file has and the site has not.
-GONE = "gone"
+_GONE = "gone"
 
 
 def merge_overlay(raw: Mapping[str, Any], overlay: Mapping[str, Any]) -> dict[str, Any]:
@@ -134,13 +134,6 @@ def merge_overlay(raw: Mapping[str, Any], overlay: Mapping[str, Any]) -> dict[st
         else:
             merged[key] = value
     return merged
-
-
-def read_overlay(path: str) -> dict[str, Any]:
-    """What the file says; {} where there is none. SiteError if it cannot be read, or is no mapping."""
-    if not os.path.lexists(path):
-        return {}
-    return load_yaml(path, SiteError)[0]
 
 
 def _merge_queues(before: Mapping[str, Any], overlay: Mapping[str, Any]) -> dict[str, Any]:
@@ -368,12 +361,12 @@ def load_site(name: str, path: str, overlay: str = "") -> Site:
     SiteError when one cannot be read, or a key is unknown, missing or wrong.
     """
     raw, text = load_yaml(path, SiteError)
-    corrected = read_overlay(overlay) if overlay else {}
+    corrected = load_yaml(overlay, SiteError)[0] if overlay else {}
     if corrected:
         site = load_site(name, path)  # so that a fault of the file itself is told as one
         merged = merge_overlay(raw, corrected)
         if isinstance(merged.get("queues"), Mapping):
-            merged["queues"] = {name: block for name, block in merged["queues"].items() if block != GONE}
+            merged["queues"] = {name: block for name, block in merged["queues"].items() if block != _GONE}
         return _make_site(name, f"{path} with {overlay}", merged, site.guide, path)._replace(overlay=overlay)
     guide = re.match(r"# *(https?://\S+)", text)
     if not guide:
@@ -467,11 +460,15 @@ def find_config(name: str, env: Mapping[str, str]) -> str:
     return ""
 
 
+def overlay_path(name: str, env: Mapping[str, str]) -> str:
+    """Where the user's own corrections of this site are, if there are any."""
+    return os.path.join(config_folder(env), "overlays", f"{name}.yaml")
+
+
 def overlay_of(name: str, env: Mapping[str, str]) -> str:
     """The file with the user's own corrections of this site; "" if there is none."""
-    folder = config_folder(env)
-    path = os.path.join(folder, "overlays", f"{name}.yaml")
-    return path if _is_there(path, folder) else ""
+    path = overlay_path(name, env)
+    return path if _is_there(path, config_folder(env)) else ""
 
 
 def chosen_site(

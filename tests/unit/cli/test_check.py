@@ -23,7 +23,7 @@ from hpcddp.cli.check import check_fit, check_folder, check_modules, check_site_
 from hpcddp.cli.sites_check import SiteFound
 from hpcddp.schedulers.row import CommandAnswer, QueueFound
 from hpcddp.script.site import Account, Modules, Queue, Site
-from hpcddp.script.site_check import SiteDifference, compare_modules
+from hpcddp.script.site_check import compare_modules
 from hpcddp.script.spec import JobSpec
 from hpcddp.supervisor.order import split_check
 from tests.conftest import REPO
@@ -257,7 +257,7 @@ GPU, OLD = QueueFound("gpu"), QueueFound("old", is_open=False)
         (SiteFound(queues=(OLD,)), ("old", ""), {"queue": FAILED}),
         (SiteFound(queues=(GPU,), unasked=("accounts: no command",)), ("", ""), {"queue": OK, "account": NOT_ASKED}),
         (
-            SiteFound((SiteDifference("queue x: it is gone"),), queues=(GPU,)),
+            SiteFound(("queue x: it is gone",), queues=(GPU,)),
             ("gpu", ""),
             {"queue": OK, "site's file": WARNING},
         ),

@@ -42,7 +42,6 @@ SCHEDULER = Scheduler(
         outputs=("--out",),
         mail={"begin": "launch", "end": "landing", "fail": "crash"},
         mail_separator="+",
-        batch_only=r"--out\\b",
         name_limits={"": 9},
     ),
     variables=Variables(

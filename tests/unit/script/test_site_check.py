@@ -19,8 +19,6 @@ from hpcddp.script.site_check import (
     compare_modules,
     compare_queues,
     list_unsaid,
-    module_questions,
-    parse_modules,
 )
 from hpcddp.script.site_file import load_site, merge_overlay
 
@@ -94,26 +92,23 @@ def test_each_difference_is_said_once_and_written_once(
     assert "accounts that you may charge: abc, def" in out.err
     assert "not in the site's file: new (by sinfo)" in out.err
     assert "QOS dbg: not asked (sacctmgr show qos)" in out.err
-    assert main(["sites", "check", "mine", "--write"]) == 1
-    written = capsys.readouterr().out.strip()
-    assert written == str(config / "overlays/mine.yaml")
-    site = load_site("mine", str(config / "sites/mine.yaml"), written)
-    assert list(site.queues) == ["gpu", "dbg"]
-    (rule,) = site.queues["gpu"].limits
-    assert (rule.nodes, rule.walltime_s) == ((1, 4), 12 * 3600)
-    assert site.modules.load == ("cuda/12.6", "mpi")
+    overlay(config, "queues: {old: gone, gpu: {limits: [{nodes: 1-4, walltime: 12:00:00}]}}\nmodules: {load: [mpi]}\n")
     assert main(["sites", "check", "mine"]) == 0  # that the file leaves out a queue is no difference
     assert capsys.readouterr().out == "site mine: nothing differs in what could be asked\n"
 
 
+def overlay(config: Path, text: str) -> None:
+    (config / "overlays").mkdir()
+    (config / "overlays/mine.yaml").write_text(text)
+
+
 def test_the_overlay_wins_and_says_so(machine: Callable[..., Path], capsys: pytest.CaptureFixture[str]) -> None:
-    machine()
-    main(["sites", "check", "mine", "--write"])
-    capsys.readouterr()
+    text = "sources: {me: seen on login 2026-11-24}\nqueues: {gpu: {limits: [{nodes: 1-4}], source: me}}\n"
+    overlay(machine(), f"{text}modules: {{load: [cuda/12.6]}}\n")
     request = ["--site", "mine", "--nodes", "8", "--walltime", "1h", "--", "true"]
     assert main(["render", *request]) == 2
     said = capsys.readouterr().err
-    assert "takes 1 to 4 nodes per job, not 8 (hpcddp sites check on " in said
+    assert "takes 1 to 4 nodes per job, not 8 (seen on login, 2026-11-24)" in said
     request[3] = "2"
     assert main(["render", *request]) == 0
     out = capsys.readouterr()
@@ -125,28 +120,11 @@ def test_the_overlay_wins_and_says_so(machine: Callable[..., Path], capsys: pyte
     assert "corrected  " in capsys.readouterr().out
 
 
-def test_what_a_person_wrote_in_the_overlay_stays(
-    machine: Callable[..., Path], capsys: pytest.CaptureFixture[str]
-) -> None:
-    config = machine()
-    (config / "overlays").mkdir()
-    (config / "overlays/mine.yaml").write_text("# by hand\nenv: {A: b}\nqueues:\n  gpu: {mem_gb: 400}\n")
-    assert main(["sites", "check", "mine", "--write"]) == 1
-    site = load_site("mine", str(config / "sites/mine.yaml"), str(config / "overlays/mine.yaml"))
-    assert (site.env, site.queues["gpu"].mem_gb, site.queues["gpu"].limits[0].nodes) == ({"A": "b"}, 400, (1, 4))
-    assert "mine.yaml.before" in capsys.readouterr().err
-    assert "# by hand\n" in (config / "overlays/mine.yaml.before").read_text()
-    assert main(["sites", "check", "mine", "--write"]) == 0  # nothing more to correct
-    assert len(list((config / "overlays").iterdir())) == 2
-
-
 @pytest.mark.parametrize("text", ["queues: [", "queues:\n  gpu: {cpus: x}\n"])
 def test_an_overlay_that_is_wrong_is_named(
     machine: Callable[..., Path], capsys: pytest.CaptureFixture[str], text: str
 ) -> None:
-    config = machine()
-    (config / "overlays").mkdir()
-    (config / "overlays/mine.yaml").write_text(text)
+    overlay(machine(), text)
     assert main(["sites", "show", "mine"]) == 3
     assert "overlays/mine.yaml" in capsys.readouterr().err
 
@@ -158,7 +136,7 @@ def test_what_could_not_be_asked_is_never_taken_for_agreement(
     assert main(["sites", "check", "mine", "--json"]) == 1
     told = json.loads(capsys.readouterr().out)
     assert "a login shell here has no `module` command" in told["not_asked"]
-    assert not any("module" in one["text"] for one in told["differences"])
+    assert not any("module" in text for text in told["differences"])
     machine(status=1)
     assert main(["sites", "check", "mine"]) == 5
     assert "sinfo ended with 1" in capsys.readouterr().err
@@ -168,13 +146,12 @@ def test_what_could_not_be_asked_is_never_taken_for_agreement(
 def test_an_answer_that_cannot_be_read_makes_no_queue_gone(
     machine: Callable[..., Path], capsys: pytest.CaptureFixture[str], sinfo: str
 ) -> None:
-    config = machine(sinfo=sinfo)
-    assert main(["sites", "check", "mine", "--write"]) == 5
+    machine(sinfo=sinfo)
+    assert main(["sites", "check", "mine"]) == 5
     out = capsys.readouterr()
     message, hint = out.err.splitlines()
     assert (out.out, message.startswith("hpcddp: what sinfo printed cannot be read: ")) == ("", True)
     assert hint == "hint: sinfo --all --exact --noheader '--format=%R|%D|%c|%m|%G|%l|%a|%s'"
-    assert not (config / "overlays").exists()
     assert main(["sites", "new", "lab"]) == 0
     assert "what sinfo printed cannot be read" in capsys.readouterr().err
 
@@ -184,23 +161,22 @@ def test_a_file_that_asks_for_less_than_there_is_agrees(tmp_path: Path) -> None:
     site = load_site("mine", str(tmp_path / "mine.yaml"))
     live = QueueFound("gpu", 20, 96, 512, 4, "a100", "24:00:00")
     assert compare_queues(site, [live], "sinfo") == []
-    (closed,) = compare_queues(site, [live._replace(is_open=False)], "sinfo")
-    assert (closed.text, closed.correction) == ("queue gpu: it takes no jobs now, by sinfo", {})
+    assert compare_queues(site, [live._replace(is_open=False)], "sinfo") == [
+        "queue gpu: it takes no jobs now, by sinfo"
+    ]
 
 
 def test_a_module_name_is_one_word_for_the_shell(tmp_path: Path) -> None:
-    (tmp_path / "mine.yaml").write_text(SITE.replace("cuda/12.2", "'$(touch x)'"))
-    site = load_site("mine", str(tmp_path / "mine.yaml"))
-    asked = module_questions(site, site.modules.load)
-    assert "'$(touch x)'" in asked
-    assert " $(touch x)" not in asked
-    assert parse_modules("", 0).problem
-    found = parse_modules("HPCDDP-MODULE cuda/1\n/x:\ncuda/2\ncuda/3(default)\nHPCDDP-ASKED\n", 0)
-    assert found.missing == {"cuda/1": ("cuda/2", "cuda/3")}
+    asked: list[str] = []
+    compare_modules(
+        module_site(tmp_path, "'$(touch x)'"), lambda lines: asked.append(lines) or CommandAnswer(0, "", "")
+    )
+    assert "'$(touch x)'" in asked[0]
+    assert " $(touch x)" not in asked[0]
 
 
 @pytest.mark.parametrize(
-    ("queues", "overlay", "merged"),
+    ("queues", "over", "merged"),
     [
         # what is corrected in one queue, or gone, is not so in those that are like it
         (
@@ -227,8 +203,8 @@ def test_a_module_name_is_one_word_for_the_shell(tmp_path: Path) -> None:
         ({"a": {"cpus": "64"}}, {"a": ""}, {"a": {"cpus": "64"}}),
     ],
 )
-def test_an_overlay_is_put_over_a_files_queues_fact_by_fact(queues, overlay, merged) -> None:  # type: ignore[no-untyped-def]  # blocks of YAML
-    assert merge_overlay({"queues": queues}, {"queues": overlay})["queues"] == merged
+def test_an_overlay_is_put_over_a_files_queues_fact_by_fact(queues, over, merged) -> None:  # type: ignore[no-untyped-def]  # blocks of YAML
+    assert merge_overlay({"queues": queues}, {"queues": over})["queues"] == merged
 
 
 def test_an_overlay_is_put_over_a_files_blocks_key_by_key() -> None:
@@ -245,77 +221,48 @@ def queue_site(tmp_path: Path, facts: str, more: str = "") -> Site:
 
 
 FULL = "gpus: 4, cpus: 64, mem_gb: 500"
-FEWER = {"gpus": "1", "cpus": "1", "mem_gb": "2"}
-BY = {"source": "checked"}
 
 
 def test_what_a_request_gets_that_names_nothing_says_nothing_of_one_that_names_it(tmp_path: Path) -> None:
     live = QueueFound("a", 4, 1, 2, 1, defaults=("cpus", "mem_gb", "gpus"))
     found = compare_queues(queue_site(tmp_path, FULL), [live], "qstat")
-    assert [one.correction["queues"]["a"] for one in found] == [{key: value, **BY} for key, value in FEWER.items()]
+    assert [text.split(" in each")[0] for text in found] == [
+        f"queue a: {said}" for said in ("4 GPUs", "64 CPUs", "500 GB of memory")
+    ]
     assert compare_queues(queue_site(tmp_path, f"{FULL}, exclusive: true"), [live], "qstat") == []
     assert compare_queues(queue_site(tmp_path, FULL, "chunk: [ncpus, ngpus, mem]"), [live], "qstat") == []
 
 
-def test_nodes_that_differ_and_gpus_that_are_there_or_not_are_a_persons_to_correct(tmp_path: Path) -> None:
+def test_of_nodes_that_differ_the_largest_counts_and_what_is_not_said_is_told(tmp_path: Path) -> None:
     site = queue_site(tmp_path, FULL)
     assert compare_queues(site, [QueueFound("a", 4, 64, 500, 8, mixed=True)], "qstat") == []
-    (told,) = compare_queues(site, [QueueFound("a", 4, 48, 500, 8, mixed=True)], "qstat")
-    assert (told.text, told.correction) == ("queue a: 64 CPUs in each node in the site's file, 48 by qstat", {})
-    (told,) = compare_queues(site, [QueueFound("a", 4, 64, 500, 0)], "qstat")
-    assert (told.text, told.correction) == ("queue a: 4 GPUs in each node in the site's file, 0 by qstat", {})
+    for found, text in (
+        (QueueFound("a", 4, 48, 500, 8, mixed=True), "64 CPUs in each node in the site's file, 48 by qstat"),
+        (QueueFound("a", 4, 64, 500, 0), "4 GPUs in each node in the site's file, 0 by qstat"),
+    ):
+        assert compare_queues(site, [found], "qstat") == [f"queue a: {text}"]
     assert list_unsaid(site, [QueueFound("a", 4, 64)], "qstat") == [
         "GPUs of a: qstat does not say",
         "GB of memory of a: qstat does not say",
     ]
 
 
-def test_a_file_that_is_given_by_its_path_is_refused_before_anything_is_asked(
-    machine: Callable[..., Path], capsys: pytest.CaptureFixture[str]
-) -> None:
-    config = machine()
-    path = str(config / "sites/mine.yaml")
-    assert main(["sites", "check", path, "--write"]) == 2
-    out = capsys.readouterr()
-    assert out.err.splitlines()[1] == f"hint: hpcddp sites check {path}, and correct the file"
-    assert (out.out, (config / "overlays").exists()) == ("", False)
-
-
-def test_a_correction_that_makes_no_site_leaves_the_overlay_and_the_report(
-    machine: Callable[..., Path], capsys: pytest.CaptureFixture[str]
-) -> None:
-    config = machine()
-    (config / "overlays").mkdir()
-    overlay = "env: {A: b}\nqueues:\n  mine: {like: old, partition: gpu, qos: mine}\n"
-    (config / "overlays/mine.yaml").write_text(overlay)
-    assert main(["sites", "check", "mine", "--write"]) == 3
-    out = capsys.readouterr()
-    assert "the correction makes no site: mine in queues in " in out.err
-    assert "queue old: it is in the site's file, and not in sinfo\n" in out.err
-    assert [file.name for file in (config / "overlays").iterdir()] == ["mine.yaml"]
-    assert (config / "overlays/mine.yaml").read_text() == overlay
-
-
-def test_a_limit_that_is_wider_now_and_memory_that_is_nearly_there_are_not_written(tmp_path: Path) -> None:
+def test_a_limit_that_is_another_is_told_and_memory_that_is_nearly_there_is_none(tmp_path: Path) -> None:
     site = queue_site(tmp_path, f"{FULL}, limits: [{{nodes: 1-2, walltime: 2:00:00}}]")
     live = QueueFound("a", 90, 64, 460, 4, None, "4:00:00", 9)
-    assert [(one.text, one.correction) for one in compare_queues(site, [live], "qstat")] == [
-        ("queue a: walltime 02:00:00 in the site's file, 04:00:00 by qstat", {}),
-        ("queue a: at most 2 nodes in the site's file, 9 by qstat", {}),
+    assert compare_queues(site, [live], "qstat") == [
+        "queue a: walltime 02:00:00 in the site's file, 04:00:00 by qstat",
+        "queue a: at most 2 nodes in the site's file, 9 by qstat",
     ]
-    (asks,) = compare_queues(queue_site(tmp_path, FULL, "asks_memory: true"), [live], "qstat")
-    assert asks.correction == {"queues": {"a": {"mem_gb": "460", **BY}}}
-    mixed = compare_queues(site, [live._replace(walltime="1:00:00")], "qstat")
-    assert [bool(one.correction) for one in mixed] == [True, False]
-    assert mixed[0].correction == {"queues": {"a": {"limits": [{"nodes": "1-2", "walltime": "01:00:00"}], **BY}}}
+    assert compare_queues(queue_site(tmp_path, FULL, "asks_memory: true"), [live], "qstat") == [
+        "queue a: 500 GB of memory in each node in the site's file, 460 by qstat"
+    ]
 
 
 def test_a_scheduler_with_none_of_the_sites_queues_is_another_machines(tmp_path: Path) -> None:
-    (told,) = compare_queues(queue_site(tmp_path, FULL), [QueueFound("b")], "qstat")
-    assert (told.text, told.correction) == (
-        "none of the queues of the site's file is in qstat: this may be another machine",
-        {},
-    )
+    assert compare_queues(queue_site(tmp_path, FULL), [QueueFound("b")], "qstat") == [
+        "none of the queues of the site's file is in qstat: this may be another machine"
+    ]
 
 
 def module_site(tmp_path: Path, load: str) -> Site:
@@ -343,17 +290,30 @@ module() {
 def test_each_module_is_asked_for_where_those_before_it_are_loaded(tmp_path: Path) -> None:
     ask = login_shell(HIERARCHY)
     assert compare_modules(module_site(tmp_path, "cuda/12.6, openmpi/4.1.7"), ask) == ModulesCompared()
-    (told,), unasked, _ = compare_modules(module_site(tmp_path, "cuda/12.2, openmpi/4.1.7"), ask)
-    assert told.text == "module cuda/12.2 is not there; there is cuda/12.6"
-    assert unasked == ("module openmpi/4.1.7: not found without cuda/12.2",)
-    assert told.correction == {"modules": {"load": ["cuda/12.6", "openmpi/4.1.7"], "source": "checked"}}
-    (told,), unasked, _ = compare_modules(module_site(tmp_path, "gcc, openmpi/4.1.7"), ask)
-    assert (told.text, told.correction) == ("module gcc is not there", {})
-    assert unasked == ("module openmpi/4.1.7: not found without gcc",)
+    for load, told in (
+        ("cuda/12.2", "module cuda/12.2 is not there; there is cuda/12.6"),
+        ("gcc", "module gcc is not there"),
+    ):
+        found = compare_modules(module_site(tmp_path, f"{load}, openmpi/4.1.7"), ask)
+        assert found == ModulesCompared((told,), (f"module openmpi/4.1.7: not found without {load}",))
 
 
-def test_a_name_within_another_line_is_not_the_module(tmp_path: Path) -> None:
-    text = "HPCDDP-MODULE cuda/12.6\ncuda/12.6.2\nUnable to locate a modulefile for 'cuda/12.6'\nHPCDDP-ASKED\n"
-    assert parse_modules(text, 0).missing == {"cuda/12.6": ("cuda/12.6.2",)}
-    assert not parse_modules("HPCDDP-MODULE cuda/12.6\ncuda/12.6(default)\nHPCDDP-ASKED\n", 0).missing
-    assert not parse_modules("HPCDDP-MODULE cuda\ncuda/12.6\nHPCDDP-ASKED\n", 0).missing
+@pytest.mark.parametrize(
+    ("name", "listed", "told"),
+    [
+        ("cuda/1", "/x:\ncuda/2\ncuda/3(default)", ("module cuda/1 is not there; there is cuda/2, cuda/3",)),
+        # a name within another line is not the module
+        (
+            "cuda/12.6",
+            "cuda/12.6.2\nno modulefile 'cuda/12.6'",
+            ("module cuda/12.6 is not there; there is cuda/12.6.2",),
+        ),
+        ("cuda/12.6", "cuda/12.6(default)", ()),
+        ("cuda", "cuda/12.6", ()),
+    ],
+)
+def test_a_list_of_modules_has_the_module_or_a_version_of_it(
+    tmp_path: Path, name: str, listed: str, told: tuple[str, ...]
+) -> None:
+    answer = CommandAnswer(0, f"HPCDDP-MODULE {name}\n{listed}\nHPCDDP-ASKED\n", "")
+    assert compare_modules(module_site(tmp_path, name), lambda _: answer).differences == told
