@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import re
 import shlex
-import sys
 
 import pytest
 
 from hpcddp.cli.main import main
 from hpcddp.runs.folder import RunFolder
 from hpcddp.runs.state import RunState, replace_state
+from hpcddp.verify.compare import Mismatch, TrialRecord
+from hpcddp.verify.trials import Verification
 from tests.unit.login.runs import held
 
 # What stands for the capital words of the page's commands, with the rest that a command needs.
@@ -29,7 +30,7 @@ COMPLETE = {
     "hpcddp diagnose --json": "run",
     "hpcddp efficiency --json": "run",
     "hpcddp compare --json": "run run",
-    "hpcddp verify --json": f"--steps 1 -- {sys.executable} train.py",
+    "hpcddp verify --json": "-- python train.py",
 }
 WORDS = {"NAME": "abci3"}
 # Keys that a row mentions as "the same keys" of another row.
@@ -70,6 +71,10 @@ def there(tmp_path, monkeypatch):
     """A folder with a job script that has a mistake, and a run."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setattr("hpcddp.cli.check.check_python", lambda *_: [])  # which imports torch
+    other = Mismatch("loss", ("1 rank", "2 ranks"), (0, 0), values=(1.0, 2.0), ranks=2)
+    result = Verification(1, (TrialRecord("1 rank", 1, [[]]),), (other,), whole=True)
+    monkeypatch.setattr("hpcddp.cli.verify.verify", lambda *_: result)
     (tmp_path / "train.py").write_text("pass\n")
     (tmp_path / "job.sh").write_text("#!/bin/bash\n#SBATCH --nodes=2\nsrun python a.py\n#SBATCH --time=1:00:00\n")
     attempt = tmp_path / "run/attempts/1"

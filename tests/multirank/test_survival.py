@@ -51,17 +51,23 @@ def job(run: Callable[..., Any], openmpi5: Any, programs: Path, tmp_path: Path) 
     return Job(run, openmpi5.env | {"OMP_NUM_THREADS": "1"}, tmp_path, programs / "struck.py")
 
 
-@pytest.mark.parametrize("kind", ["kill", pytest.param("freeze", marks=pytest.mark.slow)])
-def test_ranks_are_started_again_from_the_newest_checkpoint_and_a_notice_says_so(job: Job, kind: str, tmp_path: Path):
+@pytest.mark.parametrize(
+    ("kind", "struck"),
+    [("kill", 0), pytest.param("kill", 1, marks=pytest.mark.slow), pytest.param("freeze", 1, marks=pytest.mark.slow)],
+)
+def test_ranks_are_started_again_from_the_newest_checkpoint_and_a_notice_says_so(
+    job: Job, kind: str, struck: int, tmp_path: Path
+):
+    """Of one rank in short: two cost twice as many starts of torch."""
     notify = json.dumps({"on": ["restart", "end"], "command": ["tee", "-a", str(tmp_path / "notices")]})
     more = ["stall_limit=10s"] if kind == "freeze" else []
-    state = job.train(kind, 1, "max_restarts=1", f"notify={notify}", *more)
+    state = job.train(kind, struck, "max_restarts=1", f"notify={notify}", *more, ranks=struck + 1)
     assert job.status == 0, job.said
     assert (state["status"], state["step"]) == ("finished", 16)
     assert "start 2 of at most 2, from step 9" in job.said
     sent = (tmp_path / "notices").read_text()
     assert sent.index("t is started again, job ") < sent.index("t has ended, job ")
-    assert "rank 1 on " in sent
+    assert f"rank {struck} on " in sent
     first, second = sorted((tmp_path / "runs/t/attempts").iterdir())
     assert state["attempt"] == second.name
     assert steps_of(first)[:9] == list(range(1, 10))
