@@ -63,8 +63,6 @@ class VerbParser(argparse.ArgumentParser):
 
     def read_words(self, words: Sequence[str]) -> argparse.Namespace:
         """`parse_args`, with an error that says more of words that are left over: a command without its `--`."""
-        self._refuse_value_of_flag(words)
-        self._look_at_values(words)
         found, left = self.parse_known_args(words)
         if left and len(self._get_positional_actions()) > 1:
             # options between two words (`sites show --json abci3`): argparse gives each optional word its turn at once
@@ -73,34 +71,6 @@ class VerbParser(argparse.ArgumentParser):
             raise self._refuse_left_over(found, left, words)
         self._refuse_empty(found)
         return found
-
-    def _refuse_value_of_flag(self, words: Sequence[str]) -> None:
-        """RequestError for `--json=yes`."""
-        for word in words:
-            option, equals, value = word.partition("=")
-            action = self._option_string_actions.get(option)
-            if equals and action is not None and action.nargs == 0:
-                raise RequestError(f"{self.prog}: {option} takes no value, got {value!r}", option)
-
-    def _look_at_values(self, words: Sequence[str]) -> None:
-        """RequestError for an option that is given twice with different values, as for a key of a job file; and for a
-        value that argparse would take for an option."""
-        given: dict[str, str] = {}
-        rest = iter(words)
-        for word in rest:
-            option, equals, value = word.partition("=")
-            action = self._option_string_actions.get(option)
-            if action is None or action.nargs is not None:  # a flag
-                continue
-            value = value if equals else next(rest, "")
-            if not equals and value[:1] == "-" and value[1:2].isdigit() and not value[1:].replace(".", "", 1).isdigit():
-                raise RequestError(f"{self.prog}: {option} {value} begins with a dash", f"{option} {action.metavar}")
-            if isinstance(action.default, list):  # each adds one
-                continue
-            before = given.setdefault(action.dest, value)
-            if before != value:
-                what = f"{self.prog}: {option} stands twice: {option} {before} and {option} {value}"
-                raise RequestError(what, f"leave out one of them, as {option} {before}")
 
     def _refuse_empty(self, found: argparse.Namespace) -> None:
         """RequestError for a value that is the empty word, which `--nodes "$NODES"` gives where NODES is not set: left
