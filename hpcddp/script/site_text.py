@@ -48,29 +48,13 @@ def site_summary(site: Site) -> dict[str, Any]:
     }
 
 
-def site_record(site: Site) -> dict[str, Any]:
-    """The facts of `site_rows` as JSON values. Queues, limits and own keys have the names of the site file's schema,
-    times in seconds; null: the site does not say."""
-    return {
-        **site_summary(site),
-        "guide": site.guide,
-        "file": site.file,
-        "account": site.account._asdict(),
-        "walltime_s": site.walltime_s,
-        "queue": site.queue,
-        "queues": {
-            name: {**queue._asdict(), "limits": [limit._asdict() for limit in queue.limits]}
-            for name, queue in site.queues.items()
-        },
-        "variables": {name: rule._asdict() for name, rule in site.vars.items()},
-        "modules": list(site.modules.load),
-        "launcher": site.launcher.name,
-        "rendezvous_suffix": site.rendezvous.suffix,
-        "staging_folder": site.staging.folder,
-        "container_runtime": site.container.runtime,
-        "rejects": list(site.rejects),
-        "sources": dict(site.sources),
-    }
+def site_record(value: Any) -> Any:
+    """A site as JSON values: the keys of its file, times in seconds. null and what is empty: the site does not say."""
+    if isinstance(value, Mapping):
+        return {key: site_record(one) for key, one in value.items()}
+    if hasattr(value, "_asdict"):
+        return site_record(value._asdict())
+    return [site_record(one) for one in value] if isinstance(value, tuple) else value
 
 
 def format_queue(queue: Queue) -> str:
