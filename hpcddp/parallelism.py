@@ -86,8 +86,8 @@ class Split(Record):
 
 
 def read_parallel(value: object, where: str) -> Parallel:
-    """From a word, a mapping, or text: `data=-1,shard=8`, `{data: -1, shard: 8}`. RequestError for anything else."""
-    if isinstance(value, str) and "=" not in value and not _is_mapping(value):
+    """From a word, a mapping, or text: `data=-1,shard=8`. RequestError for anything else."""
+    if isinstance(value, str) and "=" not in value:
         if value not in WORDS:
             example = Parallel("", (("data", _REST), ("shard", 8)), where=where).format()
             hint = f"one of {', '.join(WORDS)}{nearest(value, [*WORDS])}; or a mesh: {example}"
@@ -117,19 +117,11 @@ def _read_items(value: object, where: str) -> dict[str, object]:
     return {str(name): degree for name, degree in items()}
 
 
-def _is_mapping(text: str) -> bool:
-    """Whether it has the job file's form, or JSON's."""
-    return text.strip().startswith("{") and text.strip().endswith("}")
-
-
 def _read_text(text: str, where: str) -> dict[str, object]:
-    """Of `data=-1,shard=8`, `{data: -1, shard: 8}` and `{"data": -1, "shard": 8}`."""
-    is_mapping = _is_mapping(text)
-    items = text.strip()[1:-1] if is_mapping else text
+    """Of `data=-1,shard=8`."""
     found: dict[str, object] = {}
-    for item in items.split(",") if items.strip() else []:
-        first, _, last = item.partition(":" if is_mapping else "=")
-        name, degree = first.strip(" \"'"), last.strip(" \"'")
+    for item in text.split(","):
+        name, _, degree = (part.strip() for part in item.partition("="))
         if name in found:
             raise RequestError(
                 f"{where} has {name} twice, {found[name]} and {degree}",

@@ -175,12 +175,13 @@ def find_paste(advice: Advice) -> dict[str, Any] | None:
         return None
     found = min(fitting, key=lambda one: one.nodes)
     assert found.chosen is not None  # for the type checker
-    value, batch = format_parallel(found.chosen.parallel), advice.target.global_batch
-    word = f"parallel={value}" if isinstance(found.chosen.parallel, str) else f"'parallel={value}'"
+    parallel, batch = found.chosen.parallel, advice.target.global_batch
+    typed = parallel if isinstance(parallel, str) else ",".join(f"{name}={ranks}" for name, ranks in parallel.items())
     of_batch = f" --global-batch {batch}" if batch else ""
-    keys = [f"nodes: {found.nodes}", f"parallel: {value}", *([f"global_batch: {batch}"] if batch else [])]
+    keys = [f"nodes: {found.nodes}", f"parallel: {format_parallel(parallel)}"]
+    keys += [f"global_batch: {batch}"] if batch else []
     return {
-        "command": f"{advice.render} --nodes {found.nodes}{of_batch} --set {word} -- python train.py",
+        "command": f"{advice.render} --nodes {found.nodes}{of_batch} --parallel {typed} -- python train.py",
         "job_file": keys,
         "script": _script(advice, found.chosen, checkpointed=advice.checkpointed or found.checkpointed),
     }

@@ -12,6 +12,7 @@ import builtins
 import os
 import sys
 from contextlib import contextmanager
+from functools import partial
 
 from hpcddp.errors import HpcddpError, RequestError, nearest
 
@@ -93,14 +94,8 @@ def load_function(file: str, name: str) -> Callable[[], object]:
         )
     module: dict[str, object] = {"__name__": "hpcddp_advised", "__file__": os.path.abspath(file)}
     sys.path.insert(0, os.path.dirname(os.path.abspath(file)))
-    try:
+    with said_of(f"what {name} needs of {file} cannot run:", partial(_hint, file)):
         exec(compile(ast.Module(needed, []), file, "exec"), module)  # noqa: S102  # the user's own file, as asked for
-    except HpcddpError:
-        raise
-    except (Exception, SystemExit) as error:
-        raise RequestError(
-            f"what {name} needs of {file} cannot run: {describe_error(error)}", _hint(file, error)
-        ) from error
     function = module.get(name)
     if hasattr(function, "state_dict") and not isinstance(function, type):
         raise RequestError(

@@ -6,12 +6,13 @@ import argparse
 import math
 import os
 from collections.abc import Mapping
+from functools import partial
 
 from hpcddp.batchplan import EXACT_METHODS
 from hpcddp.cli.parser import VerbParser
 from hpcddp.cli.streams import tell
 from hpcddp.errors import find_missing_library
-from hpcddp.units import read_number, wrong_number
+from hpcddp.units import parse_count, read_number, wrong_number
 
 # Options with a whole number of 1 or more: the usual one, and what it is.
 _COUNTS = (
@@ -35,8 +36,8 @@ def build_parser() -> VerbParser:
     what = parser.add_argument_group("training")
     what.add_argument("--model", default="resnet18", metavar="NAME", help="any torchvision classification model")
     for option, usual, text in _COUNTS:
-        what.add_argument(option, type=_count, default=usual, metavar="N", help=text)
-    what.add_argument("--seed", type=_whole, default=0, metavar="N", help="of weights, order, shifts (default 0)")
+        what.add_argument(option, type=partial(parse_count, where=option), default=usual, metavar="N", help=text)
+    what.add_argument("--seed", type=_seed, default=0, metavar="N", help="of weights, order, shifts (default 0)")
     what.add_argument("--lr", type=_positive, default=0.05, metavar="X", help="first learning rate (default 0.05)")
     exact = "the same weights, bit for bit, on any number of ranks (default method: tree)"
     what.add_argument("--exact", nargs="?", const=EXACT_METHODS[0], choices=EXACT_METHODS, help=exact)
@@ -77,12 +78,8 @@ def _positive(text: str) -> float:
     return number
 
 
-def _whole(text: str, least: int = 0) -> int:
+def _seed(text: str) -> int:
     number = read_number(text)
-    if number is None or number < least:
-        raise argparse.ArgumentTypeError(f"{text!r} {wrong_number(text, least)}")
+    if number is None:
+        raise argparse.ArgumentTypeError(f"{text!r} {wrong_number(text, least=0)}")
     return number
-
-
-def _count(text: str) -> int:
-    return _whole(text, least=1)

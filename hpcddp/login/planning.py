@@ -199,8 +199,7 @@ def _version_of(env: Mapping[str, str], program: str) -> str:
 def look_here(env: Mapping[str, str]) -> Here:
     """This machine's files, from this folder and with this PATH."""
     path = tuple(filter(None, env.get("PATH", "").split(":")))
-    can_run, can_write = (partial(os.access, mode=mode) for mode in (os.X_OK, os.W_OK | os.X_OK))
-    return Here(os.getcwd(), _exists, can_run, _start_of, _names, path, can_write)
+    return Here(os.getcwd(), _exists, partial(os.access, mode=os.X_OK), _start_of, _names, path)
 
 
 def _exists(path: str) -> bool:

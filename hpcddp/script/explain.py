@@ -44,17 +44,7 @@ def list_values(plan: JobPlan) -> Iterator[tuple[str, object, str]]:
     sources = {key: source for key, source in spec.sources.items() if key.partition(".")[0] != "env"}
     sources["python"] = next((sources[key] for key in ("python", "venv", "conda") if key in sources), "")
     of_queue = {"gpus_per_node": queue.gpus, "cpus_per_node": queue.cpus, "cpus_per_rank": queue.cpus}
-    for key in (
-        "account",
-        "queue",
-        "gpus_per_node",
-        "mem_gb",
-        "walltime",
-        *_RULES,
-        "modules",
-        "directives",
-        "gpu_order",
-    ):
+    for key in (*_ASKED_OR_OF_SITE, *_RULES):
         if of_queue.get(key) is not None:
             rule = f"site {site.name}: queue {plan.queue} ({site.source(queue.source)})"
         elif key in _RULES and (key != "launcher" or site.launcher.name != plan.launcher):

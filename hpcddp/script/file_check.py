@@ -27,8 +27,7 @@ _INNER = re.compile(rf"(?<![\w./-])({'|'.join(map(re.escape, sorted(COMMANDS)))}
 
 class Here(Record):
     """This machine: the folder that the job is submitted from, which paths exist, which files can be executed and what
-    they begin with, the names in a folder (none if it cannot be read), the folders of PATH (none: unknown), and which
-    folders can be written."""
+    they begin with, the names in a folder (none if it cannot be read), and the folders of PATH (none: unknown)."""
 
     folder: str
     exists: Callable[[str], bool]
@@ -36,7 +35,6 @@ class Here(Record):
     start_of: Callable[[str], bytes] = lambda _path: b"#!"
     names: Callable[[str], Sequence[str]] = lambda _folder: ()
     path: tuple[str, ...] = ()
-    can_write: Callable[[str], bool] = lambda _path: True
 
 
 def check_plan(plan: JobPlan, here: Here) -> list[str]:
@@ -61,49 +59,23 @@ def check_plan(plan: JobPlan, here: Here) -> list[str]:
         if (path.startswith("~") or "$" in path) and not here.exists(os.path.join(folder, path)):
             what = f"{key} {path!r} has a word that only a shell would replace, and none reads it: it would be a name"
             raise RequestError(what, f"--set {key}=/whole/path, or --no-check")
-    remarks += _check_run_folder(plan.run_dir, folder, here)
     return remarks
 
 
-def _check_run_folder(run_dir: str, folder: str, here: Here) -> Iterator[str]:
-    """The folder in which the run's would be made, if it is here: one that cannot be written ends the job at once."""
-    above = path = os.path.join(folder, run_dir)
-    while not here.exists(above) and os.path.dirname(above) != above:
-        above = os.path.dirname(above)
-    if here.exists(above) and above not in {"/", path} and not here.can_write(above):
-        yield f"the run's folder {run_dir} cannot be made here: {above} cannot be written (run_dir)"
-
-
-def check_output(scheduler: str, script: str, here: Here) -> list[str]:
+def check_output(scheduler: str, script: str, here: Here) -> Iterator[str]:
     """The folders of the job's output in a script for the scheduler of that name: no scheduler makes them."""
-    remarks: list[str] = []
     rules = find_scheduler(scheduler).directives
     options = "|".join(f"{option}{'=' if option.startswith('--') else ' '}" for option in rules.outputs)
-    if not options:
-        return remarks
     output = re.compile(rf"{re.escape(rules.prefix)} (?:{options})(\S+)")
-    lines = takewhile(lambda line: line.startswith("#"), script.splitlines()[1:])
-    found = [(line, os.path.dirname(file[1])) for line in lines if (file := output.match(line))]
-    for line, folder in found:
-        if not folder or re.search(r"[%^]", folder):
+    for line in takewhile(lambda line: line.startswith("#"), script.splitlines()[1:]):
+        file = output.match(line) if options else None
+        folder = os.path.dirname(file[1]) if file else ""
+        if not folder or re.search(r"[%^]", folder) or here.exists(os.path.join(here.folder, folder)):
             continue
-        if here.exists(os.path.join(here.folder, folder)):
-            if not here.can_write(os.path.join(here.folder, folder)):
-                raise RequestError(
-                    f"the output's folder {folder} cannot be written ({line}): the job would end without its output",
-                    "--set output=FILE in a folder of yours",
-                )
-        else:
-            if not folder.startswith("/") or _clearly_wrong(folder, here):
-                raise RequestError(
-                    f"the output's folder {folder} does not exist ({line}), and no scheduler makes it",
-                    f"mkdir -p {folder}",
-                )
-            remarks.append(f"the output's folder {folder} is not on this machine")
-    in_home = rules.home_output and re.search(rf"^{re.escape(rules.prefix)} {rules.home_output}$", script, re.MULTILINE)
-    if not in_home and all(not folder for _, folder in found) and not here.can_write(here.folder):
-        remarks.append(f"{here.folder} cannot be written: a job that is submitted from here ends without its output")
-    return remarks
+        if not folder.startswith("/") or _clearly_wrong(folder, here):
+            what = f"the output's folder {folder} does not exist ({line}), and no scheduler makes it"
+            raise RequestError(what, f"mkdir -p {folder}")
+        yield f"the output's folder {folder} is not on this machine"
 
 
 def _check_path(what: str, path: str | None, folder: str, here: Here) -> Iterator[str]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -327,31 +327,6 @@ def _schedulers_of(raw: object) -> list[Scheduler]:
     return [find_scheduler(name)] if name in scheduler_names() else scripted_schedulers()
 
 
-def _sources(found: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Each block that names its source, and that name."""
-    blocks = {key: value for key, value in found.items() if key not in {"sources", "cited"}}
-    named = {key: value for of in ("queues", "vars") for key, value in blocks.pop(of, {}).items()}
-    for name, block in (*blocks.items(), *named.items()):
-        if source := getattr(block, "source", ""):
-            yield name, source
-        if source := getattr(block, "account", {}).get("source", ""):
-            yield f"account of {name}", source
-    yield from found.get("cited", {}).items()
-
-
-def _examples(found: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
-    """Each value in the file that a pattern of the file is about."""
-    account = found.get("account", Account())
-    rules = {"account": account, **found.get("vars", {})}
-    rules |= {
-        f"account of {name}": account._replace(**queue.account) for name, queue in found.get("queues", {}).items()
-    }
-    for name, rule in rules.items():
-        for value in filter(None, (rule.example, getattr(rule, "default", ""))):
-            if rule.pattern:
-                yield name, value, rule.pattern
-
-
 MANDATORY = ("schema", "summary", "scheduler", "standing", "verified")
 
 
@@ -386,19 +361,6 @@ def _make_site(name: str, where: str, raw: Mapping[str, Any], guide: str, path: 
         raise SiteError(f"{where} lacks the key {missing[0]!r}", "see docs/sites.md for the keys of a site file")
     if found.get("queue", "") not in {"", *found.get("queues", {})}:
         raise SiteError(f"{where}: its default queue {found['queue']!r} is none of its queues", "describe it there")
-    for block, source in _sources(found):
-        if source not in found.get("sources", {}):
-            known_sources = ", ".join(found.get("sources", {})) or "none yet: sources: {NAME: https://…}"
-            what = f"{where}: {block} is from the source {source!r}, which is not one of its sources"
-            raise SiteError(what + nearest(source, list(found.get("sources", {}))), f"one of {known_sources}")
-    unknown = next((key for key in found.get("cited", {}) if key not in {**SITE, **QUEUE}), None)
-    if unknown is not None:
-        raise SiteError(
-            f"{where}: cited has {unknown!r}, which is no key{nearest(unknown, list(SITE))}", "leave it out"
-        )
-    for rule, value, pattern in _examples(found):
-        if not re.fullmatch(pattern, value, re.ASCII):
-            raise SiteError(f"{where}: {value!r} of {rule} does not match its pattern {pattern}", "correct one of them")
     for variable in found.get("vars", {}):
         if variable in KEYS and variable != "gpu_type":  # for which a site may have its own word
             raise SiteError(f"{where}: {variable!r} in vars is a key of every job file already", "give it another name")

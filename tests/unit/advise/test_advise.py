@@ -115,7 +115,7 @@ def test_the_table_says_what_fits_and_what_to_paste(capsys) -> None:
     assert main(f"{SEVEN} --site abci3 --nodes 1,2".split()) == 0
     text = capsys.readouterr().out
     assert "141 GB = 131.3 GiB each (H200 of queue rt_HF at abci3); 8 ranks per node" in text
-    assert "hpcddp render --site abci3 --nodes 1 --set parallel=zero1 -- python train.py\n" in text
+    assert "hpcddp render --site abci3 --nodes 1 --parallel zero1 -- python train.py\n" in text
     assert "\n  parallel: zero1\n" in text
 
 
@@ -200,7 +200,7 @@ def test_what_to_paste_for_tensor_parallelism_has_its_plan_and_is_accepted(capsy
     text = capsys.readouterr().out
     assert 'tensor_plan={"blocks.*.up": "colwise", "blocks.*.down": "rowwise"}' in text
     [line] = [line for line in text.splitlines() if line.startswith("  hpcddp render")]
-    assert "'parallel={tensor: 8}'" in line
+    assert "--parallel tensor=8" in line
     words = [*shlex.split(line)[1:], "--set", "account=gaa50000", "--set", "walltime=1:00:00"]
     end = words.index("--")
     assert main([*words[:end], *words[-4:], *words[end:-4]]) == 0

@@ -190,27 +190,6 @@ def test_queues_may_be_kinds_of_nodes_in_one_partition_each_with_its_rule_for_ac
         assert known.queue_name == queue
 
 
-@pytest.mark.parametrize(
-    ("line", "block"),
-    [
-        ("account: {required: true, source: nosuch}", "account"),
-        ("queues: {gpu: {gpus: 4, source: nosuch}}", "gpu"),
-        ("vars: {fs: {required: true, source: nosuch}}", "fs"),
-        ("container: {runtime: pyxis, source: nosuch}", "container"),
-        ("cited: {env: nosuch}", "env"),
-    ],
-)
-def test_a_source_that_the_file_does_not_have_is_refused(tmp_path, line, block):
-    head = "schema: 1\nsummary: x\nscheduler: slurm\nstanding: practice\nverified: 2026-11-24\n"
-    (tmp_path / "my.yaml").write_text(
-        f"# https://example.org/\n{head}sources: {{guide: https://example.org/}}\n{line}\n"
-    )
-    with pytest.raises(
-        SiteError, match=rf"my.yaml: {block} is from the source 'nosuch', which .*\nhint: one of guide$"
-    ):
-        load_site("my", str(tmp_path / "my.yaml"))
-
-
 @pytest.mark.parametrize("word", ["partition: a b", "qos: a;b", 'gpu_type: "#"', "gpu_type: a\\"])
 def test_a_word_of_a_queue_that_no_directive_can_carry_is_refused(tmp_path, word):
     (tmp_path / "my.yaml").write_text(QOS.replace("partition: prod, qos: debug", word))

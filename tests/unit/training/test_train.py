@@ -71,12 +71,12 @@ def test_a_model_that_is_none_is_told_once_and_ends_all_ranks(run_ranks: RunRank
     ("option", "value", "told"),
     [
         *(("--lr", value, f"'{value}' is not a number above 0") for value in ("x", "nan", "0")),
-        ("--epochs", "0", "'0' is below 1"),
+        ("--epochs", "0", "--epochs '0' is below 1"),
         ("--seed", "1.5", "'1.5' is not a whole number"),
     ],
 )
 def test_a_number_that_no_training_takes_is_refused(option: str, value: str, told: str) -> None:
-    with pytest.raises(RequestError, match=f"argument {option}: {told}"):
+    with pytest.raises(RequestError, match=told):
         build_parser().parse_args([option, value])
 
 
