@@ -147,14 +147,12 @@ def runtime(
     resumed; one that is finished makes no step, unless more epochs are asked for. Settings
     that differ from the recorded ones are an error: `accept`, such as ["lr"], takes the new values, `keep` the recorded
     ones. `save_every` is a number of steps, or a time such as "30m"; None saves at the end of each epoch, and between
-    epochs every ten minutes. `keep_checkpoints` is the number of checkpoints that stay. `checkpoint`: "single" writes
-    one file, "sharded" one per rank, "async" the same while training continues; None: sharded for a sharded model, else
-    single. `group` reuses the one of `hpcddp.init()`. `exact` gives the same weights, bit for bit, on any number of
-    ranks: True or "tree" on those whose ranks get a power of two of the `slices` each, "integer" on any. `slices` (8)
-    is the number of fixed slices of a global batch: at least the largest number of ranks that the run will use.
-    `log_to` names where the numbers of
-    `rt.log` go besides metrics.jsonl: "tensorboard", "mlflow", "wandb"; None: HPCDDP_LOG_TO. The other arguments are
-    those of `init`.
+    epochs every ten minutes. `keep_checkpoints` is the number of checkpoints that stay. `checkpoint`: "async" writes
+    them while training continues. `group` reuses the one of `hpcddp.init()`. `exact` gives the same weights, bit for
+    bit, on any number of ranks: True or "tree" on those whose ranks get a power of two of the `slices` each, "integer"
+    on any. `slices` (8) is the number of fixed slices of a global batch: at least the largest number of ranks that the
+    run will use. `log_to` names where the numbers of `rt.log` go besides metrics.jsonl: "tensorboard", "mlflow",
+    "wandb"; None: HPCDDP_LOG_TO. The other arguments are those of `init`.
     """
     _require_torch("hpcddp.runtime()")
     from hpcddp.parallelism import read_parallel

@@ -74,13 +74,8 @@ class Split(Record):
         """Whether each rank holds every parameter with its whole gradient."""
         return not self.is_sharded and self.tensor == 1
 
-    @property
-    def model_mesh(self) -> tuple[tuple[str, int], ...]:
-        """(name, ranks) of the dimensions whose ranks see the same samples. Tensor ranks are neighbours."""
-        return (("tensor", self.tensor),) if self.tensor > 1 else ()
-
     def __str__(self) -> str:
-        more = "".join(f", {name} {ranks}" for name, ranks in self.model_mesh)
+        more = f", tensor {self.tensor}" if self.tensor > 1 else ""
         copies = f" (data {len(self.rows)} x shard {len(self.rows[0])}{more})"
         return self.kind + (copies if self.is_sharded or more else "")
 

@@ -440,8 +440,6 @@ class TrainingLoop:
         self._backwards += 1
         self._backwards_of_pass += 1
         self._backwards_of_part += 1
-        if not self._in_place:
-            self._gradients.backward_ends(micro)
         for one in self.optimizers:
             if micro.last and self._in_place:
                 one.note_backward(self._nth_batch)

@@ -16,7 +16,7 @@ from hpcddp.training.options import RunSetup
 from hpcddp.training.parallel.calls import ForwardCalls
 from hpcddp.training.parallel.sameness import SameWeights
 from hpcddp.training.parallel.sharded import WrapOptions
-from hpcddp.training.parallel.strategy import check_places, check_uncompiled, check_wrap_options, list_accelerators
+from hpcddp.training.parallel.strategy import check_places, check_uncompiled, list_accelerators
 
 
 class TrainingData:
@@ -73,7 +73,6 @@ class Models:
         """See `Runtime.wrap`."""
         _check_model(model, list(self.wrapped.values()))
         split, exact = self._setup.split, self._setup.options.exactness is not None
-        check_wrap_options(split, wanted)
         check_uncompiled(model, split)
         check_places(list_accelerators(model), self._setup.group.devices, split, exact=exact)
         if split.is_whole:

@@ -253,7 +253,7 @@ def open_runtime(env: MutableMapping[str, str], options: RuntimeOptions) -> Iter
         setup = RunSetup(
             options=replace(options, seed=settings.take("seed", options.seed)),
             group=group,
-            layout=open_layout(group.rank, group.world_size, split.model_mesh),
+            layout=open_layout(group.rank, group.world_size, split.tensor),
             split=split,
             global_batch=settings.take("global_batch", batch),
             folder=folder,
@@ -339,10 +339,7 @@ def _open_gradients(env: MutableMapping[str, str], setup: RunSetup) -> Iterator[
             )
         else:
             gradients = ExactGradients(setup.group, setup.layout, exactness.slices, exactness.method)
-        try:
-            yield gradients
-        finally:
-            gradients.close()
+        yield gradients
 
 
 def _write_versions(setup: RunSetup, folder: AttemptFolder | None, plan: BatchPlan) -> None:

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from hpcddp.training.checkpoint.settings import RunSettings
     from hpcddp.training.data.sampler import MicroBatch
 
-CHECKPOINT_FORMS = ("single", "sharded", "async")
 DEFAULT_SLICES = 8
 #: At the end of each epoch, and between epochs after ten minutes of training.
 DEFAULT_SAVES = SaveEvery()
@@ -53,7 +52,7 @@ class RuntimeOptions:
     accept: tuple[str, ...] = ()  # settings whose values may be others than the recorded ones
     keep: tuple[str, ...] = ()  # settings whose recorded values are taken
     keep_checkpoints: int = 2
-    checkpoint: str | None = None  # one of CHECKPOINT_FORMS; None: sharded for sharded models, else single
+    checkpoint: str | None = None  # "async": beside the training
     group: Group | None = None  # None: the runtime opens one
     backend: str | None = None  # None: nccl where the rank sees a GPU, else gloo
     timeout_s: float | None = None  # of a collective; None: torch's default
@@ -65,7 +64,7 @@ class RuntimeOptions:
     def __post_init__(self) -> None:
         call = "hpcddp.runtime(…, {})".format
         if self.checkpoint is not None:
-            check_choice(self.checkpoint, CHECKPOINT_FORMS, call("checkpoint={}"))
+            check_choice(self.checkpoint, ("async",), call("checkpoint={}"))
         if self.exact and self.exact is not True:
             check_choice(self.exact, EXACT_METHODS, call("exact={}"))
         if not self.exact and self.slices is not None:

@@ -21,7 +21,7 @@ from hpcddp.errors import RequestError
 from hpcddp.parallelism import Split
 from hpcddp.training.arguments import read_optional, read_whole
 from hpcddp.training.checkpoint.settings import name_setting
-from hpcddp.training.checkpoint.tracked import OwnedStates, unwrap
+from hpcddp.training.checkpoint.tracked import unwrap
 from hpcddp.training.data.evaluation import EvaluationLoader
 from hpcddp.training.data.items import (
     ItemSampler,
@@ -94,8 +94,9 @@ def share_out_steps(
     until_end: ExitStack,
     *,
     exact: bool,
-) -> OwnedStates:
-    """Under ZeRO-1 each data rank steps its own parameters; in exact mode shards step whole. Undone by `until_end`."""
+) -> dict[str, ZeroSteps]:
+    """Under ZeRO-1, whose steps are returned, each data rank steps its own parameters; in exact mode shards step whole.
+    Undone by `until_end`."""
     steps: dict[str, ZeroSteps] = {}
     if split.kind == "zero1" and layout.data_size > 1:
         steps = {name: ZeroSteps(thing, layout, device) for name, thing in optimizers.items()}
@@ -104,7 +105,7 @@ def share_out_steps(
             steps[name].hook(until_end)
         elif split.is_sharded and layout.data_size > 1 and exact:
             WholeSteps(thing).hook(until_end)
-    return OwnedStates(steps)
+    return steps
 
 
 # The training data, looked at before the first step. Only what is exact is compared: options, lengths, and which
@@ -229,7 +230,7 @@ class Preparation:
         if not split.is_whole:
             self._until_end.enter_context(shard_assignments())
         optimizers = {name: thing for name, thing in objects.items() if isinstance(thing, Optimizer)}
-        owned = share_out_steps(optimizers, split, self._layout, self._group.device, self._until_end, exact=exact)
+        zero = share_out_steps(optimizers, split, self._layout, self._group.device, self._until_end, exact=exact)
         fixed = self._layout.data_size > 1 or exact
         known = KnownParameters([unwrap(model) for model in self._models.wrapped.values()], fixed=fixed)
         self._until_end.enter_context(self._loop.hearing(known))
@@ -237,7 +238,7 @@ class Preparation:
             self._loop.take(thing)
         batch = plan.global_batch if exact or self._data.plan is not None else None
         checkpointer = self._saves.checkpointer
-        self._position = position = checkpointer.track(objects, batch, owned)
+        self._position = position = checkpointer.track(objects, batch, zero)
         self._models.tracked += checkpointer.models()
         if position is not None:
             self._saves.steps = position["step"]

@@ -139,14 +139,13 @@ def second_connection(store: Store) -> Store:
     return store if clone is None else clone()
 
 
-def greet_store(connection: socket.socket) -> bytes:
-    """Say what a client of TCPStore says first, and wait for any answer. OSError if none comes in the socket's timeout.
-
-    A store sends the ping's number back; whether another answer is one of a store is for TCPStore itself to find out.
-    """
+def greet_store(connection: socket.socket) -> None:
+    """Say what a client of TCPStore says first. OSError if the answer does not come in the socket's timeout, or is none
+    of a store, which sends the ping's number back: TCPStore itself may wait for another program without any limit."""
     validate, magic, ping, number = 0, 0x3C85F7CE, 13, os.getpid()  # of c10d/TCPStoreBackend.hpp
     connection.sendall(struct.pack("=BIBI", validate, magic, ping, number))
-    return connection.recv(4)
+    if connection.recv(4) != struct.pack("=I", number):
+        raise ConnectionError("what listens there is no store")
 
 
 def all_gather_flat(whole: Tensor, part: Tensor, group: dist.ProcessGroup | None) -> None:

@@ -40,7 +40,7 @@ def test_the_shards_of_hsdp_are_the_ranks_of_a_node_in_whatever_order_the_launch
 def test_ranks_that_compute_a_layer_together_have_one_data_rank() -> None:
     split = _plan({"data": 2, "shard": -1, "tensor": 2})
     assert split.rows == ((0, 1, 2, 3), (4, 5, 6, 7)), "data ranks, not ranks"
-    assert (split.kind, split.data_size, split.model_mesh) == ("hsdp", 8, (("tensor", 2),))
+    assert (split.kind, split.data_size, split.tensor) == ("hsdp", 8, 2)
 
 
 @pytest.mark.parametrize("value", ["pipeline", {"data": -1, "pipeline": 2}, "pipeline=2"], ids=str)

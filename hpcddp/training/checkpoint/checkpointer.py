@@ -36,14 +36,15 @@ from hpcddp.training.checkpoint.files import (
 )
 from hpcddp.training.checkpoint.resume import choose_newest, last_save_s, load_checkpoint
 from hpcddp.training.checkpoint.settings import GivenSettings, LoadedState, describe_settings
-from hpcddp.training.checkpoint.state_tree import gather_whole, list_tensors, make_outline, write_key
-from hpcddp.training.checkpoint.tracked import OwnedStates, Tracked
+from hpcddp.training.checkpoint.state_tree import list_tensors, make_outline, write_key
+from hpcddp.training.checkpoint.tracked import Tracked
 from hpcddp.training.collectives import broadcast
 from hpcddp.training.options import RunSetup
+from hpcddp.training.parallel.zero import ZeroSteps
 from hpcddp.training.rendezvous.group import Group
 from hpcddp.training.versions import list_versions
 
-# Writing a run's checkpoints, in one of three forms.
+# Writing a run's checkpoints: rank 0 one file, where each rank has everything; else each rank its part.
 
 
 class WrittenCheckpoint(NamedTuple):
@@ -61,20 +62,21 @@ class CheckpointWriter:
         self,
         group: Group,
         folder: Path,
-        form: str | None,
         keep: int,
         fence: Callable[[], None] = lambda: None,
+        *,
+        is_async: bool = False,
     ) -> None:
-        """`fence`: raises HeldError, on rank 0, if this attempt may not write to the folder any more."""
+        """`fence`: raises HeldError, on rank 0, if this attempt may not write to the folder any more. `is_async`: a
+        thread writes, beside the training."""
         self._group = group
-        self._fence = fence
         self._folder = folder
-        self._form = form
         self._keep = keep
-        self._thread: ThreadPoolExecutor | None = None
-        # A gloo group for the thread. It is made while all ranks are surely there: one that dies meanwhile would leave
-        # the others waiting for torch's timeout.
-        self._ranks: Any = dist.new_group(backend="gloo") if form == "async" else None
+        self._fence = fence
+        # A thread, and a gloo group for it. That is made while all ranks are surely there: one that dies meanwhile
+        # would leave the others waiting for torch's timeout.
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="hpcddp-checkpoint") if is_async else None
+        self._ranks: Any = dist.new_group(backend="gloo") if is_async else None
         self._under_way: tuple[Path, Future[WrittenCheckpoint]] | None = None
 
     def save(self, tracked: Tracked, position: dict[str, int], entries: dict[str, Any]) -> WrittenCheckpoint | None:
@@ -82,28 +84,30 @@ class CheckpointWriter:
 
         LaunchError if it cannot be written; RequestError if it could not be read back.
         """
-        started, digest = time.monotonic(), None
+        started, is_first = time.monotonic(), self._group.is_first
         tree = {"position": position, **tracked.capture()}
-        outline = tracked.owned.merge_outlines(make_outline(tree))
+        outline = tracked.merge_outlines(make_outline(tree))
         partial = self._begin(position["step"])
-        form = self._form or ("sharded" if tracked.is_split() else "single")
+        in_parts = self._thread is not None or tracked.is_in_parts()
         gathers = tracked.hashes_split and tracked.is_split()
-        if form != "async" and (gathers or self._group.is_first):  # not while training waits for an asynchronous one
+        digest = None
+        if self._thread is None and (gathers or is_first):  # not while training waits for an asynchronous one
             digest = tracked.hash_weights(gather=gathers)
-        if self._group.is_first:
-            entries = {**position, "form": form, **entries, **list_versions()}
-            entries |= {"weights_sha256": digest} if digest else {}
         if partial is None:
             return WrittenCheckpoint(position, 0.0, digest)
-        if form == "single":
-            with _naming(partial):
-                whole = gather_whole(tree, keep=self._group.is_first)
-                whole = tracked.owned.gather(whole, outline, keep=self._group.is_first)
-                if self._group.is_first:
-                    self._finish(partial, {STATE: write_state_file(partial, whole)}, entries, started)
+        entries = {**position, "form": "sharded" if in_parts else "single", **entries, **list_versions()}
+        entries |= {"weights_sha256": digest} if digest else {}
+
+        def end(files: dict[str, Any], state: Any) -> WrittenCheckpoint:
+            if is_first:
+                self._finish(partial, files | {STATE: write_state_file(partial, state)}, entries, started)
             return WrittenCheckpoint(position, time.monotonic() - started, digest)
-        tensors = {write_key(path): tensor for path, tensor in list_tensors(tree).items()}
-        return self._write_shards(partial, tensors, outline, entries, started, wait=form == "sharded")
+
+        with _naming(partial):
+            if not in_parts:
+                return end({}, tree)
+            tensors = {write_key(path): tensor for path, tensor in list_tensors(tree).items()}
+            return self._write_parts(partial, tensors, lambda files: end(files, outline))
 
     def poll(self, *, wait: bool = False) -> WrittenCheckpoint | None:
         """The checkpoint that the thread has completed since the last call, if any. LaunchError if it failed."""
@@ -124,41 +128,30 @@ class CheckpointWriter:
                 partial = begin_checkpoint(self._folder, step)
         return broadcast(partial, self._group.world_size, self._group.device)
 
-    def _write_shards(
-        self,
-        partial: Path,
-        tensors: dict[str, Tensor],
-        outline: Any,
-        entries: dict[str, Any],
-        started: float,
-        *,
-        wait: bool,
+    def _write_parts(
+        self, partial: Path, tensors: dict[str, Tensor], end: Callable[[dict[str, Any]], WrittenCheckpoint]
     ) -> WrittenCheckpoint | None:
+        """Each rank writes its part; `end` gets the descriptions of all files, and writes the rest of the folder."""
         from hpcddp.training.checkpoint import sharded  # torch.distributed.checkpoint takes half a second to import
 
-        def end(writing: Future[Any] | None) -> WrittenCheckpoint:
-            """Wait until all ranks' tensors are written, then write the rest of the folder."""
-            if writing is not None:
-                writing.result()
-            own = {path.name: describe_file(path) for path in sharded.list_files_of_rank(partial, self._group.rank)}
+        def gather_descriptions() -> dict[str, Any]:
+            mine = {path.name: describe_file(path) for path in sharded.list_files_of_rank(partial, self._group.rank)}
             flush_folder(partial)
             parts: list[Any] = [None] * self._group.world_size
-            dist.all_gather_object(parts, own, group=self._ranks)
-            if self._group.is_first:
-                files = {name: description for part in parts for name, description in part.items()}
-                files[STATE] = write_state_file(partial, outline)
-                self._finish(partial, files, entries, started)
-            return WrittenCheckpoint(outline["position"], time.monotonic() - started, entries.get("weights_sha256"))
+            dist.all_gather_object(parts, mine, group=self._ranks)
+            return {name: description for part in parts for name, description in part.items()}
 
-        with _naming(partial):
-            if wait:
-                sharded.write_tensors(partial, tensors)
-                return end(None)
-            if self._thread is None:
-                self._thread = ThreadPoolExecutor(1, thread_name_prefix="hpcddp-checkpoint")
-            writing = sharded.start_writing(partial, tensors, self._ranks)
-            self._under_way = partial, self._thread.submit(end, writing)
-            return None
+        if self._thread is None:
+            sharded.write_tensors(partial, tensors)
+            return end(gather_descriptions())
+        writing = sharded.start_writing(partial, tensors, self._ranks)
+
+        def wait_and_end() -> WrittenCheckpoint:
+            writing.result()
+            return end(gather_descriptions())
+
+        self._under_way = partial, self._thread.submit(wait_and_end)
+        return None
 
     @at_files()
     def _finish(self, partial: Path, files: dict[str, Any], entries: dict[str, Any], started: float) -> None:
@@ -186,10 +179,6 @@ def _naming(partial: Path) -> Iterator[None]:
         ) from error
 
 
-_GUESSED_BYTES_PER_S = 1e8  # of one writer on a busy file system
-_STATES_PER_PARAMETER = 2  # of an optimizer before its first step, when it has none yet: as many as Adam's
-
-
 class Checkpointer:
     """Writes the checkpoints of one run, and resumes from them. Its methods are called on every rank alike.
 
@@ -197,60 +186,57 @@ class Checkpointer:
     """
 
     def __init__(self, setup: RunSetup, saves: AttemptSaves) -> None:
-        options, group = setup.options, setup.group
+        options, self._group = setup.options, setup.group
         self._saves = saves
+        self._exactness, self._settings, self._anew = options.exactness, setup.settings, setup.anew
         self._tracked: Tracked | None = None
         self._loaded: LoadedState | None = None  # until the loop begins
-        self._group = group
-        self._folder = folder = setup.folder
         self._provenance: Provenance | None = None
-        self._exactness = options.exactness
-        self._anew = setup.anew
-        self._settings = setup.settings
+        self._folder = None if setup.folder is None else Path(setup.folder.run.checkpoints)
+        self.may_write_beside = self._folder is not None and options.checkpoint == "async"  # the training: it is polled
         self._writer: CheckpointWriter | None = None
-        if folder is not None:
-            checkpoints, form = Path(folder.run.checkpoints), options.checkpoint
-            self._writer = CheckpointWriter(group, checkpoints, form, options.keep_checkpoints, saves.check_held)
-        self.may_write_beside = folder is not None and options.checkpoint == "async"  # the training: then it is polled
+        if self._folder is not None:
+            keep, is_async = options.keep_checkpoints, self.may_write_beside
+            self._writer = CheckpointWriter(self._group, self._folder, keep, saves.check_held, is_async=is_async)
         self._saved_at: int | None = None  # step of the newest checkpoint, begun or there
         self._saved: WrittenCheckpoint | None = None  # the newest one of this attempt
-        self._weights_sha256: str | None = None
-        self._best: Best | None = None  # of this attempt
-        self._best_is_named = True  # in its file
+        self._best: Best | None = None  # of this attempt, until its file names it
 
     @property
     def deviations(self) -> tuple[str, ...]:
         """Why an exact run's result may differ from that of a run without interruption."""
         return self._provenance.deviations if self._provenance is not None else ()
 
-    def track(self, objects: dict[str, Any], global_batch: int | None, owned: OwnedStates) -> dict[str, int] | None:
-        """Save these objects from now on; returns the position of the newest checkpoint if it was loaded."""
-        self._tracked = Tracked(objects, owned, hashes_split=self._exactness is not None)
+    def track(
+        self, objects: dict[str, Any], global_batch: int | None, zero: Mapping[str, ZeroSteps]
+    ) -> dict[str, int] | None:
+        """Save these objects from now on; returns the position of the newest checkpoint if it was loaded. `zero`: the
+        optimizers of which each rank has a part of the state."""
+        self._tracked = tracked = Tracked(objects, zero, hashes_split=self._exactness is not None)
         if self._exactness is not None and global_batch is not None:
             self._provenance = make_provenance(self._exactness, global_batch, self._group.device)
         if self._folder is None:
             return None
-        make_outline(self._tracked.capture())  # an object that could not be read back is refused before hours of work
-        checkpoints, anew, position = Path(self._folder.run.checkpoints), self._anew, None
-        newest = choose_newest(self._group, checkpoints, anew)
+        make_outline(tracked.capture())  # an object that could not be read back is refused before hours of work
+        newest, pace = choose_newest(self._group, self._folder, self._anew), self._saves.watch.pace
         self._settings.note("global_batch", global_batch)
-        described = describe_settings(self._tracked.objects)
-        self._settings.settle(described, None if newest is None else step_of(newest.name))
-        given, states = GivenSettings(self._tracked.objects, self._settings), dict[str, Any]()
+        self._settings.settle(describe_settings(tracked.objects), None if newest is None else step_of(newest.name))
+        given, position, states = GivenSettings(tracked.objects, self._settings), None, dict[str, Any]()
         if newest is not None:
-            position, states = load_checkpoint(newest, self._tracked, given.unloaded, anew)
+            position, states = load_checkpoint(newest, tracked, given.unloaded, self._anew)
         given.bring(states)
-        if position is not None and newest is not None:
-            self._saved_at = position["step"]
-            self._saves.watch.pace.expect_tail(read_manifest(newest).get("tail_s"))
-            self._loaded = LoadedState(self._tracked.objects, position["step"])
+        if newest is not None and position is not None:
+            self._saved_at, manifest = position["step"], read_manifest(newest)
+            pace.expect_tail(manifest.get("tail_s"))
+            self._loaded = LoadedState(tracked.objects, self._saved_at)
             if self._provenance is not None:
-                self._provenance = self._continue(self._provenance, position["step"], read_manifest(newest))
+                self._provenance = continue_provenance(self._provenance, manifest, self._saved_at)
+                for deviation in self.deviations if self._group.is_first else ():
+                    words = "is no longer" if "exact" in manifest else "is not"
+                    print(f"hpcddp: warning: the run {words} exact: {deviation}", file=sys.stderr)
         if self._saves.watch.deadline is not None and self._group.is_first:
-            known = last_save_s(Path(self._folder.run.checkpoints))
-            if known is None:
-                known = guess_save_s(count_state_bytes(self._tracked))
-            self._saves.watch.pace.expect_save(known)
+            seconds = last_save_s(self._folder)
+            pace.expect_save(guess_save_s(count_state_bytes(tracked)) if seconds is None else seconds)
         return position
 
     def settle_settings(self, position: dict[str, int]) -> None:
@@ -293,33 +279,38 @@ class Checkpointer:
         self._note(self._writer.save(self._tracked, position, {**entries, **exact, **tail}))
         self._saves.save_returns()
 
-    def is_best(self, value: float, mode: str) -> bool:
-        """Whether rank 0's `value` beats the best one of the run so far; what rank 0 says holds for all."""
-        return is_better(value, mode, self._read_best()) if self._group.is_first or mode not in MODES else False
-
-    def propose_best(self, value: float, mode: str, step: int) -> None:
-        """The checkpoint of this step is the best one as soon as it is written."""
-        self._best, self._best_is_named = Best(value, mode, step), False
-
-    def name_best(self) -> None:
-        """Write which checkpoint is the best one, once it is complete, if one was proposed."""
-        if self._best is None or self._best_is_named:
-            return
-        self.poll(wait=True)
-        self._best_is_named = True
-        if self._folder is not None and self._group.is_first:
-            with at_files():
-                write_best(self._folder.run.checkpoints, self._best)
-
-    def _read_best(self) -> Best | None:
-        if self._folder is None or not self._best_is_named:
-            return self._best
-        return read_best(self._folder.run.checkpoints)
-
     def poll(self, *, wait: bool) -> None:
         """Note a checkpoint that was written beside the training. LaunchError if that failed."""
         if self._writer is not None:
             self._note(self._writer.poll(wait=wait))
+
+    def _note(self, saved: WrittenCheckpoint | None) -> None:
+        if saved is not None:
+            self._saved = saved
+            self._saves.note_saved(saved.position["step"], saved.position["epoch"], saved.seconds)
+
+    def is_best(self, value: float, mode: str) -> bool:
+        """Whether rank 0's `value` beats the best one of the run so far; what rank 0 says holds for all."""
+        if not self._group.is_first and mode in MODES:
+            return False
+        best = self._best
+        if best is None and self._folder is not None:
+            best = read_best(str(self._folder))
+        return is_better(value, mode, best)
+
+    def propose_best(self, value: float, mode: str, step: int) -> None:
+        """The checkpoint of this step is the best one as soon as it is written."""
+        self._best = Best(value, mode, step)
+
+    def name_best(self) -> None:
+        """Write which checkpoint is the best one, once it is complete, if one was proposed."""
+        if self._best is None or self._folder is None:
+            return
+        self.poll(wait=True)
+        if self._group.is_first:
+            with at_files():
+                write_best(str(self._folder), self._best)
+        self._best = None
 
     def finish(
         self,
@@ -339,31 +330,18 @@ class Checkpointer:
         self.poll(wait=True)
         if self._folder is None or not self._group.is_first:
             return None
-        if self._weights_sha256 is None and self._saved is not None and self._saved.position["step"] == step:
-            self._weights_sha256 = self._saved.weights_sha256
-        if self._weights_sha256 is None and self._tracked is not None:
-            self._weights_sha256 = self._tracked.hash_weights()
-        more: dict[str, Any] = {} if self._weights_sha256 is None else {"weights_sha256": self._weights_sha256}
+        digest = None
+        if self._saved is not None and self._saved.position["step"] == step:
+            digest = self._saved.weights_sha256
+        if digest is None and self._tracked is not None:
+            digest = self._tracked.hash_weights()
+        more: dict[str, Any] = {} if digest is None else {"weights_sha256": digest}
         if self._provenance is not None:
-            more["exact"] = {"method": self._provenance.method, "deviations": self._provenance.deviations}
+            more["exact"] = {"method": self._provenance.method, "deviations": self.deviations}
         if asked and not stop_reason:
             more["asked"] = dict(asked)
         self._saves.end(step, epoch, stop_reason, finished, **more)
-        return self._weights_sha256
-
-    def _continue(self, provenance: Provenance, step: int, manifest: dict[str, Any]) -> Provenance:
-        """For an exact run that resumes from its checkpoint of this step; rank 0 warns of differences."""
-        continued = continue_provenance(provenance, manifest, step)
-        if self._group.is_first:
-            for deviation in continued.deviations:
-                words = "is no longer" if "exact" in manifest else "is not"
-                print(f"hpcddp: warning: the run {words} exact: {deviation}", file=sys.stderr)
-        return continued
-
-    def _note(self, saved: WrittenCheckpoint | None) -> None:
-        if saved is not None:
-            self._saved = saved
-            self._saves.note_saved(saved.position["step"], saved.position["epoch"], saved.seconds)
+        return digest
 
 
 def is_better(value: float, mode: str, best: Best | None) -> bool:
@@ -395,16 +373,18 @@ def check_same_value(values: Sequence[float]) -> None:
             )
 
 
+_GUESSED_BYTES_PER_S = 1e8  # of one writer on a busy file system
+
+
 def guess_save_s(size: int) -> float:
     """What the first save of so many bytes is taken to need, in seconds, until one was measured."""
     return size / _GUESSED_BYTES_PER_S
 
 
 def count_state_bytes(tracked: Tracked) -> int:
-    """Of the first checkpoint."""
-    size = sum(tensor.numel() * tensor.element_size() for tensor in list_tensors(tracked.capture()).values())
+    """Of models, and of optimizers as of Adam, which has two numbers for each parameter's."""
+    tensors = [*list_tensors([model.state_dict() for model in tracked.models()]).values()]
     for thing in tracked.objects.values():
-        if isinstance(thing, Optimizer) and not thing.state:
-            parameters = [parameter for group in thing.param_groups for parameter in group["params"]]
-            size += _STATES_PER_PARAMETER * sum(p.numel() * p.element_size() for p in parameters)
-    return size
+        if isinstance(thing, Optimizer):
+            tensors += 2 * [parameter for group in thing.param_groups for parameter in group["params"]]
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)

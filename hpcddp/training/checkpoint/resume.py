@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import torch.distributed as dist
 from torch import Tensor
 
-from hpcddp.errors import HpcddpError, LaunchError, RequestError
+from hpcddp.errors import LaunchError, RequestError
 from hpcddp.runs.jsonfile import UnreadableFileError
 from hpcddp.training.checkpoint.files import (
     find_fault,
@@ -23,9 +22,8 @@ from hpcddp.training.checkpoint.files import (
 from hpcddp.training.checkpoint.state_tree import list_tensors, map_tensors, split_like, write_key
 from hpcddp.training.checkpoint.tracked import FindLike, Tracked
 from hpcddp.training.collectives import broadcast
-from hpcddp.training.rendezvous.failure import Failure, PeerFailedError
+from hpcddp.training.parallel.layout import ask_all
 from hpcddp.training.rendezvous.group import Group
-from hpcddp.training.rendezvous.process_group import claim_failure
 from hpcddp.units import format_count
 
 # Which checkpoint a run resumes from: the newest one that is whole, the same one on every rank.
@@ -46,15 +44,17 @@ def choose_newest(group: Group, folder: Path, anew: str) -> Path | None:
     """The newest checkpoint whose files are as its manifest says; newer ones, which are damaged, are named and set
     aside. None: there is none. A collective: the ranks share the reading.
 
-    RequestError if all are damaged; they stay as they are. LaunchError on a rank that cannot read one, PeerFailedError
-    on the others. `anew`: how to begin a new run, for the hint.
+    RequestError if all are damaged; they stay as they are. LaunchError if a rank cannot read one. `anew`: how to begin
+    a new run, for the hint.
     """
     names = [path.name for path in list_checkpoint_folders(folder)] if group.is_first else []
     damaged: list[tuple[Path, str]] = []
     for path in (folder / name for name in reversed(broadcast(names, group.world_size, group.device))):
         damage = _find_damage(group, path)
         if not damage:
-            _set_aside(group, damaged)
+            for other, its in damaged if group.is_first else ():
+                print(f"hpcddp: checkpoint {other} is damaged ({its}); an older one is used", file=sys.stderr)
+                set_checkpoint_aside(other)
             return path
         damaged.append((path, damage))
     if damaged:
@@ -67,34 +67,29 @@ def choose_newest(group: Group, folder: Path, anew: str) -> Path | None:
     return None
 
 
-def _set_aside(group: Group, damaged: Sequence[tuple[Path, str]]) -> None:
-    for path, damage in damaged if group.is_first else ():
-        print(f"hpcddp: checkpoint {path} is damaged ({damage}); an older one is used", file=sys.stderr)
-        set_checkpoint_aside(path)
-
-
 def _find_damage(group: Group, path: Path) -> str:
-    """What is wrong with this checkpoint; empty: it is whole. Errors as `choose_newest`."""
-    mine = _Look("", "not looked at")
+    """What is wrong with this checkpoint, as two ranks see it; empty: it is whole. LaunchError as of `choose_newest`:
+    what one rank alone sees is a fault of its host."""
+    ranks, mine, rank, look = group.world_size, _Look("", "not looked at"), 0, _Look()
     for pause_s in (0.0, *PAUSES_S):
         time.sleep(pause_s)
-        mine = mine if mine == _Look() else _look(path, group.rank, group.world_size)
-        looks = _gather(group, mine)
-        if all(look == _Look() for look in looks):
+        mine = mine if mine == _Look() else _look(path, group.rank, ranks)
+        looks: list[_Look] = ask_all(mine, ranks)
+        faults = [(rank, look) for rank, look in enumerate(looks) if look != _Look()]
+        if not faults:
             return ""
-        rank = next((rank for rank, look in enumerate(looks) if look.damage), None)
-        if rank is not None and _is_confirmed(group, path, rank):
-            return looks[rank].damage
-    rank = next(rank for rank, look in enumerate(looks) if look != _Look())
-    why = looks[rank].unreadable or f"{looks[rank].damage}, which another rank does not find"
-    raise _refusal(group, path, rank, why)
-
-
-def _is_confirmed(group: Group, path: Path, rank: int) -> bool:
-    """Whether the first rank, or for it the last one, finds damage where this rank does; a rank alone is believed."""
-    other = group.world_size - 1 if rank == 0 else 0
-    look = _look(path, rank, group.world_size) if group.rank == other else _Look()
-    return _gather(group, look)[other].damage != ""
+        rank, look = next((fault for fault in faults if fault[1].damage), faults[0])
+        if look.damage:
+            other = ranks - 1 if rank == 0 else 0
+            again = _look(path, rank, ranks) if group.rank == other else _Look()
+            if ask_all(again, ranks)[other].damage:
+                return look.damage
+    why = look.unreadable or f"{look.damage}, which another rank does not find"
+    host = group.members[rank].host
+    raise LaunchError(
+        f"rank {rank} on {host} cannot read checkpoint {path}, which stays as it is: {why}",
+        f"look at it on {host}: ls -l {path}",
+    )
 
 
 def _look(path: Path, nth: int, parts: int) -> _Look:
@@ -104,27 +99,6 @@ def _look(path: Path, nth: int, parts: int) -> _Look:
         return _Look("", error.message)
     except OSError as error:
         return _Look("", f"{error.filename or path} cannot be read: {(error.strerror or str(error)).lower()}")
-
-
-def _gather(group: Group, look: _Look) -> list[_Look]:
-    """Of each rank."""
-    looks: list[Any] = [look] * group.world_size
-    if group.world_size > 1:
-        dist.all_gather_object(looks, look)
-    return looks
-
-
-def _refusal(group: Group, path: Path, rank: int, why: str) -> HpcddpError:
-    """What ends the ranks, since this one cannot read the checkpoint."""
-    host = group.members[rank].host
-    message = f"rank {rank} on {host} cannot read checkpoint {path}, which stays as it is: {why}"
-    if group.rank != rank:
-        _gather(group, _Look())
-        return PeerFailedError(Failure(rank, host, message))
-    error = LaunchError(message, f"look at it on {host}: ls -l {path}")
-    claim_failure(group, error)
-    _gather(group, _Look())  # the others raise theirs after that
-    return error
 
 
 def load_checkpoint(
@@ -144,7 +118,7 @@ def load_checkpoint(
         )
     position: dict[str, int] = tree["position"]
     left = {name: tree[name] for name in unloaded if name in tree}
-    tree = tracked.owned.drop_others({name: tree.get(name, _NO_STATE) for name in tracked.objects})
+    tree = tracked.drop_others({name: tree.get(name, _NO_STATE) for name in tracked.objects})
     tree = {name: state for name, state in tree.items() if name not in unloaded}
     find_like = tracked.find_splits()
     outline = {key: tensor for key, tensor in list_tensors(tree).items() if tensor.is_meta}

@@ -9,9 +9,8 @@ from __future__ import annotations
 import json
 import sys
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from itertools import zip_longest
 from typing import Any
 
 import torch
@@ -42,7 +41,7 @@ from hpcddp.runs.settings import (
 )
 from hpcddp.runs.start import has_options
 from hpcddp.training.activity import at_files
-from hpcddp.training.checkpoint.state_tree import name_parameters
+from hpcddp.training.checkpoint.state_tree import list_tensors, name_parameters
 from hpcddp.training.collectives import broadcast
 from hpcddp.training.parallel.sameness import is_whole, sum_bits
 from hpcddp.training.rendezvous.group import Group
@@ -359,9 +358,6 @@ def _step_to(name: str, schedule: LRScheduler, steps: int) -> None:
 # Whether what a resumed attempt loaded is still there when its loop begins.
 
 
-_Sums = list[tuple[torch.dtype, int]]  # of the bits of tensors
-
-
 class LoadedState:
     """The numbers of all parameters, and of the optimizers' state, right after they were loaded.
 
@@ -370,37 +366,31 @@ class LoadedState:
 
     def __init__(self, objects: Mapping[str, Any], step: int) -> None:
         self._objects, self._step = objects, step
-        self._sums = self._read()
+        self._sums = self._sum_up()
 
-    def _read(self) -> dict[tuple[str, str], _Sums]:
-        """By what they are, and the part of that. Loading makes new tensors: optimizers' are in the order of names."""
-        found: dict[tuple[str, str], _Sums] = {}
+    def _sum_up(self) -> dict[tuple[str, str], tuple[torch.dtype, int]]:
+        """Sums of bits of this rank's numbers, by the object's name and the tensor's."""
+        found = {}
         for name, thing in self._objects.items():
+            tree: Any = None
             if isinstance(thing, nn.Module):
-                for path, one in thing.named_parameters():
-                    found[f"weights of {name}", f"{path} of {type(thing).__name__}"] = _sum_each([one])
+                tree, name = dict(thing.named_parameters()), f"weights of {name}"
             elif isinstance(thing, Optimizer):
-                states = [
-                    thing.state[one] for group in thing.param_groups for one in group["params"] if one in thing.state
-                ]
-                tensors = (state[key] for state in states for key in sorted(state) if isinstance(state[key], Tensor))
-                found[f"state of {name}", f"this {type(thing).__name__}"] = _sum_each(tensors)
+                tree, name = thing.state_dict()["state"], f"state of {name}"
+            for path, tensor in list_tensors(tree).items():
+                mine = getattr(tensor, "to_local", lambda tensor=tensor: tensor)().detach()
+                if is_whole(mine):
+                    part = f"{'.'.join(map(str, path))} of {type(thing).__name__}"
+                    found[name, part] = mine.dtype, int(sum_bits(mine))
         return found
 
     def check(self) -> None:
-        """RequestError if any of it has other numbers by now. A tensor of another type is not compared."""
-        now = self._read()
-        for (name, part), then in self._sums.items():
-            both = list(zip_longest(then, now.get((name, part), then)))
-            if any(one is None or other is None or (one[0] == other[0] and one != other) for one, other in both):
+        """RequestError if any of it is gone or has other numbers by now. A tensor of another type is not compared."""
+        now = self._sum_up()
+        for (name, part), (dtype, total) in self._sums.items():
+            if (name, part) not in now or (now[name, part][0] == dtype and now[name, part][1] != total):
                 raise RequestError(
                     f"the run resumed from step {self._step}, and the {name} changed before the first step: {part} has"
                     " other numbers than the checkpoint",
                     "load pretrained weights and states before rt.prepare, or under `if rt.steps == 0:`",
                 )
-
-
-def _sum_each(tensors: Iterable[Tensor]) -> _Sums:
-    """Of this rank's numbers; none for what has no plain ones."""
-    mine: list[Tensor] = [getattr(one, "to_local", lambda one=one: one)() for one in tensors]
-    return [(one.dtype, int(sum_bits(one.detach()))) for one in mine if is_whole(one)]

@@ -10,87 +10,16 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from hpcddp.errors import RequestError
-from hpcddp.training.checkpoint.state_tree import gather_whole, is_split, load_module_state, map_tensors, module_state
-from hpcddp.training.parallel.layout import as_bytes
+from hpcddp.training.checkpoint.state_tree import gather_whole, is_split, load_module_state, module_state
+from hpcddp.training.parallel.layout import ask_all
 from hpcddp.training.parallel.zero import ZeroSteps
 from hpcddp.training.torch_compat import uncompiled
 from hpcddp.units import shorten
-
-# Optimizer states of which each data rank has its own parameters' only (ZeRO-1), in checkpoints that have them all.
-
-
-class OwnedStates:
-    """The states of these optimizers, by their names in the checkpoint. Without any its methods do nothing."""
-
-    def __init__(self, steps: Mapping[str, ZeroSteps]) -> None:
-        self._steps = steps
-
-    def drop_others(self, tree: dict[str, Any]) -> dict[str, Any]:
-        """A checkpoint's tree, of the states only this rank's."""
-        dropped = dict(tree)
-        for name, steps in self._steps.items():
-            owners, me = _Owners(steps), steps.layout.data_rank
-            state = {key: value for key, value in tree[name]["state"].items() if owners.find(key) == me}
-            dropped[name] = {**tree[name], "state": state}
-        return dropped
-
-    def merge_outlines(self, outline: dict[str, Any]) -> dict[str, Any]:
-        """The outline with all ranks' states, from that of each. A collective."""
-        merged = dict(outline)
-        for name, steps in self._steps.items():
-            parts: list[Any] = [None] * steps.layout.data_size
-            dist.all_gather_object(parts, outline[name]["state"], group=steps.layout.data_group)
-            states = {key: value for part in parts for key, value in part.items()}
-            merged[name] = {
-                **outline[name],
-                "state": dict(sorted(states.items(), key=lambda item: str(item[0]).zfill(9))),
-            }
-        return merged
-
-    def gather(self, tree: dict[str, Any], outline: dict[str, Any], *, keep: bool) -> dict[str, Any]:
-        """The tree with all ranks' states, on the CPU, from a merged outline. A collective; only `keep` needs the
-        result, and only one tensor at a time is on the device."""
-        whole = dict(tree)
-        for name, steps in self._steps.items():
-            owners, mine = _Owners(steps), tree[name]["state"]
-            states = {
-                key: _gather_one(mine.get(key), empty, owners.find(key), steps, keep=keep)
-                for key, empty in outline[name]["state"].items()
-            }
-            whole[name] = {**tree[name], "state": states}
-        return whole
-
-
-class _Owners:
-    """Which data rank has the state of a key: of a parameter's number, or of what else an optimizer keeps there."""
-
-    def __init__(self, steps: ZeroSteps) -> None:
-        self._by_number = steps.list_owners()
-
-    def find(self, key: Any) -> int:
-        return self._by_number[key] if isinstance(key, int) and key < len(self._by_number) else 0
-
-
-def _gather_one(mine: Any, outline: Any, owner: int, steps: ZeroSteps, *, keep: bool) -> Any:
-    """The state of one key, from its owner."""
-    own: dict[Any, Tensor] = {}
-    if owner == steps.layout.data_rank:
-        map_tensors(mine, own.__setitem__)
-
-    def bring(path: Any, empty: Tensor) -> Any:
-        there = own[path] if own else torch.empty(empty.shape, dtype=empty.dtype)
-        there = there.to(steps.device).contiguous()
-        if there.numel():
-            dist.broadcast(as_bytes(there), src=steps.layout.data_ranks[owner], group=steps.layout.data_group)
-        return there.cpu() if keep else None
-
-    return map_tensors(outline, bring)
 
 
 def unwrap(model: nn.Module) -> nn.Module:
@@ -105,8 +34,10 @@ class Tracked:
     """The objects that a run consists of, by name: each has `state_dict` and `load_state_dict`."""
 
     def __init__(
-        self, objects: dict[str, Any], owned: OwnedStates | None = None, *, hashes_split: bool = False
+        self, objects: dict[str, Any], zero: Mapping[str, ZeroSteps] | None = None, *, hashes_split: bool = False
     ) -> None:
+        """`zero`: the optimizers, by name, of which each data rank has the state of its own parameters only (ZeRO-1).
+        `hashes_split`: split models are hashed, too, for which each tensor is gathered."""
         for name, thing in objects.items():
             if not (hasattr(thing, "state_dict") and hasattr(thing, "load_state_dict")):
                 raise RequestError(
@@ -116,8 +47,8 @@ class Tracked:
         self.objects = {
             name: unwrap(thing) if isinstance(thing, nn.Module) else thing for name, thing in objects.items()
         }
-        self.owned = owned or OwnedStates({})
-        self.hashes_split = hashes_split  # whether split models are hashed, too: each tensor is gathered for that
+        self.hashes_split = hashes_split
+        self._zero = zero or {}
 
     def models(self) -> list[nn.Module]:
         return [thing for thing in self.objects.values() if isinstance(thing, nn.Module)]
@@ -129,6 +60,10 @@ class Tracked:
         them again.
         """
         return any(is_split(value) for model in self.models() for value in model.state_dict().values())
+
+    def is_in_parts(self) -> bool:
+        """Whether no rank has all that a checkpoint holds."""
+        return bool(self._zero) or self.is_split()
 
     def hash_weights(self, *, gather: bool = False) -> str | None:
         """SHA-256 of all models, averaged weights (EMA) included, as they are on this rank: see `hash_states`.
@@ -145,6 +80,25 @@ class Tracked:
             name: module_state(thing) if isinstance(thing, nn.Module) else thing.state_dict()
             for name, thing in self.objects.items()
         }
+
+    def merge_outlines(self, outline: dict[str, Any]) -> dict[str, Any]:
+        """The outline of a captured tree with all ranks' states, from that of each. A collective under ZeRO-1."""
+        merged = dict(outline)
+        for name, steps in self._zero.items():
+            parts = ask_all(outline[name]["state"], steps.layout.data_size, steps.layout.data_group)
+            states = {key: value for part in parts for key, value in part.items()}
+            in_order = dict(sorted(states.items(), key=lambda item: str(item[0]).zfill(9)))
+            merged[name] = {**outline[name], "state": in_order}
+        return merged
+
+    def drop_others(self, tree: dict[str, Any]) -> dict[str, Any]:
+        """A checkpoint's tree, of the states only those that this rank has."""
+        dropped = dict(tree)
+        for name, steps in self._zero.items():
+            owners, me = dict(enumerate(steps.list_owners())), steps.layout.data_rank
+            state = {key: value for key, value in tree[name]["state"].items() if owners.get(key, 0) == me}
+            dropped[name] = {**tree[name], "state": state}
+        return dropped
 
     def find_splits(self) -> FindLike:
         """A function of a saved tensor's path and shape: this run's split tensor that it has to be split like, or None:

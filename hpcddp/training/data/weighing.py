@@ -48,15 +48,6 @@ class WeighedBatch(NamedTuple):
     content: Any  # on the host
 
 
-def weigh_loss(count: float, total: float | Tensor, averaged_over: int) -> Any:
-    """W * n / N: the mean loss over n samples times this, averaged over W data ranks, is its part of the mean over N.
-
-    It holds for any split: uneven shares, accumulation, the last partial global batch. Where gradients are summed and
-    not averaged, W is 1.
-    """
-    return averaged_over * count / total
-
-
 class Weighing:
     """Gives micro batches their weights. With `count` it reads all micro batches of a step first.
 
@@ -79,7 +70,6 @@ class Weighing:
         self._device = device
         self._counted = 0.0  # on this rank, in the step that the loop is at
         self._warned = False
-        self._weights: dict[tuple[int, int], Weight] = {}  # by samples of the micro batch and of its batch: few differ
 
     def steps(self, loaded: Iterator[Loaded]) -> Iterator[list[WeighedBatch]]:
         """All micro batches of one global batch at a time. With `count` a collective, once per step."""
@@ -88,26 +78,24 @@ class Weighing:
             step.append(one)
             if not one.micro.last:
                 continue
-            if self.count is None:
-                yield [WeighedBatch(micro, self._weigh_samples(micro), content) for micro, content in step]
-            else:
+            counts = [float(micro.samples) for micro, _ in step]
+            total: float | Tensor = one.micro.total
+            if self.count is not None:
                 counts = [_count_parts(self.count, part) for part in step]
                 self._counted = math.fsum(counts)
-                total = self._add_up([part.micro.slice or 0 for part in step], counts)
-                yield [
-                    WeighedBatch(
-                        micro, Weight(n, weigh_loss(n, total, self._averaged_over), float(self._averaged_over)), content
-                    )
-                    for (micro, content), n in zip(step, counts, strict=True)
-                ]
+                total = self._add_up([micro.slice or 0 for micro, _ in step], counts)
+            parts = zip(step, counts, strict=True)
+            yield [WeighedBatch(micro, self._weigh(count, total), content) for (micro, content), count in parts]
             step = []
 
-    def _weigh_samples(self, micro: MicroBatch) -> Weight:
-        key = micro.samples, micro.total
-        if key not in self._weights:
-            whole = weigh_loss(micro.samples, micro.total, self._averaged_over)
-            self._weights[key] = Weight(micro.samples, whole, float(self._averaged_over))
-        return self._weights[key]
+    def _weigh(self, count: float, total: float | Tensor) -> Weight:
+        """W * n / N: the mean loss over n samples times this, averaged over W data ranks, is its part of the mean over
+        N.
+
+        It holds for any split: uneven shares, accumulation, the last partial global batch. Where gradients are summed
+        and not averaged, W is 1.
+        """
+        return Weight(count, self._averaged_over * count / total, float(self._averaged_over))
 
     def take(self) -> dict[str, float]:
         """The numbers of this step to be summed over the data ranks."""

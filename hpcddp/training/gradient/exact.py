@@ -8,23 +8,20 @@ sum.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, MutableMapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator, MutableMapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
 
 from hpcddp.errors import LaunchError, RequestError
 from hpcddp.training.data.sampler import MicroBatch
 from hpcddp.training.gradient.buffers import frozen_statistics
 from hpcddp.training.gradient.gradients import Gradients
-from hpcddp.training.parallel.layout import Layout, ask_all, open_data_group
+from hpcddp.training.parallel.layout import Layout, ask_all, spread_weights
 from hpcddp.training.parallel.sharded import WrapOptions
-from hpcddp.training.parallel.strategy import wrap_ddp
 from hpcddp.training.rendezvous.group import Group
 from hpcddp.training.torch_compat import NormWithStatistics, add_to_each, all_gather_flat, largest_magnitudes
 from hpcddp.training.versions import list_conditions, name_differences
@@ -50,10 +47,10 @@ class Reducer:
     gloo moves CPU memory only: with `through_cpu` vectors on a GPU are copied there first.
     """
 
-    def __init__(self, layout: Layout, group: dist.ProcessGroup | None, *, through_cpu: bool) -> None:
+    def __init__(self, layout: Layout, *, through_cpu: bool = False) -> None:
         self.data_size = layout.data_size
         self._data_rank = layout.data_rank
-        self._group = group
+        self._group = layout.data_group
         self._through_cpu = through_cpu
 
     def sum_in_tree(self, flat: Tensor) -> Tensor:
@@ -240,16 +237,14 @@ class SliceBuffers:
             buffer.copy_(buffer.double() + change.view_as(buffer))
 
 
-#: What is wrong, and what to type, where a second backward pass in one batch comes too late.
-TWICE = (
-    "rt.backward(loss) reached a model twice in one batch, and an exact run on several ranks takes its gradients once",
-    "rt.backward(a + b)",
-)
+_AT_ONCE = 1 << 22  # numbers that are summed in one exchange
 
 
 class ExactGradients(Gradients):
-    """The sum over a plan's fixed slices, each of whose losses is weighted by n / N. DDP collects gradients in buckets
-    and passes them on during backward."""
+    """The sum over a plan's fixed slices, each of whose losses is weighted by n / N.
+
+    Each rank has the whole model, in no wrapper, and the gradients of its slices. Behind the last one all are summed.
+    """
 
     def __init__(self, group: Group, layout: Layout, slices: int, method: str) -> None:
         self.slots = slices
@@ -258,41 +253,22 @@ class ExactGradients(Gradients):
         self._models: list[nn.Module] = []
         self._untrained: list[nn.Module] = []
         self._parameters: list[nn.Parameter] = []
-        self._indices: dict[nn.Parameter, int] = {}
-        self._used: set[int] = set()  # by an earlier slice of this step
-        self._may_be_unused = False  # whether DDP is to look for parameters that a slice does not use
-        on_cpu = group.backend != "nccl"
-        several = layout.data_size > 1
-        # a group of its own: a thread sums buckets in it one after the other while backward runs
-        ranks = open_data_group(layout, "gloo") if on_cpu and several else layout.data_group
-        self._reducer = Reducer(layout, ranks, through_cpu=on_cpu and group.device.type == "cuda")
+        self._used: set[int] = set()  # indices of those that some slice of this rank has used in this step
+        self._reducer = Reducer(layout, through_cpu=group.backend != "nccl" and group.device.type == "cuda")
         self._sum = make_sum(method, self._reducer, slices)
         self._buffers = SliceBuffers(make_sum(method, self._reducer, slices), slices)
         self._aside: list[tuple[nn.Parameter, Tensor]] = []  # gradients from before this pass
-        self._is_last = True  # whether this is the last slice of the step
-        self._summed: set[int] = set()  # indices that DDP has passed on in this step
-        self._in_buckets = False  # whether DDP has laid this slice's gradients into its buckets
-        self._failure: BaseException | None = None
-        self._thread = ThreadPoolExecutor(1) if on_cpu and several else None
-        self._stream: Any = None if on_cpu else torch.cuda.Stream(group.device)  # type: ignore[no-untyped-call]  # torch does not annotate it
 
-    def wrap(self, model: nn.Module, wanted: WrapOptions) -> nn.Module:
-        """The model on its device, in DDP where there are several data ranks."""
+    def wrap(self, model: nn.Module, _wanted: WrapOptions) -> nn.Module:
+        """The model on its device, with the weights of rank 0; options are those of a wrapper."""
         check_layers(model)
-        wrapped = model = model.to(self._device)
-        self._may_be_unused |= bool(wanted.options.get("find_unused_parameters"))
-        if self._layout.data_size > 1:
-            wrapper = wrap_ddp(model, self._device, wanted.options)
-            # a lambda: DDP refuses annotations that it cannot read, and ours are strings
-            wrapper.register_comm_hook(None, lambda _state, bucket: self._sum_bucket(bucket))
-            wrapped = wrapper
-        self._models.append(wrapped)
-        for parameter in model.parameters():
-            if parameter.requires_grad and parameter not in self._indices:
-                self._indices[parameter] = len(self._parameters)
-                self._parameters.append(parameter)
+        model = model.to(self._device)
+        spread_weights(model, self._device, self._layout)
+        known = set(self._parameters)
+        self._parameters += [p for p in model.parameters() if p.requires_grad and p not in known]
+        self._models.append(model)
         self._buffers.watch(model)
-        return wrapped
+        return model
 
     def take_along(self, model: nn.Module) -> None:
         self._untrained.append(model)
@@ -300,55 +276,38 @@ class ExactGradients(Gradients):
 
     @contextmanager
     def micro(self, micro: MicroBatch) -> Iterator[None]:
-        """Around forward and backward of one slice."""
-        self._is_last, self._in_buckets = micro.last, False
+        """Around forward and backward of one slice; one without samples leaves BatchNorm's statistics."""
         if micro.nth == 0:
             self._sum.clear()
             self._used.clear()
-            self._summed.clear()
             self._buffers.begin_step()
-            self._set_aside(self._parameters)
-        if micro.last and self._may_be_unused:
-            for index in self._used:  # DDP has seen it used, and wants a gradient even if the last slice has none
-                self._parameters[index].grad = torch.zeros_like(self._parameters[index])
-        with self._passes(micro):
+            self._set_aside()
+        with ExitStack() as stack:
+            for model in (*self._models, *self._untrained) if micro.samples == 0 else ():
+                stack.enter_context(frozen_statistics(model))
             yield
 
-    def _set_aside(self, held: Iterable[nn.Parameter]) -> None:
-        """What these parameters have before a pass; in copies, for DDP may use its memory again."""
-        self._aside = [(p, p.grad.detach().clone()) for p in held if p.grad is not None]
-        for parameter in held:
+    def _set_aside(self) -> None:
+        """What the parameters have before a pass."""
+        self._aside = [(parameter, parameter.grad) for parameter in self._parameters if parameter.grad is not None]
+        for parameter, _ in self._aside:
             parameter.grad = None
 
     def pass_ends(self) -> None:
         aside, self._aside = self._aside, []
         for parameter, before in aside:
-            if parameter.grad is None:
-                parameter.grad = before
-            else:
-                parameter.grad.add_(before)
+            parameter.grad = before if parameter.grad is None else parameter.grad.add_(before)
 
     def collect(self, micro: MicroBatch) -> None:
         """Take this slice's gradients away, or with the last one leave the sum of all slices."""
-        if self._failure is not None:
-            raise self._failure
         self._buffers.end_slice(micro)
-        if not micro.last:
-            self._sum.add(self._take_gradients())
-        elif self._layout.data_size == 1:
-            self._sum_alone()
-
-    @contextmanager
-    def _passes(self, micro: MicroBatch) -> Iterator[None]:
-        """DDP passes gradients on with the last slice only; a slice without samples leaves BatchNorm's statistics."""
-        with ExitStack() as stack:
-            for model in self._models:
-                if isinstance(model, DistributedDataParallel) and not micro.last:
-                    stack.enter_context(model.no_sync())
-            if micro.samples == 0:
-                for model in (*self._models, *self._untrained):
-                    stack.enter_context(frozen_statistics(model))
-            yield
+        taken = self._take_gradients()
+        if micro.samples == 0:  # it only keeps the ranks in step
+            taken = [gradient.zero_() for gradient in taken]
+        if micro.last:
+            self._sum_up(taken)
+        else:
+            self._sum.add(taken)
 
     def _take_gradients(self) -> list[Tensor]:
         """This slice's, which the parameters give up; zeros for a parameter that the slice did not use."""
@@ -358,76 +317,45 @@ class ExactGradients(Gradients):
                 self._used.add(index)
             taken.append(torch.zeros_like(parameter) if parameter.grad is None else parameter.grad)
             parameter.grad = None
-        if self._in_buckets:  # the next slice's may come into the same memory
-            taken = [gradient.clone() for gradient in taken]
-        self._drop_signs_of_zero(taken)
         return taken
 
-    def _drop_signs_of_zero(self, gradients: list[Tensor]) -> None:
-        """0 + -0 is 0: the result must not show which slices of a rank were added to zeros."""
-        if self._may_be_unused and gradients:
-            add_to_each(gradients, 0.0)
+    def _sum_up(self, last: list[Tensor]) -> None:
+        """Give each parameter the gradient of the global batch, if any slice of any rank has one for it."""
+        used = torch.zeros(len(last), dtype=torch.int64, device=self._device)
+        used[sorted(self._used)] = 1
+        total = self._reducer.sum_integers(used).tolist()
+        for indices in _group_alike(last, [index for index, count in enumerate(total) if count]):
+            gradients = [last[index] for index in indices]
+            if self._layout.data_size == 1:
+                self._sum.total(indices, gradients, gradients[0])
+            else:
+                sizes = [gradient.numel() for gradient in gradients]
+                flat = torch.cat([gradient.reshape(-1) for gradient in gradients])
+                parts = zip(torch.split(flat, sizes), gradients, strict=True)
+                flat = self._sum.total(indices, [part.view(gradient.shape) for part, gradient in parts], flat)
+                # in the memory order that they have on one rank: that of a norm's sum
+                for gradient, part in zip(gradients, torch.split(flat, sizes), strict=True):
+                    gradient.copy_(part.view(gradient.shape))
+            for index, gradient in zip(indices, gradients, strict=True):
+                self._give(index, gradient)
+        self._sum.clear()
 
-    def _sum_alone(self) -> None:
-        """What DDP's hook does bucket by bucket where there are several ranks."""
-        indices = [
-            index
-            for index, parameter in enumerate(self._parameters)
-            if parameter.grad is not None or index in self._used
-        ]
-        for index in indices:
-            if self._parameters[index].grad is None:
-                self._parameters[index].grad = torch.zeros_like(self._parameters[index])
-        gradients = [gradient for index in indices if (gradient := self._parameters[index].grad) is not None]
-        if gradients:
-            self._drop_signs_of_zero(gradients)
-            self._sum.total(indices, gradients, gradients[0])
+    def _give(self, index: int, gradient: Tensor) -> None:
+        self._parameters[index].grad = gradient
 
-    def _sum_bucket(self, bucket: Any) -> torch.futures.Future[Tensor]:
-        """DDP's communication hook (torch.distributed.GradBucket): the last slice's gradients of some parameters.
 
-        An earlier slice's come too if the model was called between the steps and nothing went backward from there, as
-        in an evaluation without `torch.no_grad()`: DDP waits for that still. They are not summed.
-        """
-        flat = bucket.buffer()
-        parameters = bucket.parameters()
-        indices = [self._indices[parameter] for parameter in parameters]
-        if not self._is_last or not self._summed.isdisjoint(indices):
-            self._in_buckets = True
-            if self._is_last:
-                self._failure = RequestError(*TWICE)
-            same: torch.futures.Future[Tensor] = torch.futures.Future()
-            same.set_result(flat)
-            return same
-        self._summed.update(indices)
-        parts = torch.split(flat, [parameter.numel() for parameter in parameters])
-        views = [_lay_out(part, parameter) for part, parameter in zip(parts, parameters, strict=True)]
-        self._drop_signs_of_zero(views)
-        if self._thread is not None:
-            summed: torch.futures.Future[Tensor] = torch.futures.Future()
-            self._thread.submit(self._settle, summed, indices, views, flat)
-            return summed
-        stream = self._stream
-        stream.wait_stream(torch.cuda.current_stream(flat.device))
-        with torch.cuda.stream(stream):
-            summed = torch.futures.Future(devices=[flat.device])
-            summed.set_result(self._sum.total(indices, views, flat))
-        return summed
-
-    def _settle(
-        self, summed: torch.futures.Future[Tensor], indices: Sequence[int], views: list[Tensor], flat: Tensor
-    ) -> None:
-        """On the thread. DDP needs a tensor in any case; an error is raised later, in the training loop's thread."""
-        try:
-            flat = self._sum.total(indices, views, flat)
-        except BaseException as error:
-            self._failure = error
-        summed.set_result(flat)
-
-    def close(self) -> None:
-        """End the thread; before the process group goes."""
-        if self._thread is not None:
-            self._thread.shutdown()
+def _group_alike(tensors: list[Tensor], indices: list[int]) -> Iterator[list[int]]:
+    """The indices in turn, in groups of one type and not too many numbers."""
+    group: list[int] = []
+    for index in indices:
+        tensor = tensors[index]
+        held = sum(tensors[other].numel() for other in group)
+        if group and (tensors[group[0]].dtype != tensor.dtype or held + tensor.numel() > _AT_ONCE):
+            yield group
+            group = []
+        group.append(index)
+    if group:
+        yield group
 
 
 def check_layers(model: nn.Module) -> None:
@@ -437,17 +365,6 @@ def check_layers(model: nn.Module) -> None:
             "SyncBatchNorm takes statistics over the ranks, which an exact run must not depend on",
             "use BatchNorm: in exact mode its statistics are those of a slice, on any number of ranks",
         )
-
-
-def _lay_out(part: Tensor, parameter: Tensor) -> Tensor:
-    """A bucket's part in the shape and memory order that DDP gives this parameter's gradient.
-
-    (`GradBucket.gradients()` has the order wrong for channels_last.)
-    """
-    strides = torch.empty_like(parameter, device="meta").stride()
-    if strides == parameter.stride():  # dense: DDP keeps its order
-        return part.as_strided(parameter.size(), strides, part.storage_offset())
-    return part.view(parameter.size())
 
 
 # What exact mode sets and checks at its start.

@@ -46,10 +46,6 @@ class Gradients:
         opened for a batch that is one micro batch with samples."""
         raise NotImplementedError
 
-    def backward_ends(self, micro: MicroBatch) -> None:
-        """A backward pass over the micro batch is over; the script may look at gradients now. Only where they do not
-        add up in place."""
-
     def collect(self, micro: MicroBatch) -> None:
         """All gradients of the micro batch are there: of the last one, make those of the global batch."""
         raise NotImplementedError
@@ -57,6 +53,3 @@ class Gradients:
     def pass_ends(self) -> None:
         """Those of a pass over a batch are complete: what the parameters had before it is added to them. Only where
         they do not add up in place."""
-
-    def close(self) -> None:
-        """Release threads, before the process group is destroyed."""

@@ -19,7 +19,6 @@ from hpcddp.errors import RequestError
 from hpcddp.parallelism import Split
 from hpcddp.training.parallel.layout import Layout, spread_weights
 from hpcddp.training.parallel.tensor import TensorPlan, check_even, check_untied, divide_layers, find_plan
-from hpcddp.training.parallel.zero import is_fresh, replace_parameters
 from hpcddp.training.rendezvous.group import Group
 
 Blocks = type[nn.Module] | tuple[type[nn.Module], ...]
@@ -108,19 +107,20 @@ def make_meshes(group: Group, layout: Layout, split: Split) -> tuple[Any, Any]:
 
     names = ("shard",) if split.kind == "fsdp" else ("replicate", "shard")
     ranks = torch.tensor([[layout.ranks_of(data_rank) for data_rank in row] for row in split.rows])
-    sizes = [*ranks.shape[2 - len(names) : 2], *(size for _, size in layout.mesh[1:])]
-    inner = tuple(name for name, _ in layout.mesh[1:])
-    whole = DeviceMesh(group.device.type, ranks.reshape(sizes), mesh_dim_names=(*names, *inner))
-    return whole[names] if inner else whole, whole["tensor"] if "tensor" in inner else None
+    sizes = ranks.shape[2 - len(names) : 2]
+    if split.tensor == 1:
+        return DeviceMesh(group.device.type, ranks.reshape(sizes), mesh_dim_names=names), None
+    whole = DeviceMesh(group.device.type, ranks.reshape(*sizes, split.tensor), mesh_dim_names=(*names, "tensor"))
+    return whole[names], whole["tensor"]
 
 
 def hand_over(optimizers: Iterable[Optimizer], model: nn.Module, replaced: Iterable[weakref.ref[nn.Parameter]]) -> None:
-    """Give optimizers that have not stepped yet the model's parameters in place of those that were `replaced`."""
+    """Give optimizers without a state the model's parameters in place of those that were `replaced`."""
     now = zip(replaced, model.parameters(), strict=True)
     sharded = {id(before): parameter for ref, parameter in now if (before := ref()) is not None}
     for optimizer in optimizers:
-        if is_fresh(optimizer):
-            replace_parameters(optimizer, sharded)
+        for group in optimizer.param_groups if not optimizer.state else ():
+            group["params"][:] = [sharded.get(id(p), p) for p in group["params"]]  # LBFGS and wrappers share the list
 
 
 def check_optimizers(objects: dict[str, Any], replaced: Iterable[weakref.ref[nn.Parameter]]) -> None:
@@ -130,7 +130,8 @@ def check_optimizers(objects: dict[str, Any], replaced: Iterable[weakref.ref[nn.
         if isinstance(thing, Optimizer) and any(id(p) in stale for g in thing.param_groups for p in g["params"]):
             raise RequestError(
                 f"{name} was made before rt.wrap(), which gave the model other parameters: it would train nothing",
-                "make the optimizer after rt.wrap(model), or give both to one rt.prepare(model, optimizer, loader)",
+                "make the optimizer after model = rt.wrap(model); one without a state yet may also be given to the"
+                " model's own rt.prepare(model, optimizer, loader)",
             )
 
 

@@ -49,19 +49,6 @@ def check_places(places: Iterable[torch.device], own: Sequence[torch.device], sp
             raise RequestError(f"{lies}, and {what} takes a model on one", 'hpcddp.runtime(parallel="ddp")')
 
 
-def check_wrap_options(split: Split, wanted: WrapOptions) -> None:
-    """RequestError for what means nothing with this split."""
-    if wanted.blocks is not None and not split.is_sharded:
-        raise RequestError(
-            f"parallel {split.kind} takes no blocks: each rank has the whole model", 'hpcddp.runtime(parallel="fsdp")'
-        )
-    if wanted.tensor_plan is not None and split.tensor == 1 and not split.is_sharded:
-        raise RequestError(
-            f"parallel {split.kind} takes no tensor_plan: each rank computes whole layers",
-            'hpcddp.runtime(parallel={"shard": -1, "tensor": 2}), or the plan as the model\'s attribute tensor_plan',
-        )
-
-
 def check_uncompiled(model: nn.Module, split: Split) -> None:
     """RequestError for a compiled model whose layers this split changes: torch.compile keeps what it has seen."""
     if split.tensor > 1 and is_compiled(model):

@@ -8,7 +8,7 @@ weights are those of DDP, bit for bit, if the step of one parameter takes nothin
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any
 
@@ -228,37 +228,3 @@ def cut_like(value: Any, parameter: Any) -> Any:
     if not isinstance(value, Tensor) or value.shape != parameter.shape:
         return value
     return replicate(value, parameter.device_mesh).redistribute(placements=parameter.placements).clone()
-
-
-# Optimizers that have not stepped, and get other parameters in place of those that they were made with.
-
-
-def is_fresh(optimizer: Optimizer) -> bool:
-    """Whether it has made no step: no state, or tensors like the parameters that are all one number."""
-    return all(
-        isinstance(state, dict)  # some keep a number there that is of no parameter
-        and float(state.get("step", -1)) == 0.0
-        and all(_is_one_number(value) for value in state.values())
-        for state in optimizer.state.values()
-    )
-
-
-def replace_parameters(optimizer: Optimizer, others: Mapping[int, nn.Parameter]) -> None:
-    """Give a fresh optimizer `others`, by the id of the parameter whose place each takes."""
-    for group in optimizer.param_groups:  # in place: torch's LBFGS, and wrappers, share the list
-        group["params"][:] = [others.get(id(p), p) for p in group["params"]]
-    for before in [*optimizer.state]:
-        after = others.get(id(before))
-        if after is not None:
-            state = optimizer.state.pop(before)
-            optimizer.state[after] = {name: _like(after, before, value) for name, value in state.items()}
-
-
-def _is_one_number(value: Any) -> bool:
-    return not isinstance(value, Tensor) or value.numel() < 2 or bool((value == value.flatten()[0]).all())
-
-
-def _like(after: Tensor, before: Tensor, value: Any) -> Any:
-    if not isinstance(value, Tensor) or value.shape != before.shape or not value.numel():
-        return value
-    return torch.full_like(after.detach(), value.flatten()[0].item(), dtype=value.dtype)

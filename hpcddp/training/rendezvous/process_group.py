@@ -11,7 +11,6 @@ import itertools
 import os
 import socket
 import sys
-import threading
 from collections.abc import Iterator, MutableMapping
 from contextlib import contextmanager, suppress
 from datetime import timedelta
@@ -91,7 +90,7 @@ def host_store(
                 raise LaunchError(
                     f"rank 0 cannot listen on port {port}: {error}", "set MASTER_PORT to another port"
                 ) from error
-            if _has_nonce(_connect("localhost", port, _ANSWER_TIMEOUT_S), nonce):
+            if _connect("localhost", port, nonce, _ANSWER_TIMEOUT_S) is not None:
                 raise LaunchError(
                     f"two processes of this job say that they are rank 0 (the other one listens on port {port})",
                     "start the ranks with a launcher that numbers them; hpcddp env --explain",
@@ -111,12 +110,9 @@ def reach_store(
     found: list[TCPStore] = []
 
     def look() -> bool:
-        for port in ports:
-            store = _connect(address, port, timeout_s)
-            if store is not None and _has_nonce(store, nonce):
-                found.append(store)
-                return True
-        return False
+        stores = (_connect(address, port, nonce, timeout_s) for port in ports)
+        found.extend(itertools.islice(filter(None, stores), 1))
+        return bool(found)
 
     if not wait_until(look, timeout_s, askers):
         raise LaunchError(
@@ -126,41 +122,22 @@ def reach_store(
     return found[0]
 
 
-def _connect(address: str, port: int, timeout_s: float) -> TCPStore | None:
-    """A client of the store there, or None if there is none."""
+def _connect(address: str, port: int, nonce: str, timeout_s: float) -> TCPStore | None:
+    """A client of this job's store there, or None if there is none."""
     try:
         # TCPStore itself would retry a refused connection until its timeout, and never try the next port
         with socket.create_connection((address, port), timeout=_ANSWER_TIMEOUT_S) as connection:
             greet_store(connection)
+        store = TCPStore(address, port, None, False, timedelta(seconds=timeout_s), wait_for_workers=False)
+        has_nonce = wait_until(lambda: store.check([_NONCE_KEY]), _ANSWER_TIMEOUT_S)
+        return store if has_nonce and store.get(_NONCE_KEY) == nonce.encode() else None
     except socket.gaierror as error:
         raise LaunchError(
             f"the master address {address!r} does not resolve on {socket.gethostname()}: {error.strerror}",
             "set MASTER_ADDR to a name or address of rank 0's node that every node can resolve",
         ) from error
-    except OSError:
+    except (OSError, DistNetworkError, DistStoreError):
         return None
-    found: list[TCPStore] = []
-
-    def connect() -> None:
-        with suppress(DistNetworkError, DistStoreError):
-            found.append(TCPStore(address, port, None, False, timedelta(seconds=timeout_s), wait_for_workers=False))
-
-    # in a thread: a program that answered the greeting only would hold TCPStore without any limit (torch 2.15)
-    attempt = threading.Thread(target=connect, daemon=True)
-    attempt.start()
-    attempt.join(_ANSWER_TIMEOUT_S)
-    return found[0] if found else None
-
-
-def _has_nonce(store: Store | None, nonce: str) -> bool:
-    if store is None:
-        return False
-    try:
-        return (
-            wait_until(lambda: store.check([_NONCE_KEY]), _ANSWER_TIMEOUT_S) and store.get(_NONCE_KEY) == nonce.encode()
-        )
-    except (DistNetworkError, DistStoreError):
-        return False
 
 
 # Leave a process group in an order in which no rank closes a connection that another rank still needs.
@@ -195,12 +172,10 @@ def leave_after_failure(group: Group) -> None:
 
 
 def _sign_off(group: Group, timeout_s: float) -> None:
-    try:
+    with suppress(DistNetworkError, DistStoreError):  # the host of the store is gone already
         group.store.add("bye", 1)
         if group.is_first:
             wait_until(lambda: group.store.add("bye", 0) >= group.world_size, timeout_s)
-    except (DistNetworkError, DistStoreError):
-        pass  # the host of the store is gone already
 
 
 # a process may open one group after another, and the store of the one before may still be there

@@ -231,7 +231,7 @@ def _wrap_wrongly(case: str, group: Group) -> None:
     with hpcddp.runtime(
         9,
         group=group,
-        parallel={"unknown": "fsdb", "ddp": "ddp", "uneven": "hsdp", "too many": {"shard": 2}}.get(case, "fsdp"),
+        parallel={"unknown": "fsdb", "uneven": "hsdp", "too many": {"shard": 2}}.get(case, "fsdp"),
         exact="integer" if case == "exact" else False,
     ) as rt:
         if case == "optimizer first":
@@ -244,7 +244,7 @@ def _wrap_wrongly(case: str, group: Group) -> None:
             model.scale = nn.Parameter(torch.tensor(1.0, dtype=torch.float64))
             rt.wrap(model)
         else:
-            rt.wrap(model, blocks={"ddp": Block, "no blocks": nn.Conv2d}.get(case))
+            rt.wrap(model, blocks=nn.Conv2d if case == "no blocks" else None)
 
 
 def evaluate_sharded(folder: str) -> None:

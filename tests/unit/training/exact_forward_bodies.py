@@ -12,19 +12,15 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, TensorDataset
 
 import hpcddp
-from hpcddp.errors import RequestError
 
 
 def train_all(out: str) -> None:
     """`evaluate` with gradients after each epoch, a `metric` after each backward pass, or `twice` backward: the weights
-    of each, or the error."""
+    of each."""
     found: dict[str, Any] = {}
     with hpcddp.init() as group:
         for extra in ("evaluate", "metric", "twice"):
-            try:
-                found[extra] = train(group, extra)
-            except RequestError as error:
-                found[extra] = str(error)
+            found[extra] = train(group, extra)
     if group.is_first:
         Path(out).write_text(json.dumps(found))
 

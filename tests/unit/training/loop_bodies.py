@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import hpcddp
 from hpcddp.errors import RequestError
-from hpcddp.training.parallel.layout import plan_layout
+from hpcddp.training.parallel.layout import Layout
 from hpcddp.training.steps import StepSum
 
 
@@ -85,7 +85,7 @@ def share_exchanges(folder: str) -> None:
     """Sums of steps whose time is made up: short ones, then long ones. Rank 1 wants to stop from step 130 on."""
     now = 0.0
     with hpcddp.init(backend="gloo") as group:
-        sums = StepSum(plan_layout(group.rank, group.world_size), torch.device("cpu"), clock=lambda: now)
+        sums = StepSum(Layout(group.rank, group.world_size), torch.device("cpu"), clock=lambda: now)
         written, agreed, stopped = [], [], None
         for step in range(140):
             now += 0.001 if step < 100 else 1.0

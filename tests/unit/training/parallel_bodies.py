@@ -110,7 +110,7 @@ def train(argument: dict[str, Any]) -> None:
     ) as rt:
         model = make_attentive() if argument.get("attentive") else make_model()
         if argument.get("attentive"):
-            model = rt.wrap(model, blocks=Layer if argument["parallel"] != "ddp" else None)
+            model = rt.wrap(model, blocks=Layer)
         optimizer = (Shrinking if argument.get("subclass") else torch.optim.AdamW)(model.parameters(), lr=0.05)
         scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2)
         objects = [model, optimizer, scheduler]
@@ -189,7 +189,7 @@ def average(argument: dict[str, Any]) -> None:
         torch.save(weights, argument["out"])
 
 
-OTHERS: dict[str, Any] = {"ddp": "ddp", "exact": {"tensor": 2}, "LBFGS": "zero1", "ZeRO": "zero1"}
+OTHERS: dict[str, Any] = {"exact": {"tensor": 2}, "LBFGS": "zero1", "ZeRO": "zero1"}
 TOGETHER: dict[str, Any] = {
     "LBFGS": torch.optim.LBFGS,
     "ZeRO": lambda parameters: ZeroRedundancyOptimizer(parameters, optimizer_class=torch.optim.SGD, lr=0.1),

@@ -128,13 +128,13 @@ def _use_adafactor(parallel: Any, **exact: Any) -> Callable[[Any], None]:
 
 
 def _use_adagrad(parallel: Any) -> Callable[[Any], None]:
-    """It has its state before its first step, and its parameters change. Numbers are assigned to `p.data`, too."""
+    """It has its state before its first step. Numbers are assigned to `p.data`, too."""
 
     def train(group: Any) -> None:
         torch.manual_seed(2)
         data = TensorDataset(torch.randn(3 * SAMPLES, FEATURES, dtype=torch.float64))
         with hpcddp.runtime(SAMPLES, parallel=parallel, group=group) as rt:
-            model = Halves().double()
+            model = rt.wrap(Halves().double())
             optimizer = torch.optim.Adagrad(model.parameters(), lr=0.1, initial_accumulator_value=0.3)
             model, optimizer, loader = rt.prepare(model, optimizer, DataLoader(data, SAMPLES))
             for batch in loader:

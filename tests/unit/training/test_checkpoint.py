@@ -56,7 +56,7 @@ class Numbers:
 def _write(folder: Path, step: int, *, numbers: int | None = None, keep: int = 10) -> Path:
     """A checkpoint as a run of one rank writes it."""
     tracked = Tracked({"numbers": Numbers(step if numbers is None else numbers)})
-    CheckpointWriter(ALONE, folder, None, keep).save(tracked, {"step": step, "seed": 3}, {})
+    CheckpointWriter(ALONE, folder, keep).save(tracked, {"step": step, "seed": 3}, {})
     return folder / f"step-{step:08d}"
 
 
@@ -74,7 +74,7 @@ def test_an_attempt_that_loses_its_run_while_it_writes_publishes_nothing(tmp_pat
     mine, other = (describe_process(name, os.getpid(), {}, ()) for name in ("7.1", "7.2"))
     take_run(run, mine, lambda _scheduler, _job: None)
     folder = Path(run.checkpoints)
-    writer = CheckpointWriter(ALONE, folder, None, 2, lambda: check_not_taken(run, "7.1"))
+    writer = CheckpointWriter(ALONE, folder, 2, lambda: check_not_taken(run, "7.1"))
     writer.save(Tracked({"numbers": Numbers(3)}), {"step": 3, "seed": 3}, {})
     take_run(run, other, lambda _scheduler, _job: None, "7.1")
     with pytest.raises(HeldError, match=r"from attempt 7\.1, which writes no more"):
@@ -167,9 +167,9 @@ def test_what_one_rank_alone_finds_wrong_is_no_damage(
     paths = [_write(tmp_path, step) for step in (1, 2)]
     argument = {"folder": str(tmp_path), "kind": kind, "sick": sick}
     outcome = run_ranks("checkpoint_bodies:choose_on_a_sick_host", 2, argument)
-    assert "LaunchError: " in outcome.outputs[sick], outcome.outputs
-    assert "PeerFailedError: " in outcome.outputs[1 - sick]
-    told = f"rank {sick} on {os.uname().nodename} cannot read checkpoint {paths[1]}, which stays as it is: "
+    told = (
+        f"LaunchError: rank {sick} on {os.uname().nodename} cannot read checkpoint {paths[1]}, which stays as it is: "
+    )
     for output in outcome.outputs:
         assert told in output
     assert list_checkpoint_folders(tmp_path) == paths

@@ -157,12 +157,10 @@ def test_a_contrary_workspace_is_refused() -> None:
         pass
 
 
-def test_a_call_that_nothing_goes_backward_from_changes_no_bit_and_a_second_backward_pass_is_refused(
+def test_calls_that_nothing_goes_backward_from_and_a_second_backward_pass_are_the_same_on_any_number_of_ranks(
     run_ranks: RunRanks, tmp_path: Path
 ) -> None:
     for ranks in (1, 2):
         run_ranks("exact_forward_bodies:train_all", ranks, str(tmp_path / f"{ranks}.json")).check()
     one, two = (json.loads((tmp_path / f"{ranks}.json").read_text()) for ranks in (1, 2))
-    assert "reached a model twice in one batch" in two.pop("twice")
-    del one["twice"]  # there it is right
     assert one == two

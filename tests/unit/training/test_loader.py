@@ -16,7 +16,7 @@ from hpcddp.training.data.loader import TrainingLoader
 from hpcddp.training.data.reading import Reading
 from hpcddp.training.data.sampler import GlobalBatchSampler
 from hpcddp.training.data.weighing import Weighing
-from hpcddp.training.parallel.layout import plan_layout
+from hpcddp.training.parallel.layout import Layout
 
 from .conftest import Listening
 
@@ -35,7 +35,7 @@ class Noisy(Dataset):
 
 def _loader(dataset: Dataset, world_size: int, rank: int, workers: int = 0) -> Listening:
     sampler = GlobalBatchSampler(len(dataset), plan_batch(8, world_size), rank, seed=1)
-    weighing = Weighing(world_size, plan_layout(rank, world_size), CPU)
+    weighing = Weighing(world_size, Layout(rank, world_size), CPU)
     return Listening(
         lambda ear: TrainingLoader(dataset, sampler, CPU, weighing, Reading(workers), ear, is_several=True)
     )
@@ -82,7 +82,7 @@ def test_workers_that_outlive_an_epoch_draw_in_the_next_what_no_workers_draw() -
 def _evaluation(samples: int, batch: int, ranks: int, *, drop_last: bool = False) -> list[list[list[int]]]:
     """By rank, the samples of each batch."""
     data = TensorDataset(torch.arange(samples))
-    layouts = [plan_layout(rank, ranks) for rank in range(ranks)]
+    layouts = [Layout(rank, ranks) for rank in range(ranks)]
     loaders = [EvaluationLoader(data, batch, layout, CPU, Reading(), drop_last=drop_last) for layout in layouts]
     found = [[x.tolist() for (x,) in loader] for loader in loaders]
     assert [len(loader) for loader in loaders] == [len(batches) for batches in found]
@@ -123,7 +123,7 @@ def test_a_sharded_model_refuses_evaluation_with_fewer_batches_on_some_ranks(
     samples: int, batch: int, hint: str
 ) -> None:
     data = TensorDataset(torch.arange(samples))
-    loader = EvaluationLoader(data, batch, plan_layout(0, 3), CPU, Reading(), forward_is_collective=lambda: True)
+    loader = EvaluationLoader(data, batch, Layout(0, 3), CPU, Reading(), forward_is_collective=lambda: True)
     with pytest.raises(RequestError, match="one batch less, and a sharded model needs all ranks") as refused:
         next(iter(loader))
     assert refused.value.hint == hint

@@ -93,7 +93,7 @@ def test_layers_that_are_gathered_on_their_own_and_layers_outside_of_the_plan_co
 CHAINS: dict[str, list[tuple[int, Any, str | None]]] = {
     "to tensor ranks and back": [(2, "ddp", None), (4, {"shard": -1, "tensor": 2}, None), (1, "ddp", None)],
     "beside the training": [(4, {"shard": 2, "tensor": 2}, "async"), (2, "fsdp", "async"), (2, {"tensor": 2}, None)],
-    "one file": [(2, {"tensor": 2}, "single"), (2, "zero1", "single"), (4, {"shard": -1, "tensor": 2}, "single")],
+    "to own steps and back": [(2, {"tensor": 2}, None), (2, "zero1", None), (4, {"shard": -1, "tensor": 2}, None)],
     "all of a mesh": [
         (4, {"data": 2, "shard": 1, "tensor": 2}, None),
         (3, "zero1", None),
@@ -131,7 +131,6 @@ def test_a_split_that_cannot_be_is_refused(run_ranks: RunRanks) -> None:
         "style": "tensor_plan has 'columns' for '0', which is no style",
         "tied": "0.weight and 1.weight are one parameter, which tensor parallel would make two",
         "rows": "0.weight has 3 rows, which 2 tensor ranks x 1 shards cannot divide evenly",
-        "ddp": "parallel ddp takes no tensor_plan",
         "exact": "exact mode needs whole layers",
         "LBFGS": "this LBFGS steps all parameters together",
         "ZeRO": "this ZeroRedundancyOptimizer is ZeRO already",

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from hpcddp.errors import RequestError
 from hpcddp.training.gradient.exact import IntegerSum, Reducer, TreeSum, fold_pairs, make_sum
-from hpcddp.training.parallel.layout import plan_layout
+from hpcddp.training.parallel.layout import Layout
 
-ALONE = Reducer(plan_layout(0, 1), None, through_cpu=False)
+ALONE = Reducer(Layout(0, 1))
 
 
 def _tree_by_hand(values: list[float]) -> float:
@@ -86,7 +86,7 @@ def test_a_tree_that_others_would_grow_differently_is_refused_with_the_numbers_t
     world_size: int, slices: int
 ) -> None:
     with pytest.raises(RequestError, match="power of two") as refused:
-        make_sum("tree", Reducer(plan_layout(0, world_size), None, through_cpu=False), slices)
+        make_sum("tree", Reducer(Layout(0, world_size)), slices)
     assert "integer" in refused.value.hint
     assert str(world_size) not in refused.value.hint.split("ranks")[0].split(" or ")
 

@@ -28,7 +28,7 @@ def test_short_steps_share_an_exchange_and_long_ones_have_one_each(run_ranks: Ru
 
 
 def test_a_single_rank_shares_them_too_and_loses_no_step() -> None:
-    sums = StepSum(Layout(0, (("data", 1),)), torch.device("cpu"), clock=lambda: 0.0)
+    sums = StepSum(Layout(0, 1), torch.device("cpu"), clock=lambda: 0.0)
     known, exchanged = [], []
     for step in range(140):
         sums.add_loss(torch.tensor(2.0 * step), 0.5)

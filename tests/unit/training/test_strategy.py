@@ -26,7 +26,6 @@ def test_what_does_not_go_with_a_strategy_is_refused_in_words(run_ranks: RunRank
     expected = {
         "unknown": "(parallel=…) 'fsdb' is not known | one of ddp, zero1, fsdp, hsdp (did you mean 'fsdp'?)",
         "too many": 'shard=2 is for 2 ranks, and there are 3 ranks on 2 nodes | parallel="fsdp"',
-        "ddp": "parallel ddp takes no blocks",
         "exact": "8 slices are not as many for each of 3 ranks",
         "uneven": "hsdp needs as many ranks on each node; there are 2 on node0, 1 on node1",
         "no blocks": "the model has no Conv2d to make blocks of",
@@ -52,13 +51,11 @@ def test_every_rank_of_a_sharded_model_evaluates_as_often_and_each_sample_counts
 
 
 CHAINS = {
-    "beside the training": [("ddp", 2, "async"), ("fsdp", 3, "async"), ("ddp", 1, "sharded")],
     "one file": [("ddp", 2, None), ("fsdp", 4, None), ("fsdp", 3, None), ("ddp", 1, None)],
-    "and back": [("ddp", 1, None), ("fsdp", 3, "single"), ("hsdp", 2, "async"), ("ddp", 2, "sharded")],
-    "own steps": [("zero1", 2, None), ("zero1", 3, "async"), ("ddp", 2, "single"), ("zero1", 4, "sharded")],
-    "own steps, then shards": [("ddp", 2, None), ("fsdp", 3, None), ("zero1", 3, "single"), ("hsdp", 2, None)],
-    "a mesh": [("fsdp", 2, None), ({"data": 2, "shard": 2}, 4, "async"), ("zero1", 2, "sharded"), ("ddp", 1, None)],
-    "parts of copies": [("ddp", 4, "async"), ("ddp", 2, "async"), ("fsdp", 3, "async"), ("ddp", 4, "single")],
+    "own steps": [("zero1", 2, None), ("zero1", 3, "async"), ("ddp", 2, None), ("zero1", 4, None)],
+    "own steps, then shards": [("ddp", 2, None), ("fsdp", 3, None), ("zero1", 3, None), ("hsdp", 2, None)],
+    "a mesh": [("fsdp", 2, None), ({"data": 2, "shard": 2}, 4, "async"), ("zero1", 2, None), ("ddp", 1, None)],
+    "parts of copies": [("ddp", 4, "async"), ("ddp", 2, "async"), ("fsdp", 3, "async"), ("ddp", 4, None)],
 }
 
 

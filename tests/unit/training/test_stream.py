@@ -22,7 +22,7 @@ from hpcddp.training.data.loader import TrainingLoader
 from hpcddp.training.data.reading import Reading
 from hpcddp.training.data.stream import StreamSampler
 from hpcddp.training.data.weighing import Weighing
-from hpcddp.training.parallel.layout import plan_layout
+from hpcddp.training.parallel.layout import Layout
 
 from .conftest import Listening
 
@@ -89,7 +89,7 @@ Seen = Counter[tuple[int, int]]
 def _loader(dataset: Any, plan: Any, rank: int, at: tuple[int, int] = (0, 0), workers: int = 0) -> Listening:
     sampler = StreamSampler(dataset, plan, rank, seed=3)
     sampler.epoch, sampler.position = at
-    weighing = Weighing(plan.data_size, plan_layout(rank, plan.data_size), CPU)
+    weighing = Weighing(plan.data_size, Layout(rank, plan.data_size), CPU)
     return Listening(
         lambda ear: TrainingLoader(dataset, sampler, CPU, weighing, Reading(workers), ear, is_several=True)
     )

@@ -16,10 +16,10 @@ from torch import nn
 from hpcddp.errors import RequestError
 from hpcddp.training.data.sampler import MicroBatch
 from hpcddp.training.data.weighing import Loaded, Weighing, Weight, run_backward, zeroed_gradients
-from hpcddp.training.parallel.layout import plan_layout
+from hpcddp.training.parallel.layout import Layout
 
 RunRanks = Callable[..., Any]
-ALONE, CPU = plan_layout(0, 1), torch.device("cpu")
+ALONE, CPU = Layout(0, 1), torch.device("cpu")
 
 CASES: dict[str, dict[str, Any]] = {
     "uneven": {"global_batch": 10, "loss": "mean"},  # 23 = 10 + 10 + 3: on 4 ranks one has no sample in the last step

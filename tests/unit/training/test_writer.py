@@ -33,8 +33,8 @@ def _same(ours: Any, theirs: Any, tolerance: float = 0.0) -> bool:
     return bool(ours == theirs)
 
 
-@pytest.mark.parametrize("form", [pytest.param(form, marks=pytest.mark.slow) for form in ("async", "single")])
-def test_everything_resumes_bit_by_bit_where_it_was(run_ranks: RunRanks, tmp_path: Path, form: str) -> None:
+@pytest.mark.parametrize("form", [pytest.param(form, marks=pytest.mark.slow) for form in ("async", None)])
+def test_everything_resumes_bit_by_bit_where_it_was(run_ranks: RunRanks, tmp_path: Path, form: str | None) -> None:
     whole, chain = str(tmp_path / "whole"), str(tmp_path / "chain")
     run_ranks(BODY, 1, {**EVERYTHING, "out": whole}).check()
     common = {**EVERYTHING, "checkpoint": form, "run_dir": str(tmp_path / "run"), "out": chain}
@@ -84,11 +84,12 @@ def test_a_manifest_lists_every_file_and_a_damaged_part_makes_the_one_before_it_
     assert find_fault(newest) is None
 
 
-@pytest.mark.parametrize("form", ["sharded", "async"])
+@pytest.mark.parametrize(("parallel", "form"), [("zero1", None), ("ddp", "async")])
 def test_a_checkpoint_that_cannot_be_written_is_named_and_the_one_before_it_stays(
-    run_ranks: RunRanks, tmp_path: Path, form: str
+    run_ranks: RunRanks, tmp_path: Path, parallel: str, form: str | None
 ) -> None:
-    argument = {"checkpoint": form, "save_every": 1, "run_dir": str(tmp_path), "rank": 1, "bytes": 2000}
+    argument = {"parallel": parallel, "checkpoint": form, "save_every": 1, "run_dir": str(tmp_path)}
+    argument |= {"rank": 1, "bytes": 2000}
     outcome = run_ranks("checkpoint_bodies:train_on_a_full_disk", 2, argument)
     assert None not in outcome.statuses, "a rank hangs"
     assert 0 not in outcome.statuses
@@ -138,13 +139,13 @@ def test_another_global_batch_or_drop_last_of_the_same_data_goes_on_at_the_same_
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("form", ["sharded", "async"])
+@pytest.mark.parametrize(("parallel", "form"), [("zero1", None), ("ddp", "async")])
 def test_a_kill_of_either_rank_at_any_operation_leaves_every_checkpoint_readable(
-    run_ranks: RunRanks, tmp_path: Path, form: str
+    run_ranks: RunRanks, tmp_path: Path, parallel: str, form: str | None
 ) -> None:
     interrupted = 0
     for attempt in range(60):
-        argument = {"checkpoint": form, "save_every": 1, "epochs": 10**6, "total_steps": 10**6}
+        argument = {"parallel": parallel, "checkpoint": form, "save_every": 1, "epochs": 10**6, "total_steps": 10**6}
         victim = attempt % 2
         argument |= {"run_dir": str(tmp_path), "victim": victim, "nth": attempt // 2}
         outcome = run_ranks("checkpoint_bodies:train_until_killed", 2, argument)
