@@ -41,11 +41,11 @@ class Epochs:
             try:
                 yield epoch
             except GeneratorExit:
-                saves.is_left = True
+                saves.has_left_epochs = True
                 raise
             is_last = epoch + 1 == count
             loop.check_caught()
-            if not loop.has_begun and (loop.has_stepped or is_last):
+            if not loop.has_looped and (loop.has_stepped or is_last):
                 raise mistakes.LOADER_UNUSED.error()
             self.end_steps()
             saves.agree_to_go_on(f"ended epoch {epoch + 1} of {count}", 0 if is_last else STEPS_UNTIL_AGREED)
@@ -70,7 +70,7 @@ class Epochs:
                 try:
                     yield batch
                 except GeneratorExit:
-                    saves.is_left = True
+                    saves.has_left_epochs = True
                     raise
                 if saves.steps + 1 == count:
                     break

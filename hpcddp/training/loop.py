@@ -68,7 +68,7 @@ class TrainingLoop:
         self.schedulers: list[LRScheduler] = []
         self.stepped = False  # whether an optimizer has stepped in this batch
         self.has_stepped = False  # in this attempt
-        self.has_begun = False  # whether a loop over the training loader has
+        self.has_looped = False  # whether a loop over the training loader has
         self.is_left = False  # whether the loop over the batches was left, and no backward pass came since
         self._layout, self._device, self._seed = setup.layout, setup.group.device, setup.options.seed
         self._data_rank, self._trial = setup.layout.data_rank, setup.trial
@@ -134,7 +134,7 @@ class TrainingLoop:
         """The loop over an epoch's batches starts, at the first batch or where a resumed run continues."""
         self.check_caught()
         self._check_loop(epoch, self._saves.open_epoch)
-        self.has_begun = True
+        self.has_looped = True
         for second in self._seconds:
             second.forget()
         self._saves.loop_starts()

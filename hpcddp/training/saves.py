@@ -121,7 +121,7 @@ class Saves:
         self.finish_reason = None if setup.over in {"", AT_ITS_END} else setup.over  # it finished early
         self.counts = dict(setup.asked or {})  # epochs or steps that the run was asked for
         self.is_over = False  # whether the `with` body has ended
-        self.is_left = False  # whether a loop over rt.epochs was left, since the ranks have agreed last
+        self.has_left_epochs = False  # whether a loop over rt.epochs was left, since the ranks have agreed last
         self.agreement = Agreement(group)
         self.attempt = AttemptSaves(setup.folder, watch, is_first=group.is_first, every_s=options.save_s)
         self.checkpointer = Checkpointer(setup, self.attempt)
@@ -153,8 +153,8 @@ class Saves:
 
         RequestError, on every rank, if other ranks call it at another point of the script.
         """
-        if self.is_left:
-            point, self.is_left = "left the loop over rt.epochs()", False
+        if self.has_left_epochs:
+            point, self.has_left_epochs = "left the loop over rt.epochs()", False
         granted, answers = self.agreement.agree(point, mine)
         self.attempt.note_stop(granted.get(STOP))
         self.finish_reason = self.finish_reason or granted.get(FINISH)
@@ -165,7 +165,7 @@ class Saves:
         """Before a collective of the script's own, which other ranks may not come to: behind the `with` body, or behind
         a loop that was left, since the others may be in it still. RequestError."""
         self.check_open(call)
-        if self.is_left:
+        if self.has_left_epochs:
             self.agree("left the loop")
 
     def agree_to_go_on(self, point: str, steps: int, *, tail: bool = False) -> bool:
