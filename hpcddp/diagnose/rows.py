@@ -121,6 +121,7 @@ ROWS = (
     Row("walltime", CAUSE, REQUEST, "hpcddp: … the run stopped (deadline)", "(deadline)", r"^hpcddp: (?:unfinished: |stopped after |run \S+: unfinished |.*the (?:run|job) stopped ).*\(deadline\)", _TIME),
     Row("early-exit", CAUSE, PROGRAM, "hpcddp: rank 1 … ended with status 0 while others still trained", "while ", r"^hpcddp: (?:the first cause: )?rank (?P<rank>\d+) on (?P<host>[\w.-]+) ended with status 0 while ", "all ranks have to take the same number of steps: drop_last=True, or a sampler that pads"),
     Row("hang", CAUSE, PROGRAM, "hpcddp: no rank gets on; rank 1 …", "no rank gets on", r"^hpcddp: .*no rank gets on.*; rank (?P<rank>\d+) on (?P<host>[\w.-]+)", _WHO_CAME_LATE),
+    Row("hang", CAUSE, PROGRAM, "hpcddp: the ranks have waited for each other for 600 s, …: rank 1 at …", "waited for each other", r"^hpcddp: the ranks have waited for each other for [^:]*: ranks? (?P<rank>\d+)", _WHO_CAME_LATE),
     Row("none", RESTART, NOBODY, "hpcddp: start 2 of at most 4", "hpcddp: start", r"^hpcddp: start \d+ of at most"),
     Row("none", RESTART, NOBODY, "will restart worker group (torchrun)", "orker group", r"will restart worker group|Restarting worker group"),
     # Launchers: what they could not start

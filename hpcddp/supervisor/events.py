@@ -18,16 +18,9 @@ LEFT, UNKNOWN, ABSENT, UNHEARD = "left", "unknown", "absent", "unheard"
 #: Of hosts that the check before the start has found unfit.
 UNFIT = "unfit"
 
-_ERRORS = "PeerFailedError|DistNetworkError|DistStoreError|DistBackendError"
-# What a rank says that has only seen another one end.
-_OF_ANOTHER = re.compile(
-    rf"\b({_ERRORS}|NCCL|gloo|ProcessGroup)"
-    r"|Connection (reset|closed|refused)|Broken pipe|Timed out waiting|Socket Timeout|ranks did not arrive in",
-    re.IGNORECASE,
-)
-# Of these, what is no word of the program's own: an error of torch's, or of the network below it.
+# What a rank says that has only seen another one end: no word of the program's own, but torch's or the network's below.
 _OF_NETWORK = re.compile(
-    rf"^([\w.]+\.)?({_ERRORS})\b"
+    r"^([\w.]+\.)?(PeerFailedError|DistNetworkError|DistStoreError|DistBackendError)\b"
     r"|^(nccl\w*|Last error|Proxy call)\b"
     r"|^RuntimeError: .*(gloo|NCCL|ProcessGroup|Connection|Broken pipe|Timed out|Socket Timeout)"
     r"|ranks did not arrive in",
@@ -81,8 +74,7 @@ class Event(Record):
     @property
     def is_of_another(self) -> bool:
         """Whether it ended since another one did."""
-        is_reported = self.kind == ERROR and (self.has_heard_of_one or _OF_ANOTHER.search(self.text) is not None)
-        return is_reported or self.is_clean_up
+        return (self.kind == ERROR and self.is_loss) or self.is_clean_up
 
     @property
     def has_heard_of_one(self) -> bool:
@@ -102,7 +94,7 @@ class Event(Record):
     @property
     def is_by_program(self) -> bool:
         """Whether the program ended by itself: by an error that it reported, or a crash."""
-        return self.is_by_itself or (self.kind == ERROR and not (self.is_loss or self.is_of_another))
+        return self.is_by_itself or (self.kind == ERROR and not self.is_loss)
 
     @property
     def is_loss_of_work(self) -> bool:

@@ -34,6 +34,7 @@ from hpcddp.training.rendezvous.process_group import open_group
 from hpcddp.training.torch_compat import Store, second_connection
 
 _LONGEST_PAUSE_S = 5.0
+_HANG = 1  # the status of a rank that others wait for: with max_restarts the job starts again
 _openings = itertools.count()  # a group may see several runtimes
 _watching: list[Watchdog] = []  # of this process, the innermost last
 
@@ -208,7 +209,7 @@ class Watchdog:
             if self._rank in hang.ranks:
                 self._tell(hang)
             store.add(f"{key}-left", 1)
-        os._exit(hang.error.exit_code if self._rank in hang.ranks else PEER_FAILED)
+        os._exit(_HANG if self._rank in hang.ranks else PEER_FAILED)
 
 
 # A rank's sign of life, for its agent: how far it is, and whether its main thread gets on: makes a step, or stands

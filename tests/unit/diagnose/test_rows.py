@@ -153,6 +153,7 @@ LINES = {
         "[Rank 4] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=1580, OpType=ALLREDUCE) ran for 600067 ms",
         "RuntimeError: [gloo/transport/tcp/unbound_buffer.cc:78] Timed out waiting 12000ms for recv operation to complete",
         "hpcddp: the first cause: no rank gets on since step 6; rank 1 on node2 stands at train.py:41",
+        "hpcddp: the ranks have waited for each other for 600 s, at different lines: rank 1, after 25 collectives, at a.py:9",
     ],
     "early-exit": ["hpcddp: the first cause: rank 1 on node2 ended with status 0 while others still trained"],
     "rendezvous": [

@@ -26,6 +26,13 @@ CASES = {
         ],
         (ERROR, 2),
     ),
+    "a connection of the program's own, such as to a database, is no word on another rank": (
+        [
+            Event(ERROR, 2, "n3", 1.0, status=_EXITED[1], text="ConnectionRefusedError: [Errno 111] refused"),
+            Event(ERROR, 0, "n1", 4.0, status=_EXITED[1], text="ValueError: a"),
+        ],
+        (ERROR, 2),
+    ),
     "the launcher kills the others of a rank that failed": (
         [
             Event(ERROR, 2, "n3", 1.0, status=_EXITED[1], text="ValueError: a"),
