@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import argparse
-import grp
 import os
-import re
 import shlex
 import sys
 from collections.abc import Mapping
@@ -17,7 +15,6 @@ from hpcddp.errors import HpcddpError, RequestError
 from hpcddp.login.planning import find_site_here, plan_request
 from hpcddp.schedulers.registry import find_scheduler
 from hpcddp.script.plan import list_missing
-from hpcddp.script.site import Site
 from hpcddp.script.site_file import SiteChoice, chosen_site, open_site
 from hpcddp.script.spec import read_spec
 
@@ -60,9 +57,12 @@ def run(args: argparse.Namespace, env: Mapping[str, str]) -> int:
         words = shlex.split(_ask("the command that trains", found) if asks else found)
         if words:
             given["command"] = ["python", *words] if words[0].endswith(".py") else words, _ANSWER
-    if "account" not in given and (account := _choose_account(site, asks=asks)):
-        given["account"] = account, _ANSWER
     if asks:
+        rule = site.account
+        such = f", such as {rule.example}" if rule.example else ""
+        question = f"account that pays for the jobs{such}" if rule.required else "account (Return: none)"
+        if "account" not in given and (account := _ask(question, "", needed=rule.required)):
+            given["account"] = account, _ANSWER
         for one in list_missing(read_spec(given, site.vars), site, cpus_known=scheduler.this_machine):
             key, example = _key_of(one.option, one.example)
             given[key] = _ask(f"{one.what}, such as {example}", ""), _ANSWER
@@ -106,26 +106,6 @@ def _ask_site(found: SiteChoice, env: Mapping[str, str]) -> SiteChoice:
             tell(str(error))
         else:
             return choice
-
-
-def _choose_account(site: Site, *, asks: bool) -> str:
-    """The answer; the only one of this user's groups that looks like an account of the site is offered, or taken where
-    nobody is asked. "" for none."""
-    rule = site.account
-    names = [name for name in map(_group_name, os.getgroups()) if rule.pattern and re.fullmatch(rule.pattern, name)]
-    found = names[0] if len(names) == 1 else ""
-    if not asks:
-        return found
-    such = f", such as {rule.example}" if rule.example else ""
-    question = f"account that pays for the jobs{such}" if found or rule.required else "account (Return: none)"
-    return _ask(question, found, needed=rule.required)
-
-
-def _group_name(number: int) -> str:
-    try:
-        return grp.getgrgid(number).gr_name
-    except KeyError:
-        return ""
 
 
 def _write(given: Mapping[str, tuple[object, str]]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import re
 
@@ -152,34 +153,41 @@ def test_no_text_stops_the_reader(text):
 
 
 @pytest.fixture
-def hpcddp(run, tmp_path):
-    return lambda *words, **more: run(["hpcddp", *words], cwd=tmp_path, env={"HOME": str(tmp_path)}, **more)
+def hpcddp(tmp_path, monkeypatch, capsys):
+    """Run it in this process, with these bytes on standard input: status, stdout and stderr."""
+    monkeypatch.chdir(tmp_path)
+
+    def call(*words: str, stdin: bytes = b"") -> tuple[int, str, str]:
+        monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(stdin)))
+        return main([*words]), *capsys.readouterr()
+
+    return call
 
 
 def test_findings_are_told_with_file_and_line_and_are_the_exit_status(hpcddp, tmp_path):
     (tmp_path / "job.sh").write_text("#!/bin/bash\n#PBS -N x -r n\n#PBS -l walltime=1day\n")
     (tmp_path / "good.sh").write_text("#!/bin/bash\n#PBS -N x -r n\n")
-    done = hpcddp("lint", "good.sh", "job.sh")
-    assert done.returncode == 1
-    assert done.stdout.startswith("job.sh:3: M33 mistake: ")
-    assert "    hpcddp writes: " in done.stdout
-    assert (hpcddp("lint", "good.sh").returncode, hpcddp("lint", "good.sh").stdout) == (0, "")
-    found = json.loads(hpcddp("lint", "--json", "job.sh").stdout)["findings"]
+    status, out, _ = hpcddp("lint", "good.sh", "job.sh")
+    assert status == 1
+    assert out.startswith("job.sh:3: M33 mistake: ")
+    assert "    hpcddp writes: " in out
+    assert hpcddp("lint", "good.sh") == (0, "", "")
+    found = json.loads(hpcddp("lint", "--json", "job.sh")[1])["findings"]
     assert [(f["file"], f["line"], f["rule"]) for f in found] == [("job.sh", 3, "M33")]
 
 
 def test_a_script_may_come_from_standard_input_and_line_ends_are_seen(hpcddp):
     text = "#!/bin/bash\n#PBS -N x\n#PBS -q rt_HF -l select=4:mpiprocs=8\nmpirun -np 32 python train.py\n"
-    done = hpcddp("lint", "-", stdin=text.replace("\n", "\r\n"))
-    assert "-:1: D1 mistake: qsub refuses the script: script contains cr, lf" in done.stdout
+    out = hpcddp("lint", "-", stdin=text.replace("\n", "\r\n").encode())[1]
+    assert "-:1: D1 mistake: qsub refuses the script: script contains cr, lf" in out
 
 
 def test_what_cannot_be_read_is_the_users_error(hpcddp, tmp_path):
     (tmp_path / "bad.py").write_text("def")
     for words in (["missing.sh"], ["bad.py"], [".", "--json"]):
-        done = hpcddp("lint", *words)
-        assert done.returncode == 2
-        assert re.match(r"hpcddp: .*\nhint: .*\n$", done.stderr)
+        status, _, err = hpcddp("lint", *words)
+        assert status == 2
+        assert re.match(r"hpcddp: .*\nhint: .*\n$", err)
 
 
 def test_the_manual_has_a_row_for_every_rule_and_its_level(repo):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 
 import pytest
 from hypothesis import example, given, settings
@@ -52,24 +53,38 @@ def plain_directives(site: str, **asked: str) -> dict[str, str]:
     return directives(site, **asked)
 
 
-@sites
+@functools.cache
+def with_texts(site: str, word: str, value: str, name: str, folder: str) -> str:
+    paths = {"pythonpath": [folder], "workdir": folder, "run_dir": folder, "venv": f"/{folder}"}
+    paths["modules"] = [f"m{folder}"]  # some words alone are no modules: `use`
+    return script(site, command=["prog", word], env={"ODD": value}, name=name, **paths)
+
+
+@pytest.mark.parametrize("site", ["local", *READERS])
 @briefly
 @example(word="word", value="value", name="name", folder=",")
 @example(word="word", value="value", name="name", folder="-use")
 @given(word=texts, value=texts, name=texts.map(nearest_name), folder=filled)
-def test_no_text_changes_what_the_scheduler_reads(site, word, value, name, folder):
-    paths = {"pythonpath": [folder], "workdir": folder, "run_dir": folder, "venv": f"/{folder}"}
-    paths["modules"] = [f"m{folder}"]  # some words alone are no modules: `use`
-    plain = dict(plain_directives(site, name="plain"))
+def test_no_text_adds_a_line_or_changes_what_the_scheduler_reads(site, word, value, name, folder):
+    plain = with_texts(site, "word", "value", "name", "folder")
     try:
-        odd = directives(site, command=["prog", word], env={"ODD": value}, name=name, **paths)
+        odd = with_texts.__wrapped__(site, word, value, name, folder)
     except RequestError:
-        assert "\n" in folder or "," in folder  # a module's name has none
+        # a module's name has none; nothing else is refused: all of it can be carried
+        assert "\n" in folder or "," in folder
         return
-    key = "--job-name" if site == "generic-slurm" else "-N"
-    assert odd.pop(key)
-    plain.pop(key)
-    assert odd == plain
+    assert len(odd.split("\n")) == len(plain.split("\n"))
+    assert "\r" not in odd
+    if site == "local":
+        assert not re.search(r"^\s*#(PBS|SBATCH|\$)", odd, re.MULTILINE)
+        return
+    before, after = (READERS[site][0](text) for text in (plain, odd))
+    assert (after.refusals, after.unread) == ((), ())
+    names = {"--job-name", "-N"}
+    assert [one for one in after.options if one.name not in names] == [
+        one for one in before.options if one.name not in names
+    ]
+    assert len(after.options) == len(before.options)
 
 
 @sites

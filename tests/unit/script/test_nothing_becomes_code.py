@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import functools
 import importlib
 import re
 
 import pytest
-from hypothesis import HealthCheck, example, given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from hpcddp.errors import RequestError
@@ -29,11 +28,7 @@ quickly = settings(
 )
 
 
-def directives(text: str) -> list[str]:
-    return [line for line in text.splitlines() if re.match(r"\s*#(PBS|SBATCH|BSUB|\$)", line)]
-
-
-# Those of the other sites differ in their directives, which the next test reads.
+# Those of the other sites differ in their directives: test_directives_stay.py.
 SHORT = {"generic-slurm", "generic-gridengine"}
 many = st.lists(texts, min_size=20, max_size=60)  # since each job is a second of its own
 
@@ -50,31 +45,6 @@ def test_arguments_and_variables_reach_the_program_byte_for_byte(site, node: Stu
     assert node.arguments == ["prog", *arguments]
     assert node.environment["ODD"] == value
     assert not list(node.folder.rglob("PWNED"))
-
-
-@functools.cache
-def with_texts(site: str, word: str, value: str, name: str, folder: str) -> str:
-    paths = {"pythonpath": [folder], "workdir": folder, "run_dir": folder, "venv": f"/{folder}"}
-    paths["modules"] = [f"m{folder}"]  # some words alone are no modules: `use`
-    return script(site, command=["prog", word], env={"ODD": value}, name=name, **paths)
-
-
-@pytest.mark.parametrize("site", ENOUGH)
-@quickly
-@example(word="word", value="value", name="name", folder=",")
-@example(word="word", value="value", name="name", folder="-use")
-@given(word=texts, value=texts, name=texts.map(nearest_name), folder=texts.filter(bool))
-def test_no_text_adds_a_directive_or_a_line(site, word, value, name, folder):
-    plain = with_texts(site, "word", "value", "name", "folder")
-    try:
-        odd = with_texts.__wrapped__(site, word, value, name, folder)
-    except RequestError:
-        # a module's name has none; nothing else is refused: all of it can be carried
-        assert "\n" in folder or "," in folder
-        return
-    assert len(odd.split("\n")) == len(plain.split("\n"))
-    assert len(directives(odd)) == len(directives(plain))
-    assert "\r" not in odd
 
 
 @quickly

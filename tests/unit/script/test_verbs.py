@@ -1,37 +1,44 @@
-"""`hpcddp render` and `hpcddp sites` as programs."""
+"""`hpcddp render` and `hpcddp sites` as they are typed."""
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from hpcddp.cli.main import main
 from hpcddp.script.site_file import site_files
 from tests.job_script import order_in
 
 
 @pytest.fixture
-def hpcddp(run, tmp_path):
+def hpcddp(tmp_path, monkeypatch, capsys):
+    """Run it in this process."""
     for script in ("train.py", "x.py", "y.py", "a b"):  # render looks for what the command runs
         (tmp_path / script).touch()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for name in ("HPCDDP_SITE", "XDG_CONFIG_HOME"):
+        monkeypatch.delenv(name, raising=False)
 
-    def call(*words: str, **env: str):
-        return run(["hpcddp", *words], cwd=tmp_path, env={"HOME": str(tmp_path), **env})
+    def call(*words: str, **env: str) -> subprocess.CompletedProcess[str]:
+        for name, value in env.items():
+            monkeypatch.setenv(name, value)
+        return subprocess.CompletedProcess(words, main([*words]), *capsys.readouterr())
 
     return call
 
 
-def test_stdout_is_the_script_and_stderr_says_which_site_and_why(hpcddp):
-    done = hpcddp("render", "--site", "local", "--", "python", "train.py")
+def test_stdout_is_the_script_and_stderr_says_which_site_and_why(run, tmp_path):
+    (tmp_path / "train.py").touch()
+    words = ["render", "--site", "local", "--name", "its", "--", "python", "train.py", "a b"]
+    done = run(["hpcddp", *words], cwd=tmp_path, env={"HOME": str(tmp_path)})
     assert done.returncode == 0
     assert done.stdout.startswith("#!/bin/bash\n")
+    assert "\n#   hpcddp render --site local --name its -- python train.py 'a b'\n" in done.stdout
     assert done.stderr.splitlines()[0] == "hpcddp: site local (--site)"  # a Python without torch has a remark
-
-
-def test_the_script_says_which_command_made_it(hpcddp):
-    done = hpcddp("render", "--site", "local", "--name", "its", "--", "python", "a b")
-    assert "\n#   hpcddp render --site local --name its -- python 'a b'\n" in done.stdout
 
 
 def test_options_and_set_win_over_the_job_file_over_the_site(hpcddp, tmp_path):
