@@ -130,7 +130,7 @@ class _Judge:
         ):
             if (cause := find()) is not None:
                 return cause
-        if self._has_failed is None and not is_done(self._logs, len(self._world), _SAYS_WHY):
+        if self._has_failed is None and not is_done(self._logs, len(self._world)):
             return Cause("unknown")
         is_empty = all(not line.strip() for log in self._logs for line in log.lines)
         is_bad = bool(self._has_failed) or bool(self._exit_status) or bool(self._ends) or bool(self._lost)
