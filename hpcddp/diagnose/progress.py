@@ -103,14 +103,17 @@ def list_own_lines(log: Log, before: int) -> list[tuple[int, str]]:
 def is_done(logs: Sequence[Log], size: int) -> bool:
     """Whether each log shows that its work came to an end: by status 0, a full counter in the last line, or a word of
     it in one of the last lines that does not come more often than there are ranks (`size`)."""
+    is_shown = any(log.exit_status == 0 for log in logs)
     for log in (log for log in logs if log.exit_status != 0):
         lines = [line for _, line in list_own_lines(log, len(log.lines) + log.skipped + 1) if line]
         shapes = [_NUMBERS.sub(b"#", line.encode()) for line in lines]
         counts = Counter(shapes)
-        last = [line for line, shape in zip(lines[-size - 3 :], shapes[-size - 3 :]) if counts[shape] <= max(size, 1)]
-        if lines and not _FULL.search(lines[-1]) and not any(map(_DONE.search, last)):
+        few = range(len(lines))[-size - 3 :]
+        says = any(counts[shapes[at]] <= max(size, 1) and _DONE.search(lines[at]) for at in few)
+        if lines and not says and not _FULL.search(lines[-1]):
             return False
-    return True
+        is_shown |= bool(lines)
+    return is_shown
 
 
 def _is_own(line: bytes) -> bool:

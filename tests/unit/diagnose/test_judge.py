@@ -222,8 +222,8 @@ def test_a_line_with_an_errors_name_near_a_traceback_that_was_caught_is_no_part_
 
 def test_what_torch_load_raises_and_no_other_row_names_is_the_checkpoints(told):
     log = raised(0, "EOFError").replace("/u/train.py", "/lib/torch/serialization.py").replace("<module>", "load")
-    assert told(log).class_ == "checkpoint"
-    assert told(log.replace("EOFError", MISSING)).class_ == "file-missing"
+    assert told(log, has_failed=True).class_ == "checkpoint"
+    assert told(log.replace("EOFError", MISSING), has_failed=True).class_ == "file-missing"
 
 
 def test_nothing_that_says_why_is_unknown_and_a_log_without_a_failure_none(told):
@@ -373,7 +373,7 @@ def test_a_rank_that_ended_without_a_word_has_the_launchers_line(told):
 
 
 def test_an_exception_group_is_read_behind_its_bar(told):
-    lines = ["  + Exception Group Traceback (most recent call last):", '  |   File "/u/train.py", line 7, in main']
+    lines = ["  + Exception Group Traceback (most recent call last):", '  |   File "/u/train.py", line 7, in <module>']
     lines += ["  | ExceptionGroup: loading failed (2 sub-exceptions)", "  +-+---------------- 1 ----------------"]
     lines += ["    | OSError: shard 3 broken", "    +------------------------------------"]
     cause = told("".join(f"[rank0]: {line}\n" for line in lines) + raised(1, RESET))
@@ -527,9 +527,9 @@ def test_an_error_of_hpcddps_that_is_a_ranks_last_word_is_the_cause_and_its_hint
     ("log", "class_"),
     [
         (f"{RECORDED}{ACCEPT}{EPOCH}done\n", "none"),
-        (f"hpcddp: warning: OMP_NUM_THREADS=8 is more than its 2 CPUs\n{ACCEPT}", "none"),
-        (BATCH, "none"),
-        ("hpcddp: run t: unfinished (a signal) after step 4, epoch 0\n  resume    the same command again\n", "none"),
+        (f"hpcddp: warning: OMP_NUM_THREADS=8 is more than its 2 CPUs\n{ACCEPT}", "unknown"),
+        (BATCH, "unknown"),
+        ("hpcddp: run t: unfinished (a signal) after step 4, epoch 0\n  resume    the same command again\n", "unknown"),
         (f"{raised(1, 'KeyError: 5')}{RECORDED}{ACCEPT}", "exception"),
         (f"srun: error: node2: task 1: Segmentation fault\n{RECORDED}{ACCEPT}", "crash"),
         (f"{RECORDED}{ACCEPT}srun: error: node2: task 1: Killed\n", "exit-status"),
