@@ -39,7 +39,9 @@ _SURVIVED = re.compile(
     r"|\b(continu(es|ing)|instead|without it)\b|\bus(e|ing) (the |its |a )?(default|built|slow)"
     r"|(default|built-in)\w*\b.*\bused"
 )
-_EXIT = re.compile(r"(?i)\bexit(?:ed)?(?: with)?[ _](?:status|code)\W{0,3}(\d{1,3})\b|\b(?:status|rc)[ =]\(?(\d{1,3})\)?\s*$")
+_EXIT = re.compile(
+    r"(?i)\bexit(?:ed)?(?: with)?[ _](?:status|code)\W{0,3}(\d{1,3})\b|\b(?:status|rc)[ =]\(?(\d{1,3})\)?\s*$"
+)
 #: The exception at a traceback's end.
 _EXCEPTION = re.compile(r"(?:[A-Za-z_]\w*\.)*(?:_*[A-Z]\w*|timeout|gaierror|error)(?:: .*|:)?$")
 _FRAME = re.compile(r'File "(.+?)", line (\d+), in (\S+)')
