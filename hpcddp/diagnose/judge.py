@@ -130,7 +130,7 @@ class _Judge:
         ):
             if (cause := find()) is not None:
                 return cause
-        if self._has_failed is None and not is_done(self._logs, len(self._world), _SAYS_WHY):
+        if self._has_failed is None and not is_done(self._logs, len(self._world)):
             return Cause("unknown")
         is_empty = all(not line.strip() for log in self._logs for line in log.lines)
         is_bad = bool(self._has_failed) or bool(self._exit_status) or bool(self._ends) or bool(self._lost)
@@ -153,11 +153,11 @@ class _Judge:
 
     def _find_cause(self) -> Cause | None:
         """The first of what was raised or said by who knows."""
-        said = [mark for mark in self._of(CAUSE) if not (mark.is_raised and mark.is_logged and self._seems_well)]
-        said = [mark for mark in said if not self._is_too_late(mark)]
-        raised = [mark for mark in self._of(RAISED) if mark.is_raised and not (mark.is_logged and self._seems_well)]
+        said = [mark for mark in self._of(CAUSE) if not self._is_too_late(mark)]
+        raised = [mark for mark in self._of(RAISED) if mark.is_raised]
+        raised = [mark for mark in raised if not (mark.is_logged and self._seems_well) or self._is_last(mark)]
         signed = [mark for mark in raised if mark.is_signed]
-        raised = signed or raised
+        raised = signed or [mark for mark in raised if not mark.is_caught] or raised
         found = [*said, *raised]
         if not found:
             return None
@@ -407,6 +407,9 @@ class _Judge:
     def _own_words(self, found: tuple[Log, int, str], rank: int | str | None, host: str) -> Cause:
         """The cause of a rank that ended after these words of its own; a row may know them."""
         log, number, text = found
+        if log.source.rank is None and len(self._world) > 1:
+            same = [line for _, line in list_own_lines(log, len(log.lines) + log.skipped + 1) if line == text]
+            rank = ALL if len(same) == len(self._world) else rank
         known = (mark for mark in self._marks if mark.log == log.number and mark.number == number)
         named = next((mark for mark in known if mark.row is not None and mark.row.remedy), None)
         if named is not None:
@@ -439,7 +442,9 @@ class _Judge:
                 continue
             if label is not None and isinstance(rank, int) and int(label[1] or label[2]) != rank:
                 continue
-            if counts[_shape(line)] > times:
+            if counts[_shape(line)] > times and not (
+                counts[_shape(line)] == len(self._world) and _SAYS_WHY.search(line)
+            ):
                 went_on = True
                 if best is not None:
                     break

@@ -16,13 +16,11 @@ if TYPE_CHECKING:
 #: What does not begin a line of a program's own.
 _NOT_OWN = re.compile(
     rb"\s|\[rank\d|Traceback|During handling|The above|srun: |slurmstepd|hpcddp: |hint: |[-=*]{5}|frame #|=   "
-    rb"|\[?[EWI]\d{4} |<omitting|Exception raised|Thread 0x|\S+: line \d+: .*not found"
+    rb"|\[?[EWI]\d{4} [\d:.]+ (\d+ )?(torch/|\w+\.cpp)|<omitting|Exception raised|Thread 0x|\S+: line \d+: .*not found"
 )
 #: What a program's last line says of its end.
-_DONE = re.compile(
-    r"(?i)\b(done|finish(ed|ing)?|completed?|bye|ok|success\w*|ended|end|saved|reached)\b"
-    r"|100 ?%|\b(?P<all>\d+) ?(/|of) ?(?P=all)\b"
-)
+_DONE = re.compile(r"(?i)\b(done|finish(ed|ing)?|completed?|bye|ok|success\w*|ended|end|saved|reached)\b")
+_FULL = re.compile(r"\b100 ?%|(?<![\[(])(?<!MEMBER: )\b(?P<all>[1-9]\d*) ?(/|of) ?(?P=all)\b")
 _BAR = re.compile(rb"-{60,}\s*$")  # of Open MPI
 _NUMBERS = re.compile(rb"\d+(\.\d+)?(e[+-]?\d+)?|[^\w\s]{2,}")  # and bars
 _BEHIND = 3000  # lines, of those behind an exception and of those at the end, that are looked at
@@ -102,17 +100,20 @@ def list_own_lines(log: Log, before: int) -> list[tuple[int, str]]:
     return found
 
 
-def is_done(logs: Sequence[Log], size: int, says_why: re.Pattern[str]) -> bool:
-    """Whether no log ends in the middle of its work: with a line that came often before, or that `says_why` something
-    went wrong, and does not tell of an end. `size`: how many ranks there are, each of which may print the same."""
-    for log in logs:
+def is_done(logs: Sequence[Log], size: int) -> bool:
+    """Whether each log shows that its work came to an end: by status 0, a full counter in the last line, or a word of
+    it in one of the last lines that does not come more often than there are ranks (`size`)."""
+    is_shown = any(log.exit_status == 0 for log in logs)
+    for log in (log for log in logs if log.exit_status != 0):
         lines = [line for _, line in list_own_lines(log, len(log.lines) + log.skipped + 1) if line]
-        counts = Counter(_NUMBERS.sub(b"#", line.encode()) for line in lines)
-        if log.exit_status != 0 and lines and not _DONE.search(lines[-1]):
-            is_again = counts[_NUMBERS.sub(b"#", lines[-1].encode())] > max(size, 1)
-            if is_again or says_why.search(lines[-1]):
-                return False
-    return True
+        shapes = [_NUMBERS.sub(b"#", line.encode()) for line in lines]
+        counts = Counter(shapes)
+        few = range(len(lines))[-size - 3 :]
+        says = any(counts[shapes[at]] <= max(size, 1) and _DONE.search(lines[at]) for at in few)
+        if lines and not says and not _FULL.search(lines[-1]):
+            return False
+        is_shown |= bool(lines)
+    return is_shown
 
 
 def _is_own(line: bytes) -> bool:

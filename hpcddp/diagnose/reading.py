@@ -31,9 +31,17 @@ FIRST, RERAISED, ACCIDENT = "first", "reraised", "accident"
 _IGNORED = ("Exception ignored in", "Logging error", "Exception in thread", "atexit")
 _LEVEL = re.compile(r"\b(ERROR|WARN\w*|CRITICAL|EXCEPTION)\b")
 _RETRIED = re.compile(
-    r"(?i)\bretr(y|ies|ying)|attempt \d+ (of|/)|trying again|skipp(ed|ing)|ignor(ed|ing)|fall(ing)? back"
+    r"(?i)\bretr(y|ies|ying)|attempt \d+ (of|/)|trying again|skipp(ed|ing)|ignor(ed|ing)|fall(ing|s)? ?back"
 )
-_EXIT = re.compile(r"(?i)\bexit(?:ed)?(?: with)?[ _](?:status|code)\W{0,3}(\d{1,3})\b|\bstatus[ =]\(?(\d{1,3})\)?\s*$")
+#: What a program says of an error that it goes on after.
+_SURVIVED = re.compile(
+    r"(?i)\bwill retry|retrying|trying again|ignor(ed|ing)\b|fall(ing|s)? ?back|(go(es|ing)|carry(ing)?) on\b"
+    r"|\b(continu(es|ing)|instead|without it)\b|\bus(e|ing) (the |its |a )?(default|built|slow)"
+    r"|(default|built-in)\w*\b.*\bused"
+)
+_EXIT = re.compile(
+    r"(?i)\bexit(?:ed)?(?: with)?[ _](?:status|code)\W{0,3}(\d{1,3})\b|\b(?:status|rc)[ =]\(?(\d{1,3})\)?\s*$"
+)
 #: The exception at a traceback's end.
 _EXCEPTION = re.compile(r"(?:[A-Za-z_]\w*\.)*(?:_*[A-Z]\w*|timeout|gaierror|error)(?:: .*|:)?$")
 _FRAME = re.compile(r'File "(.+?)", line (\d+), in (\S+)')
@@ -42,7 +50,7 @@ _LIBRARY = re.compile(r"(site|dist)-packages/|/lib/python\d|<frozen|<string>|/bi
 _WORLD = re.compile(
     rb"[Rr]ank\W{0,3}\d+\s?(?:of|/)\s?(\d+)\b|initiali[sz]ed \d+ of (\d+)\b|hpcddp: (\d+) ranks on"
     rb"|world.?size\W{1,3}(\d+)\b|\b(\d+) (?:processes|ranks)\b"
-    rb"|Starting with (\d+) processes|\bnranks (\d+)|MEMBER: \d+/(\d+)"
+    rb"|Starting with (\d+) processes|\bnranks (\d+)|MEMBER: \d+/(\d+)|\d/(\d+) clients joined"
 )
 _SAMPLE = 100_000  # bytes, in which ranks that are numbers without a name, and how many there are, are looked for
 #: What begins a line, or stands in it, and says whose it is.
@@ -52,7 +60,7 @@ _PREFIX = re.compile(
 )
 _LABEL = re.compile(
     rb"\[[Rr]ank[ :=]?(\d+)\]|^\[[^\]]*\]\[(\d{1,5})\]\[|^\[(\d+)\]:? (?=\S)|^(\d{1,5}): (?=\S)"
-    rb"|^\[\d+,(\d+)\]<std|^\[\S+@\d+,(\d+)\]<std|^<(\d+)> |\b[Rr]ank\W{0,4}(\d+)\b|\bworker[-_](\d+)\b"
+    rb"|^\[\d+,(\d+)\]<std|^\[\S+@\d+,(\d+)\]<std|^[(<](\d+)[)>] |\b[Rr]ank\W{0,4}(\d+)\b|\bworker[-_](\d+)\b"
     rb"|(?:^|[ \[(|])r(\d{1,4})[\])|: ]|[\[(]R(\d{1,4})[\])]"
 )
 _TORCH = re.compile(rb"\[rank\d+\]:")  # torch's, in front of what ends a rank
@@ -242,7 +250,7 @@ def _choose_rows(keys: Iterable[str]) -> str:
     return write(root)  # type: ignore[arg-type]
 
 
-_SPECIAL = (_TRACEBACK, *_LATER, "exit", "status", "The end of its output", "hint: ")
+_SPECIAL = (_TRACEBACK, *_LATER, "exit", "status", "rc=", "The end of its output", "hint: ")
 _ALONE = next(
     row for row in ROWS if row.level == WEAK and re.search(r"\d", row.key)
 )  # lines are compared without their digits
@@ -276,7 +284,7 @@ class _Open:
 
     def was_caught(self) -> bool:
         """Whether the traceback does not begin where its program, process or thread began."""
-        first = _FRAME.search(self.frames[0]) if self.frames and self.link != FIRST and not self.prefix else None
+        first = _FRAME.search(self.frames[0]) if self.frames and self.link != FIRST else None
         return first is not None and not re.match(r"<module>|_run_|_bootstrap|_worker_loop", first[3])
 
     def find_frame(self, known: dict[str, str]) -> str:
@@ -386,6 +394,8 @@ class _LogReader:
         body, prefix = self._strip(line)
         for row in kind.rows:
             match = row.match(body)
+            if match is not None and row.level in {RAISED, WEAK} and _SURVIVED.search(body):
+                return
             if match is not None:
                 labelled = _PREFIX.match(prefix) or (_LABEL.search(piece) if rank is None else None)
                 rank = next(iter(_read_number(labelled.groups())), rank) if labelled is not None else rank
@@ -433,7 +443,7 @@ class _LogReader:
             return True
         if "hint: " in line and self._look_at_hint(at, line, rank):
             return True
-        if "xit" in line or "status" in line:
+        if "xit" in line or "status" in line or "rc=" in line:
             for found in _EXIT.finditer(line):
                 self._log.exit_status = int(found[1] or found[2])
         return False
@@ -520,9 +530,11 @@ class _LogReader:
             fits = (row for row in ROWS if row.level not in {RECORD, RESTART} and row.match(said))
             self._rows[said] = next(fits, None)
         row = self._rows[said]
+        if one.was_caught() and self._was_survived(one, at):
+            return
         level = RAISED if row is None or row.level in {CAUSE, RAISED} else row.level
         match = row.match(body) if row is not None else None
-        rank = one.rank if one.rank is not None else rank
+        rank = one.rank if one.rank is not None else 0 if "clients joined" in body else rank  # whom the others call
         named = _read_groups(match)
         whose = named.get("rank", rank) if level in {RAISED, CAUSE, END} else rank
         mark = Mark(
@@ -539,6 +551,12 @@ class _LogReader:
             self._longest = max(self._longest, len(lines))
         self._log.marks.append(mark)
         self._last = one.prefix.strip(), at, mark
+
+    def _was_survived(self, one: _Open, at: int) -> bool:
+        """Whether the line in front of a traceback, or one right behind it, says that the program goes on."""
+        lines = self._log.lines
+        near = [lines[one.begin - 1] if one.begin else b"", *lines[at + 1 : at + 3]]
+        return any(_SURVIVED.search(line.decode(errors="replace")) for line in near)
 
     def _find_link(self, one: _Open, at: int) -> str:
         """An exception that was raised while another was handled is meant to be in its place if the function that

@@ -172,7 +172,7 @@ ROWS = (
     Row("crash", CAUSE, PROGRAM, "Fatal Python error: Segmentation fault", "Fatal Python error", r"Fatal Python error: ", _NATIVE),
     Row("crash", CAUSE, PROGRAM, "terminate called, what():", "terminate called|what():", r"terminate called (after throwing|without)|^what\(\): ", _NATIVE),
     Row("crash", CAUSE, PROGRAM, "free(): invalid pointer", "(): |corrupt|smashing|pure virtual|Segfault encountered", r"(free|malloc|realloc|munmap_chunk|unlink_chunk|malloc_consolidate)\(\): |double free or corruption|corrupted (size|double-linked)|stack smashing detected|pure virtual method called|Segfault encountered", _NATIVE),
-    Row("crash", CAUSE, PROGRAM, "Assertion … failed", "ssertion", r"^\S+: .*Assertion [`'\"].*failed", _NATIVE),
+    Row("crash", CAUSE, PROGRAM, "Assertion … failed", "ssertion|heck failed|HECK failed", r"^\S+: .*Assertion [`'\"].*failed|\b(C|c)heck failed: |\bCHECK failed: ", _NATIVE),
     Row("crash", CAUSE, PROGRAM, "…, aborting", "bort", r"^(?!.*\b(srun|slurm|mpirun|prterun|mpiexec|ERROR|CRITICAL|FATAL|WARN\w*)).*[,:;.] ?abort(ing|ed)?[.!]*$", _NATIVE),
     Row("crash", MARK, PROGRAM, "Caught signal 11, Process received signal", "signal|Signal", r"Caught signal (?P<signal>\d+) \(|\*\*\* Process received signal|^\[\S+:\d+\] Signal: .*\((?P<signal_too>\d+)\)", _NATIVE),
     # The ranks and each other

@@ -69,7 +69,7 @@ def test_the_same_error_on_each_rank_is_of_all_and_of_some_while_others_waited_o
 def test_an_exception_that_was_caught_is_no_cause(told):
     caught = "2026-11-25 19:09:02,494 [rank 0] ERROR store: reading failed (attempt 1 of 3), will retry\n"
     on = "2026-11-25 19:09:03,000 [rank 0] INFO store: sum 18\n"
-    assert told(caught + raised(None, "OSError: [Errno 28] No space left on device") + on).class_ == "none"
+    assert told(caught + raised(None, "OSError: [Errno 28] No space left on device") + on + "done\n").class_ == "none"
     ignored = "Exception ignored in: <function f at 0x1>\n" + raised(None, "KeyError: 1")
     assert told(ignored + "done\n").class_ == "none"
     on = "".join(f"[rank {n % 2}] INFO step {n}\n" for n in range(6))
@@ -162,7 +162,7 @@ def test_a_crash_after_words_of_a_lack_is_that_lack(told):
     said = "OpenBLAS blas_thread_init: pthread_create failed for thread 3 of 8: Resource temporarily unavailable\n"
     end = "mpirun noticed that process rank 1 with PID 7 on node node1 exited on signal 11 (Segmentation fault).\n"
     assert (told(said + end).class_, told(said + end).rank) == ("limits", 1)
-    assert told(said + "step 1\n").class_ == "none"
+    assert told(said + "done\n").class_ == "none"
 
 
 def test_the_status_of_timeout_says_whose_signal_it_was(told):
@@ -199,9 +199,10 @@ def test_a_timeout_does_not_win_over_what_the_missing_rank_raised(told):
 def test_a_log_that_stops_in_the_middle_does_not_show_that_nothing_failed(told):
     steps = "".join(f"step {n} loss 0.{n}\n" for n in range(9))
     assert told(steps).class_ == "unknown"
-    for end in ("training done\n", "step 10/10\n", "exit status 0\n", "copying results back\n"):
+    for end in ("training done\n", "step 10/10\n", "exit status 0\n"):
         assert told(steps + end).class_ == "none"
-    assert told("rank 1: loss is nan at step 4, stopping\n").class_ == "unknown"
+    for end in ("rank 1: loss is nan at step 4, stopping\n", 9 * "saved\n", "rank 0, MEMBER: 2/2\n"):
+        assert told(steps + end).class_ == "unknown"
 
 
 def test_the_first_task_that_ended_by_a_signal_was_killed_and_one_behind_its_launchers_sweep_was_not(told):
@@ -221,8 +222,8 @@ def test_a_line_with_an_errors_name_near_a_traceback_that_was_caught_is_no_part_
 
 def test_what_torch_load_raises_and_no_other_row_names_is_the_checkpoints(told):
     log = raised(0, "EOFError").replace("/u/train.py", "/lib/torch/serialization.py").replace("<module>", "load")
-    assert told(log).class_ == "checkpoint"
-    assert told(log.replace("EOFError", MISSING)).class_ == "file-missing"
+    assert told(log, has_failed=True).class_ == "checkpoint"
+    assert told(log.replace("EOFError", MISSING), has_failed=True).class_ == "file-missing"
 
 
 def test_nothing_that_says_why_is_unknown_and_a_log_without_a_failure_none(told):
@@ -372,7 +373,7 @@ def test_a_rank_that_ended_without_a_word_has_the_launchers_line(told):
 
 
 def test_an_exception_group_is_read_behind_its_bar(told):
-    lines = ["  + Exception Group Traceback (most recent call last):", '  |   File "/u/train.py", line 7, in main']
+    lines = ["  + Exception Group Traceback (most recent call last):", '  |   File "/u/train.py", line 7, in <module>']
     lines += ["  | ExceptionGroup: loading failed (2 sub-exceptions)", "  +-+---------------- 1 ----------------"]
     lines += ["    | OSError: shard 3 broken", "    +------------------------------------"]
     cause = told("".join(f"[rank0]: {line}\n" for line in lines) + raised(1, RESET))
@@ -525,10 +526,10 @@ def test_an_error_of_hpcddps_that_is_a_ranks_last_word_is_the_cause_and_its_hint
 @pytest.mark.parametrize(
     ("log", "class_"),
     [
-        (f"{RECORDED}{ACCEPT}{EPOCH}", "none"),
-        (f"hpcddp: warning: OMP_NUM_THREADS=8 is more than its 2 CPUs\n{ACCEPT}", "none"),
-        (BATCH, "none"),
-        ("hpcddp: run t: unfinished (a signal) after step 4, epoch 0\n  resume    the same command again\n", "none"),
+        (f"{RECORDED}{ACCEPT}{EPOCH}done\n", "none"),
+        (f"hpcddp: warning: OMP_NUM_THREADS=8 is more than its 2 CPUs\n{ACCEPT}", "unknown"),
+        (BATCH, "unknown"),
+        ("hpcddp: run t: unfinished (a signal) after step 4, epoch 0\n  resume    the same command again\n", "unknown"),
         (f"{raised(1, 'KeyError: 5')}{RECORDED}{ACCEPT}", "exception"),
         (f"srun: error: node2: task 1: Segmentation fault\n{RECORDED}{ACCEPT}", "crash"),
         (f"{RECORDED}{ACCEPT}srun: error: node2: task 1: Killed\n", "exit-status"),
