@@ -158,7 +158,8 @@ class _Judge:
         raised = [mark for mark in raised if not (mark.is_logged and self._seems_well) or self._is_last(mark)]
         signed = [mark for mark in raised if mark.is_signed]
         raised = signed or [mark for mark in raised if not mark.is_caught] or raised
-        found = [*said, *raised]
+        last = {(mark.log, mark.rank, mark.body) if mark.is_logged else id(mark): mark for mark in raised}
+        found = [*said, *last.values()]
         if not found:
             return None
         first = min(found, key=self._order(found))

@@ -45,6 +45,7 @@ _EXIT = re.compile(
 #: The exception at a traceback's end.
 _EXCEPTION = re.compile(r"(?:[A-Za-z_]\w*\.)*(?:_*[A-Z]\w*|timeout|gaierror|error)(?:: .*|:)?$")
 _FRAME = re.compile(r'File "(.+?)", line (\d+), in (\S+)')
+_INSIDE = re.compile(rb'File ".+", line \d+, in (?!<module>|_run_|_bootstrap|_worker_loop)')
 _LOADS = re.compile(r"torch/serialization\.py\", line \d+, in (load|_load|_legacy_load)$")
 _LIBRARY = re.compile(r"(site|dist)-packages/|/lib/python\d|<frozen|<string>|/bin/(torchrun|accelerate)$")
 _WORLD = re.compile(
@@ -284,8 +285,7 @@ class _Open:
 
     def was_caught(self) -> bool:
         """Whether the traceback does not begin where its program, process or thread began."""
-        first = _FRAME.search(self.frames[0]) if self.frames and self.link != FIRST else None
-        return first is not None and not re.match(r"<module>|_run_|_bootstrap|_worker_loop", first[3])
+        return bool(self.frames) and self.link != FIRST and _INSIDE.search(self.frames[0].encode()) is not None
 
     def find_frame(self, known: dict[str, str]) -> str:
         """The innermost line of the program, as `train.py:12`. `known`: those of tracebacks before."""
@@ -305,10 +305,7 @@ class _LogReader:
         self._known: dict[bytes, _LineKind] = {}  # by the line without digits
         self._rows: dict[str, Row | None] = {}  # of exceptions, by their text
         self._frames: dict[str, str] = {}  # by the lines of a traceback
-        self._repeated: dict[tuple[bytes, ...], dict[int | None, int]] = {}  # lines -> rank -> the mark of its last
-        self._moved: dict[int, int] = {}  # a mark -> the number of its last line
-        self._longest = 0  # of those, in lines
-        self._loggers: dict[bytes, bool] = {}  # by a line in front of a traceback, without digits
+        self._survived: dict[bytes, bool] = {}  # by a line near a traceback, without digits
         self._open: list[_Open] = []
         self._chains = 0
         self._last: tuple[str, int, Mark | None] = ("", 0, None)  # the last exception: its prefix, its line
@@ -327,8 +324,7 @@ class _LogReader:
         for at, line in enumerate(self._log.lines):
             if at < after:
                 continue
-            if self._repeated and line == _PLAIN and not self._open and (count := self._skip_repeated(at)):
-                after = at + count
+            if line == _PLAIN and not self._open and (after := self._skip_survived(at)):
                 continue
             if at in alone:
                 self._look(at, line, _LineKind(says=True, is_special=False, rows=(_ALONE,)))
@@ -344,25 +340,21 @@ class _LogReader:
                 if kind.says or self._open or self._quoted:
                     self._look(at, piece, kind)
         self._log.is_cut = any(not one.is_ignored and not one.is_logged and one.frames for one in self._open)
-        for index, number in self._moved.items():
-            self._log.marks[index] = self._log.marks[index]._replace(number=number)
 
-    def _skip_repeated(self, at: int) -> int:
-        """How many lines from here are a traceback that was caught and logged before, by the same rank: of a thousand
-        such ones the last counts. 0: they are none."""
+    def _is_survived(self, line: bytes) -> bool:
+        """Whether a line near a traceback says that the program goes on."""
+        alike = line[-1000:].translate(None, _DIGITS)
+        if alike not in self._survived:
+            self._survived[alike] = _SURVIVED.search(alike.decode(errors="replace")) is not None
+        return self._survived[alike]
+
+    def _skip_survived(self, at: int) -> int:
+        """The place behind a traceback that begins here, does not begin where its program began, and stands behind a
+        line which says that the program goes on; 0: it is none."""
         lines = self._log.lines
-        end = next((n for n in range(at + 1, at + 2 + self._longest) if lines[n : n + 1] and lines[n][:1] != b" "), 0)
-        known = self._repeated.get(tuple(lines[at + 1 : end + 1]))
-        before = lines[at - 1] if at else b""
-        if known is None or not lines[end + 1 : end + 2] or not lines[end + 1].strip():
+        if not at or not self._is_survived(lines[at - 1]) or not _INSIDE.search(b"".join(lines[at + 1 : at + 2])):
             return 0
-        label = _LABEL.search(before)
-        rank = next(iter(_read_number(label.groups())), None) if label is not None else self._log.source.rank
-        if rank not in known or not self._is_logged(before.decode(errors="replace")):
-            return 0
-        self._moved[known[rank]] = end + 1 + self._log.skipped
-        self._last = "", end, self._log.marks[known[rank]]
-        return end + 1 - at
+        return next((n for n in range(at + 1, len(lines)) if lines[n][:1] != b" "), at) + 1
 
     def _classify(self, alike: bytes) -> _LineKind:
         if not _ANY.search(alike):
@@ -474,21 +466,13 @@ class _LogReader:
         self._chains += 1
         return self._log.number * 1_000_000 + self._chains
 
-    def _is_logged(self, before: str) -> bool:
+    @staticmethod
+    def _is_logged(before: str) -> bool:
         """Whether the line in front of a traceback is a logger's, or a program's own that says what it does then."""
         text = before.split("\r")[-1]
-        alike = text.encode().translate(None, _DIGITS)
-        if alike not in self._loggers:
-            self._loggers[alike] = self._reads_like_logger(text)
-        return self._loggers[alike]
-
-    @staticmethod
-    def _reads_like_logger(text: str) -> bool:
         if not text.strip() or _FRAME.search(text):
             return False
-        if _RETRIED.search(text):
-            return True
-        return find_time(text.encode()) is not None and _LEVEL.search(text) is not None
+        return bool(_RETRIED.search(text) or (find_time(text.encode()) is not None and _LEVEL.search(text)))
 
     def _strip(self, line: str) -> tuple[str, str]:
         """The line without what says whose it is, and that."""
@@ -530,7 +514,8 @@ class _LogReader:
             fits = (row for row in ROWS if row.level not in {RECORD, RESTART} and row.match(said))
             self._rows[said] = next(fits, None)
         row = self._rows[said]
-        if one.was_caught() and self._was_survived(one, at):
+        near = [*self._log.lines[max(one.begin - 1, 0) : one.begin], *self._log.lines[at + 1 : at + 3]]
+        if one.was_caught() and any(map(self._is_survived, near)):
             return
         level = RAISED if row is None or row.level in {CAUSE, RAISED} else row.level
         match = row.match(body) if row is not None else None
@@ -545,18 +530,8 @@ class _LogReader:
             link=self._find_link(one, at),
         )  # fmt: skip
         self._above = one.frames
-        if one.is_logged and not one.prefix and not self._is_quoted:
-            lines = self._log.lines[one.begin + 1 : at + 1]
-            self._repeated.setdefault(tuple(lines), {})[one.rank] = len(self._log.marks)
-            self._longest = max(self._longest, len(lines))
         self._log.marks.append(mark)
         self._last = one.prefix.strip(), at, mark
-
-    def _was_survived(self, one: _Open, at: int) -> bool:
-        """Whether the line in front of a traceback, or one right behind it, says that the program goes on."""
-        lines = self._log.lines
-        near = [lines[one.begin - 1] if one.begin else b"", *lines[at + 1 : at + 3]]
-        return any(_SURVIVED.search(line.decode(errors="replace")) for line in near)
 
     def _find_link(self, one: _Open, at: int) -> str:
         """An exception that was raised while another was handled is meant to be in its place if the function that
@@ -575,8 +550,6 @@ class _LogReader:
     ) -> None:
         if row.level == RESTART:
             self._log.marks.clear()
-            self._repeated.clear()
-            self._moved.clear()
             self._log.exit_status = None
             return
         named = _read_groups(match)
