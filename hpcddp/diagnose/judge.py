@@ -153,7 +153,7 @@ class _Judge:
 
     def _find_cause(self) -> Cause | None:
         """The first of what was raised or said by who knows."""
-        said = [mark for mark in self._of(CAUSE) if not self._is_too_late(mark)]
+        said = [mark for mark in self._of(CAUSE) if not (self._is_too_late(mark) or self._is_no_crash(mark))]
         raised = [mark for mark in self._of(RAISED) if mark.is_raised]
         raised = [mark for mark in raised if not (mark.is_logged and self._seems_well) or self._is_last(mark)]
         signed = [mark for mark in raised if mark.is_signed]
@@ -167,6 +167,18 @@ class _Judge:
             first = next((m for m in found if m.log == first.log and 0 < m.number - first.number < 3), first)
         rank = self._find_rank(first, found)
         return self._cause(first, rank)
+
+    def _is_no_crash(self, mark: Mark) -> bool:
+        """Whether the words are those of a crash, and the rank has ended with a status of its own, or torchrun tells of
+        no signal but its own."""
+        if mark.cause != "crash" or mark.is_raised:
+            return False
+        ended = {rank: end for end in self._ends if end.status for rank in end.ranks or (end.rank,)}
+        end = ended.get(mark.rank)
+        if end is not None:
+            return not _signal(end)
+        told = self._of(END)
+        return any("exitcode" in one.body for one in told) and all(_signal(one) in {0, _SIGTERM} for one in told)
 
     def _is_too_late(self, mark: Mark) -> bool:
         """Whether the scheduler ended a job, of which ranks had ended badly before, and others waited for them."""
@@ -411,7 +423,8 @@ class _Judge:
         if log.source.rank is None and len(self._world) > 1:
             same = [line for _, line in list_own_lines(log, len(log.lines) + log.skipped + 1) if line == text]
             rank = ALL if len(same) == len(self._world) else rank
-        known = (mark for mark in self._marks if mark.log == log.number and mark.number == number)
+        known = (mark for mark in self._marks if (mark.log, mark.number) == (log.number, number))
+        known = (mark for mark in known if mark.row is not None and not self._is_no_crash(mark))
         named = next((mark for mark in known if mark.row is not None and mark.row.remedy), None)
         if named is not None:
             return self._cause(named, rank)

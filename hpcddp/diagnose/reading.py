@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 _MOST = 1 << 28  # bytes of one file, from its end
 _LONGEST = 1 << 16  # bytes of a line, at its begin and at its end, that are looked at
+_CUT = 200  # lines of a log, among which a traceback that it begins inside of goes on
 _DIGITS = b"0123456789"
 _TRACEBACK = "Traceback (most recent call last)"
 _PLAIN = _TRACEBACK.encode() + b":"
@@ -33,6 +34,9 @@ _LEVEL = re.compile(r"\b(ERROR|WARN\w*|CRITICAL|EXCEPTION)\b")
 _RETRIED = re.compile(
     r"(?i)\bretr(y|ies|ying)|attempt \d+ (of|/)|trying again|skipp(ed|ing)|ignor(ed|ing)|fall(ing|s)? ?back"
 )
+_OF_LAUNCHER = re.compile(rb"\s*$|srun: |slurmstepd|hpcddp: |hint: ")  # which may speak after ranks are started again
+#: What counts the attempts of a job script that tries again, or of a job that is queued again.
+_COUNTED = re.compile(rb"(?i)\b(attempt|try|retry|restart(?: count)?)\b\W{0,3}(\d{1,3})\b")
 #: What a program says of an error that it goes on after.
 _SURVIVED = re.compile(
     r"(?i)\bwill retry|retrying|trying again|ignor(ed|ing)\b|fall(ing|s)? ?back|(go(es|ing)|carry(ing)?) on\b"
@@ -307,6 +311,8 @@ class _LogReader:
         self._frames: dict[str, str] = {}  # by the lines of a traceback
         self._survived: dict[bytes, bool] = {}  # by a line near a traceback, without digits
         self._open: list[_Open] = []
+        self._restarts: list[int] = []  # lines
+        self._exit_at = 0
         self._chains = 0
         self._last: tuple[str, int, Mark | None] = ("", 0, None)  # the last exception: its prefix, its line
         self._chained = ""  # the prefix of a traceback that follows from the last one
@@ -321,6 +327,7 @@ class _LogReader:
         begin = text[:_SAMPLE]
         alone = {begin.count(b"\n", 0, found.start()) for found in re.finditer(_ALONE.pattern.encode(), begin)}
         after = 0
+        self._open_first()
         for at, line in enumerate(self._log.lines):
             if at < after:
                 continue
@@ -339,7 +346,42 @@ class _LogReader:
                     continue
                 if kind.says or self._open or self._quoted:
                     self._look(at, piece, kind)
+        self._forget_attempts(text)
         self._log.is_cut = any(not one.is_ignored and not one.is_logged and one.frames for one in self._open)
+
+    def _forget_attempts(self, text: bytes) -> None:
+        """Remove what was said before the last attempt began. One begins with the word that ranks are started again
+        and what the launcher says then, and with a line that counts attempts, if a launcher has told of an end since
+        the line with the number before."""
+        lines, skipped, over = self._log.lines, self._log.skipped, 0
+        for number in self._restarts:
+            below = lines[number - skipped :]
+            over = number + next((nth for nth, line in enumerate(below) if not _OF_LAUNCHER.match(line)), 0)
+        ends = [mark.number for mark in self._log.marks if mark.level == END or "ChildFailed" in mark.body]
+        before: dict[bytes, tuple[int, int]] = {}
+        at, place = 1 + skipped, 0
+        for found in _COUNTED.finditer(text) if ends else ():
+            word, count = found.groups()
+            at, place = at + text.count(b"\n", place, found.start()), found.start()
+            number, last = before.get(key := word.lower(), (-1, at))
+            if int(count) > number and any(last < end < at for end in ends):
+                over = max(over, at)
+            if int(count) > number:
+                before[key] = int(count), at
+        self._log.exit_status = self._log.exit_status if self._exit_at > over else None
+        self._log.marks = [mark for mark in self._log.marks if mark.number > over]
+
+    def _open_first(self) -> None:
+        """Of a log that begins inside of a traceback, that one is open."""
+        for line in self._log.lines[:_CUT]:
+            body, prefix = self._strip(text := line.decode(errors="replace").rstrip())
+            if not text[len(prefix.rstrip()) :].lstrip(":").startswith("  "):
+                return
+            if _FRAME.match(body):
+                labelled = _PREFIX.match(prefix)
+                rank = next(iter(_read_number(labelled.groups())), None) if labelled else self._log.source.rank
+                self._open.append(_Open(0, prefix, rank, self._new_chain(), is_logged=False, is_ignored=False))
+                return
 
     def _is_survived(self, line: bytes) -> bool:
         """Whether a line near a traceback says that the program goes on."""
@@ -437,7 +479,7 @@ class _LogReader:
             return True
         if "xit" in line or "status" in line or "rc=" in line:
             for found in _EXIT.finditer(line):
-                self._log.exit_status = int(found[1] or found[2])
+                self._log.exit_status, self._exit_at = int(found[1] or found[2]), at + 1 + self._log.skipped
         return False
 
     def _look_at_hint(self, at: int, line: str, rank: int | None) -> bool:
@@ -549,8 +591,7 @@ class _LogReader:
         self, at: int, line: str, body: str, row: Row, match: re.Match[str], rank: int | None, host: str, prefix: str
     ) -> None:
         if row.level == RESTART:
-            self._log.marks.clear()
-            self._log.exit_status = None
+            self._restarts.append(at + 1 + self._log.skipped)
             return
         named = _read_groups(match)
         last_prefix, last_at, last = self._last

@@ -84,6 +84,8 @@ _GPU = "CUDA_LAUNCH_BLOCKING=1 in the job's environment shows the line; then com
 _GPU_MEMORY = "a smaller batch on each GPU: max_micro_batch, activation checkpointing, or hpcddp advise"
 _WHO_CAME_LATE = "hpcddp verify -- COMMAND; TORCH_DISTRIBUTED_DEBUG=DETAIL in the job names the collective"
 _TIME = "a longer walltime, or checkpoints and chain: N in the job file"
+_AGAIN = "type the command again: a run resumes from its newest checkpoint"
+_LDD = "ldd FILE.so | grep 'not found' on a compute node; load the modules that it was built with"
 _OFFLINE = "download on the login node first, then HF_HUB_OFFLINE=1 in the job; or set the site's proxy"
 _ARGUMENTS = "the command with --help on the login node; hpcddp lint job.sh"
 _LOST_NODE = "submit it again; max_restarts: N and spares: 1 in the job file go on without the node"
@@ -202,10 +204,11 @@ ROWS = (
     Row("permission", WEAK, SCRIPT, "Permission denied (bash)", "ermission denied", r"^\S+: line \d+: (?P<what>[^:]+): Permission denied", "ls -l {what}"),
     Row("exit-status", WEAK, PROGRAM, "hpcddp: …, with a hint", "hpcddp: ", r"^hpcddp: (?!warning)(?P<what>.+)\nhint: (?P<hint>.+)", "{hint}"),
     # What Python raises
-    Row("checkpoint", RAISED, DATA, "Error(s) in loading state_dict", "state_dict|size mismatch for|parameter group", r"Error\(s\) in loading state_dict|size mismatch for|(Missing|Unexpected) key\(?s?\)? in|loaded state dict (contains|has a different)|doesn't match the size of optimizer", _KEYS),
+    Row("checkpoint", RAISED, DATA, "Error(s) in loading state_dict", "state_dict|size mismatch for|parameter group|a valid checkpoint", r"Can't find a valid checkpoint|Error\(s\) in loading state_dict|size mismatch for|(Missing|Unexpected) key\(?s?\)? in|loaded state dict (contains|has a different)|doesn't match the size of optimizer", _KEYS),
     Row("checkpoint", RAISED, DATA, "Weights only load failed, UnpicklingError", "Weights only|npickling|invalid load key|Ran out of input|pickle data was truncated|StreamReader|central directory|zip archive|ZIP archive|SafetensorError|deserializing header|CheckpointException|nexpected EOF", r"Weights only load failed|UnpicklingError|invalid load key|Ran out of input|pickle data was truncated|PytorchStreamReader failed|failed finding central directory|not a (ZIP|zip) archive|SafetensorError|deserializing header|CheckpointException|unexpected EOF.*corrupt", _LOAD),
     Row("host-memory", RAISED, REQUEST, "MemoryError, Cannot allocate memory", "MemoryError|llocate memory|map segment|nable to allocate|DefaultCPUAllocator|not enough memory", r"\bMemoryError|[Cc]an(not|'t) allocate memory(?! in static TLS)|failed to map segment|\[Errno 12\]|Unable to allocate .*(array|[KMGT]iB)|DefaultCPUAllocator|not enough memory: you tried", _MEMORY),
-    Row("library", RAISED, ENVIRONMENT, "cannot open shared object file", "shared object|static TLS|undefined symbol|not found (required|symbol lookup|cannot load MPI|ELF|multiarray|binary incompatibility|compiled using NumPy|_ARRAY_API", r"cannot open shared object file|in static TLS block|undefined symbol|version `[^']+' not found|symbol lookup error|wrong ELF class|file too short|invalid ELF|multiarray failed to import|may indicate binary incompatibility|compiled using NumPy 1|_ARRAY_API not found", "ldd FILE.so | grep 'not found' on a compute node; load the modules that it was built with"),
+    Row("library", CAUSE, ENVIRONMENT, "PROGRAM: error while loading shared libraries", "while loading shared", r"error while loading shared libraries: ", _LDD),
+    Row("library", RAISED, ENVIRONMENT, "cannot open shared object file", "shared object|static TLS|undefined symbol|not found (required|symbol lookup|cannot load MPI|ELF|multiarray|binary incompatibility|compiled using NumPy|_ARRAY_API", r"cannot open shared object file|in static TLS block|undefined symbol|version `[^']+' not found|symbol lookup error|wrong ELF class|file too short|invalid ELF|multiarray failed to import|may indicate binary incompatibility|compiled using NumPy 1|_ARRAY_API not found", _LDD),
     Row("library", RAISED, ENVIRONMENT, "cannot load MPI library (mpi4py)", "cannot load", r"cannot load MPI library|[Cc]annot load (lib)?\w+ (library|backend)", "module list; python -c 'from mpi4py import MPI' on a compute node"),
     Row("import", RAISED, ENVIRONMENT, "ModuleNotFoundError, cannot import name", "No module named|cannot import name|partially initialized|ModuleNotFoundError", r"ModuleNotFoundError|No module named '?(?P<module>[\w.]+)|ImportError: cannot import name|partially initialized module", "which python; python -m pip show {module} in the job's environment; no file of yours may have the module's name"),
     Row("import", RAISED, ENVIRONMENT, "ImportError", "ImportError", r"^ImportError: ", "python -c 'import …' in the job's environment, on a compute node"),
@@ -216,7 +219,8 @@ ROWS = (
     Row("permission", RAISED, DATA, "PermissionError, Read-only file system", "ermission denied|PermissionError|ead-only file|not permitted", r"PermissionError|[Pp]ermission denied|\[Errno (13|30|1)\]|Read-only file system|Operation not permitted", "ls -ld FILE and its folder on a compute node; id"),
     Row("network", RAISED, CLUSTER, "Max retries exceeded, couldn't connect to huggingface.co", "retries exceeded|ConnectionPool|couldn't connect|ouldn't reach|URLError|HTTPError|HTTP Error|resolve host|Network is unreachable|ould not resolve|service not known|ailed to connect to|ConnectTimeout|ConnectError|LocalEntryNotFound|OfflineMode|name resolution|SSLError|ProxyError|ReadTimeout|gaierror|.exceptions.|connect to 'http|outgoing traffic", r"[Cc]ould not resolve (host|proxy)|unable to resolve host|Network is unreachable|Name or service not known|Failed to connect to \S+ port|Max retries exceeded|HTTPS?ConnectionPool|[Cc]ould ?n[o']t (connect|reach)|couldn't connect|URLError|HTTPError|HTTP Error \d|Connect(Timeout|Error)\b|LocalEntryNotFoundError|OfflineMode|name resolution|SSLError|ProxyError|ReadTimeout|socket\.gaierror|(requests|urllib3)\.exceptions\.\w*(Connect|Timeout)\w*|outgoing traffic has been disabled", _OFFLINE),
     Row("file-missing", RAISED, DATA, "FileNotFoundError: No such file or directory, Parent directory … does not exist (torch.save)", "FileNotFound|such file or directory|NotADirectoryError|IsADirectoryError|not exist|file named|ile not found|annot find", r"(?i:\b(directory|folder|file|path|checkpoint|dataset)\b.* do(es)? not exist)|not appear to have a file named|[Ff]ile not found|[Cc]annot find (the )?(file|directory|path)|FileNotFoundError|\[Errno (2|20|21)\]|No such file or directory|NotADirectoryError|errno = 2\b", "ls -l FILE on a compute node: /tmp and scratch are each node's own there"),
-    Row("interrupted", RAISED, NOBODY, "KeyboardInterrupt", "KeyboardInterrupt", r"^KeyboardInterrupt", "type the command again: a run resumes from its newest checkpoint"),
+    Row("interrupted", CAUSE, NOBODY, "srun: interrupt, srun: sending Ctrl-C", "srun: interrupt|sending Ctrl-C", r"^srun: (interrupt \(|sending Ctrl-C to )", _AGAIN),
+    Row("interrupted", RAISED, NOBODY, "KeyboardInterrupt", "KeyboardInterrupt", r"^KeyboardInterrupt", _AGAIN),
     Row("exception", CAUSE, PROGRAM, "SyntaxError, IndentationError", "SyntaxError|IndentationError|TabError", r"^(SyntaxError|IndentationError|TabError): ", "python -m py_compile FILE, with the job's Python: python --version"),
     Row("exception", RAISED, PROGRAM, "Expected to have finished reduction (DDP)", "finished reduction|find_unused_parameters|marked as ready|mark a variable ready", r"Expected to have finished reduction|[Mm]ark(ed)? (a variable|as) ready", "DistributedDataParallel(model, find_unused_parameters=True), or let each forward use all parameters"),
     Row("checkpoint", RAISED, DATA, "EOFError, and all else that torch.load raises", "(torch.load)", r"\(torch\.load\)$", _LOAD),
@@ -236,7 +240,7 @@ ROWS = (
     Row("killed", END, SENDER, "Abort is in progress (Open MPI)", "Abort is in progress", r"Abort is in progress", _WHO_KILLED),
     Row("killed", END, SENDER, "hpcddp: SIGTERM came", "came", r"^hpcddp: (?P<signal>SIG\w+) came", _WHO_KILLED),
     Row("killed", END, SENDER, "hpcddp: … the run stopped (SIGTERM)", "stopped", r"^hpcddp: (?:stopped after .*|.*the (?:run|job) stopped )\((?P<signal>SIG\w+)\)", "submit it again: a run resumes from its newest checkpoint"),
-    Row("interrupted", END, NOBODY, "Ctrl-C", "trl-C|ctrl-c|Aborted!", r"hpcddp: Ctrl-C|Sending Ctrl-C to processes|Press Ctrl-C again|^Aborted!$", "type the command again: a run resumes from its newest checkpoint"),
+    Row("interrupted", END, NOBODY, "Ctrl-C", "trl-C|ctrl-c|Aborted!", r"hpcddp: Ctrl-C|Sending Ctrl-C to processes|Press Ctrl-C again|^Aborted!$", _AGAIN),
     Row("none", END, NOBODY, "line 9: 4711 Killed (bash)", "Killed|Segmentation fault|Aborted|Bus error|Illegal instruction|Terminated|loating point exception|loating exception", r"^(?:\S+: line \d+: +\d+ +)?(?P<signal>Killed|Segmentation fault|Aborted|Bus error|Illegal instruction|Terminated|Floating point exception)(?: +\(core dumped\))?(?: {2,}.*)?$"),
 )  # fmt: skip
 
@@ -251,7 +255,7 @@ OF_SIGNALS = {
         REQUEST,
         "the warning before the end (signal in the job file, --signal of Slurm) ends a program that does not catch it: hpcddp.runtime does, or a handler of your own",
     ),
-    "interrupted": (NOBODY, "type the command again: a run resumes from its newest checkpoint"),
+    "interrupted": (NOBODY, _AGAIN),
 }
 
 #: A signal that ended a rank -> the class.

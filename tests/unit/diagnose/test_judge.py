@@ -119,6 +119,31 @@ def test_of_ranks_that_were_started_again_the_last_start_counts(told, again):
     assert (cause.class_, cause.rank) == ("disk-full", 0)
 
 
+def test_of_a_job_script_that_tries_again_the_last_attempt_counts(told):
+    ended = (
+        "E1126 16:27:23.572000 51 torch/api.py:1002] failed (exitcode: 1) local_rank: 1 (pid: 57) of binary: python3\n"
+    )
+    first = ">>> attempt 1 (16:26)\n" + raised(1, "KeyError: 'label'") + ended + ">>> attempt 1 failed\n"
+    second = ">>> attempt 2 (16:27)\n" + raised(0, "OSError: [Errno 28] No space left on device") + ended
+    assert told(first + second).class_ == "disk-full"
+    in_one = raised(1, "KeyError: 'label'") + "[rank0] connects, attempt 1\n[rank0] connects, attempt 2\n" + ended
+    assert told(in_one).class_ == "exception"
+
+
+@pytest.mark.parametrize("rank", [None, 3])
+def test_a_log_that_begins_inside_of_a_traceback_shows_its_exception(told, rank):
+    cut = raised(rank, "KeyError: 'label'").split("\n", 1)[1]
+    cause = told(cut + "srun: error: node1: task 3: Exited with exit code 1\n")
+    assert (cause.class_, cause.rank) == ("exception", 3)
+    assert cause.text.endswith("KeyError: 'label'")
+
+
+def test_words_of_a_crash_of_a_rank_that_ended_with_a_status_are_its_own_words(told):
+    words = "rank 1: the configuration differs, aborting\n"
+    assert told(words + "srun: error: node1: task 1: Exited with exit code 1\n").class_ == "exit-status"
+    assert told(words + "srun: error: node1: task 1: Aborted (core dumped)\n").class_ == "crash"
+
+
 WHILE = "\nDuring handling of the above exception, another exception occurred:\n\n"
 DIRECT = "\nThe above exception was the direct cause of the following exception:\n\n"
 MISSING = "FileNotFoundError: [Errno 2] No such file or directory: '/x'"

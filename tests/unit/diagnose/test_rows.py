@@ -133,6 +133,7 @@ LINES = {
     "library": [
         "RuntimeError: CUDA error: no kernel image is available for execution on the device",
         "RuntimeError: The NVIDIA driver on your system is too old (found version 11040).",
+        "./halo: error while loading shared libraries: libmpi.so.40: cannot open shared object file: No such file",
         "ImportError: libcudart.so.12: cannot open shared object file: No such file or directory",
         "ImportError: /lib/libc.so.6: version `GLIBC_2.38' not found (required by /x/textio.so)",
         "RuntimeError: cannot load MPI library",
@@ -186,7 +187,11 @@ LINES = {
         "RuntimeError: Parent directory /scratch/u123/ckpt does not exist.",
     ],
     "exit-status": ["hpcddp: this shell is in no allocation\nhint: hpcddp launch --here -- COMMAND"],
-    "interrupted": ["KeyboardInterrupt", "[mpiexec@node1] Sending Ctrl-C to processes as requested"],
+    "interrupted": [
+        "KeyboardInterrupt",
+        "srun: sending Ctrl-C to StepId=18.0",
+        "[mpiexec@node1] Sending Ctrl-C to processes as requested",
+    ],
 }
 #: What schedulers' records, and a run's state, say.
 RECORDS = [
