@@ -11,7 +11,7 @@ from collections import Counter
 
 from hpcddp.diagnose.cause import ALL, Cause, fill_remedy
 from hpcddp.diagnose.progress import alike, is_done, list_own_lines
-from hpcddp.diagnose.reading import Log, Mark, read_logs
+from hpcddp.diagnose.reading import SURVIVED, Log, Mark, read_logs
 from hpcddp.diagnose.rows import (
     CAUSE,
     CLASS_OF_SIGNAL,
@@ -438,7 +438,7 @@ class _Judge:
         best, went_on = None, False
         for number, line in reversed(lines[-12 * times :]):
             label = _LABELLED.search(line)
-            if number in marked or not _WORDS.search(line) or _SAYS_NOTHING.search(line):
+            if number in marked or not _WORDS.search(line) or _SAYS_NOTHING.search(line) or SURVIVED.search(line):
                 went_on |= _ALL_WELL.search(line) is not None
                 continue
             if label is not None and isinstance(rank, int) and int(label[1] or label[2]) != rank:

@@ -34,7 +34,7 @@ _RETRIED = re.compile(
     r"(?i)\bretr(y|ies|ying)|attempt \d+ (of|/)|trying again|skipp(ed|ing)|ignor(ed|ing)|fall(ing|s)? ?back"
 )
 #: What a program says of an error that it goes on after.
-_SURVIVED = re.compile(
+SURVIVED = re.compile(
     r"(?i)\bwill retry|retrying|trying again|ignor(ed|ing)\b|fall(ing|s)? ?back|(go(es|ing)|carry(ing)?) on\b"
     r"|\b(continu(es|ing)|instead|without it)\b|\bus(e|ing) (the |its |a )?(default|built|slow)"
     r"|(default|built-in)\w*\b.*\bused"
@@ -127,6 +127,7 @@ class Log:
         self.marks: list[Mark] = []
         self.exit_status: int | None = None
         self.is_cut = False  # inside of a traceback
+        self.passed = set[int]()  # the last lines of tracebacks that ended nothing
         labels = (_LABEL.search(line) for line in (text[:_SAMPLE] + text[-_SAMPLE:]).split(b"\n"))
         self.ranks = {*_read_number({*_NAMED.findall(text)})}
         self.ranks |= {rank for label in labels if label is not None for rank in _read_number(label.groups())}
@@ -305,6 +306,7 @@ class _LogReader:
         self._known: dict[bytes, _LineKind] = {}  # by the line without digits
         self._rows: dict[str, Row | None] = {}  # of exceptions, by their text
         self._frames: dict[str, str] = {}  # by the lines of a traceback
+        self._bodies = set[str]()  # of exceptions after which the program said that it goes on
         self._survived: dict[bytes, bool] = {}  # by a line near a traceback, without digits
         self._open: list[_Open] = []
         self._chains = 0
@@ -339,13 +341,14 @@ class _LogReader:
                     continue
                 if kind.says or self._open or self._quoted:
                     self._look(at, piece, kind)
+        self._log.marks = [mark for mark in self._log.marks if not (mark.is_caught and mark.body in self._bodies)]
         self._log.is_cut = any(not one.is_ignored and not one.is_logged and one.frames for one in self._open)
 
     def _is_survived(self, line: bytes) -> bool:
         """Whether a line near a traceback says that the program goes on."""
         alike = line[-1000:].translate(None, _DIGITS)
         if alike not in self._survived:
-            self._survived[alike] = _SURVIVED.search(alike.decode(errors="replace")) is not None
+            self._survived[alike] = SURVIVED.search(alike.decode(errors="replace")) is not None
         return self._survived[alike]
 
     def _skip_survived(self, at: int) -> int:
@@ -354,7 +357,14 @@ class _LogReader:
         lines = self._log.lines
         if not at or not self._is_survived(lines[at - 1]) or not _INSIDE.search(b"".join(lines[at + 1 : at + 2])):
             return 0
-        return next((n for n in range(at + 1, len(lines)) if lines[n][:1] != b" "), at) + 1
+        end = next((n for n in range(at + 1, len(lines)) if lines[n][:1] != b" "), at)
+        self._pass(end, lines[end].decode(errors="replace").strip())
+        return end + 1
+
+    def _pass(self, at: int, body: str) -> None:
+        """Note a traceback's last line that the program went on after: other ranks did so, too."""
+        self._log.passed.add(at + 1 + self._log.skipped)
+        self._bodies.add(body)
 
     def _classify(self, alike: bytes) -> _LineKind:
         if not _ANY.search(alike):
@@ -386,7 +396,7 @@ class _LogReader:
         body, prefix = self._strip(line)
         for row in kind.rows:
             match = row.match(body)
-            if match is not None and row.level in {RAISED, WEAK} and _SURVIVED.search(body):
+            if match is not None and row.level in {RAISED, WEAK} and SURVIVED.search(body):
                 return
             if match is not None:
                 labelled = _PREFIX.match(prefix) or (_LABEL.search(piece) if rank is None else None)
@@ -516,6 +526,7 @@ class _LogReader:
         row = self._rows[said]
         near = [*self._log.lines[max(one.begin - 1, 0) : one.begin], *self._log.lines[at + 1 : at + 3]]
         if one.was_caught() and any(map(self._is_survived, near)):
+            self._pass(at, body)
             return
         level = RAISED if row is None or row.level in {CAUSE, RAISED} else row.level
         match = row.match(body) if row is not None else None
