@@ -351,6 +351,15 @@ class _LogReader:
             self._survived[alike] = SURVIVED.search(alike.decode(errors="replace")) is not None
         return self._survived[alike]
 
+    def _is_passed(self, one: _Open, at: int) -> bool:
+        """Whether the line in front of a traceback, or one right behind it, says that the program goes on."""
+        behind = self._log.lines[at + 1 : at + 3]
+        if any(word.encode() in line for word in _LATER for line in behind):
+            return False
+        near = [*self._log.lines[max(one.begin - 1, 0) : one.begin], *behind]
+        ranks = ((line, self._log.find_rank(line.decode(errors="replace"))) for line in near)
+        return any(self._is_survived(line) for line, rank in ranks if one.rank is None or rank in {None, one.rank})
+
     def _skip_survived(self, at: int) -> int:
         """The place behind a traceback that begins here, does not begin where its program began, and stands behind a
         line which says that the program goes on; 0: it is none."""
@@ -524,8 +533,7 @@ class _LogReader:
             fits = (row for row in ROWS if row.level not in {RECORD, RESTART} and row.match(said))
             self._rows[said] = next(fits, None)
         row = self._rows[said]
-        near = [*self._log.lines[max(one.begin - 1, 0) : one.begin], *self._log.lines[at + 1 : at + 3]]
-        if one.was_caught() and any(map(self._is_survived, near)):
+        if one.was_caught() and "[rank" not in one.prefix and self._is_passed(one, at):
             self._pass(at, body)
             return
         level = RAISED if row is None or row.level in {CAUSE, RAISED} else row.level
