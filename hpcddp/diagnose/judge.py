@@ -424,8 +424,9 @@ class _Judge:
             told, at = self._logs[end.log], end.number - self._logs[end.log].skipped
             while at < len(told.lines) and told.lines[at].startswith(b"    "):
                 at += 1
-            line = told.lines[at - 1].decode(errors="replace").strip()
-            return None if at + told.skipped == end.number else (told, at + told.skipped, line)
+            lines = [line.decode(errors="replace").strip() for line in told.lines[end.number - told.skipped : at]]
+            is_again = [_shape(line) for line in lines].count(_shape(lines[-1])) > 1 if lines else True
+            return None if is_again else (told, at + told.skipped, lines[-1])
         log = next((log for log in self._logs if log.source.rank == rank and rank is not None), self._logs[end.log])
         known = [mark for mark in self._marks if mark.log == log.number]
         ends = [mark.number for mark in known if mark.level in {LOST, LATE, END}]

@@ -79,7 +79,7 @@ def _key(mark: Mark) -> str:
 def find_progress(log: Log, behind: int, times: int) -> int:
     """The last line that comes, numbers apart, more than so many `times` from there on, and all these times behind
     this one; 0: none."""
-    first, marked = behind - log.skipped, {mark.number for mark in log.marks}
+    first, marked = behind - log.skipped, {mark.number for mark in log.marks} | log.passed
     found: dict[bytes, list[int]] = {}
     ends = range(len(log.lines))[first:]
     for at in sorted({*ends[:_BEHIND], *ends[-_BEHIND:]}):

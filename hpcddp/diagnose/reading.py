@@ -37,7 +37,7 @@ _RETRIED = re.compile(
 SURVIVED = re.compile(
     r"(?i)\bwill retry|retrying|trying again|ignor(ed|ing)\b|fall(ing|s)? ?back|(go(es|ing)|carry(ing)?) on\b"
     r"|\b(continu(es|ing)|instead|without it)\b|\bus(e|ing) (the |its |a )?(default|built|slow)"
-    r"|(default|built-in)\w*\b.*\bused"
+    r"|(default|built-in)\w*\b.*\b(used|taken)\b"
 )
 _EXIT = re.compile(
     r"(?i)\bexit(?:ed)?(?: with)?[ _](?:status|code)\W{0,3}(\d{1,3})\b|\b(?:status|rc)[ =]\(?(\d{1,3})\)?\s*$"
@@ -205,7 +205,9 @@ def _read(number: int, source: LogFile) -> Log:
     text = b"\n".join(long)
     log = Log(number, source, text, skipped)
     _LogReader(log).read(text)
+    said = {mark.number for mark in log.marks}
     log.marks = _choose_of_chains(log.marks)
+    log.passed |= said - {mark.number for mark in log.marks}
     log.world_size = max(log.world_size, *(rank + 1 for rank in log.ranks), 0) if log.ranks else log.world_size
     forget_caught(log)
     return log
@@ -587,8 +589,8 @@ class _LogReader:
             rank = int(listed[1]) if listed is not None else rank
         elif row.level == END and "noticed that process" in body and not signal:  # Open MPI 5 breaks the line
             below = b" ".join(self._log.lines[at + 1 : at + 2]).decode(errors="replace")
-            found = re.match(r"signal (\d+)", below.strip())
-            signal = int(found[1]) if found else 0
+            if (found := re.match(r"signal (\d+)", below.strip())) is not None:
+                signal, line, at = int(found[1]), below, at + 1
         elif row.level == END and any(word in body for word in ("EXIT STRING", "KILLED BY SIGNAL", "EXIT CODE")):
             rank, host = self._read_hydra(at, rank, host)
             if "EXIT CODE" in body and status in _KILLS:  # of MPICH, whose string below may be cut off
