@@ -324,17 +324,11 @@ class _Judge:
         if _FOLLOWS.match(mark.body) or any(one.number == mark.number and one.level in {LOST, LATE} for one in known):
             return False
         log = self._logs[mark.log]
-        ends = [one.number for one in known if one.number > mark.number and one.level in {END, LOST, LATE}]
-        below = log.lines[
-            mark.number - log.skipped : min(ends, default=len(log.lines) + log.skipped + 1) - 1 - log.skipped
-        ]
-        begun = next((at for at, line in enumerate(below) if b"Traceback (most recent" in line), len(below))
-        texts = [line.decode(errors="replace") for line in below[:begun]]
-        texts = [text for text in texts if _WORDS.search(text) and not re.match(r"\s|(\S+ )?(hint|hpcddp): ", text)]
-        is_bad = bool(self._has_failed) or bool(self._exit_status) or bool(ends)
-        if not is_bad or log.source.rank is not None:
-            return not texts
-        return len(texts) <= 12 and not any(_SAYS_WHY.search(text) for text in texts)
+        end = min((one.number for one in known if one.number > mark.number and one.level in {END, LOST, LATE}), default=0)
+        lines = list_own_lines(log, end or len(log.lines) + log.skipped + 1)
+        texts = [text for number, text in lines if number > mark.number and _WORDS.search(text)]
+        is_bad = bool(self._has_failed) or bool(self._exit_status) or bool(end)
+        return not any(_SAYS_WHY.search(text) for text in texts) if is_bad else not texts
 
     def _of_refused(self, mark: Mark, rank: int | str | None) -> Cause:
         """Its hint is the remedy; a row may know its class."""
@@ -424,9 +418,9 @@ class _Judge:
             told, at = self._logs[end.log], end.number - self._logs[end.log].skipped
             while at < len(told.lines) and told.lines[at].startswith(b"    "):
                 at += 1
-            lines = [line.decode(errors="replace").strip() for line in told.lines[end.number - told.skipped : at]]
-            is_again = [_shape(line) for line in lines].count(_shape(lines[-1])) > 1 if lines else True
-            return None if is_again else (told, at + told.skipped, lines[-1])
+            quoted = [line.decode(errors="replace").strip() for line in told.lines[end.number - told.skipped : at]]
+            is_again = [_shape(line) for line in quoted].count(_shape(quoted[-1])) > 1 if quoted else True
+            return None if is_again else (told, at + told.skipped, quoted[-1])
         log = next((log for log in self._logs if log.source.rank == rank and rank is not None), self._logs[end.log])
         known = [mark for mark in self._marks if mark.log == log.number]
         ends = [mark.number for mark in known if mark.level in {LOST, LATE, END}]
