@@ -11,7 +11,7 @@ from collections import Counter
 
 from hpcddp.diagnose.cause import ALL, Cause, fill_remedy
 from hpcddp.diagnose.progress import alike, is_done, list_own_lines
-from hpcddp.diagnose.reading import Log, Mark, read_logs
+from hpcddp.diagnose.reading import SURVIVED, Log, Mark, read_logs
 from hpcddp.diagnose.rows import (
     CAUSE,
     CLASS_OF_SIGNAL,
@@ -336,17 +336,12 @@ class _Judge:
         if _FOLLOWS.match(mark.body) or any(one.number == mark.number and one.level in {LOST, LATE} for one in known):
             return False
         log = self._logs[mark.log]
-        ends = [one.number for one in known if one.number > mark.number and one.level in {END, LOST, LATE}]
-        below = log.lines[
-            mark.number - log.skipped : min(ends, default=len(log.lines) + log.skipped + 1) - 1 - log.skipped
-        ]
-        begun = next((at for at, line in enumerate(below) if b"Traceback (most recent" in line), len(below))
-        texts = [line.decode(errors="replace") for line in below[:begun]]
-        texts = [text for text in texts if _WORDS.search(text) and not re.match(r"\s|(\S+ )?(hint|hpcddp): ", text)]
-        is_bad = bool(self._has_failed) or bool(self._exit_status) or bool(ends)
-        if not is_bad or log.source.rank is not None:
-            return not texts
-        return len(texts) <= 12 and not any(_SAYS_WHY.search(text) for text in texts)
+        ends = (one.number for one in known if one.number > mark.number and one.level in {END, LOST, LATE})
+        end = min(ends, default=0)
+        lines = list_own_lines(log, end or len(log.lines) + log.skipped + 1)
+        texts = [text for number, text in lines if number > mark.number and _WORDS.search(text)]
+        is_bad = bool(self._has_failed) or bool(self._exit_status) or bool(end)
+        return not any(_SAYS_WHY.search(text) for text in texts) if is_bad else not texts
 
     def _of_refused(self, mark: Mark, rank: int | str | None) -> Cause:
         """Its hint is the remedy; a row may know its class."""
@@ -437,8 +432,9 @@ class _Judge:
             told, at = self._logs[end.log], end.number - self._logs[end.log].skipped
             while at < len(told.lines) and told.lines[at].startswith(b"    "):
                 at += 1
-            line = told.lines[at - 1].decode(errors="replace").strip()
-            return None if at + told.skipped == end.number else (told, at + told.skipped, line)
+            quoted = [line.decode(errors="replace").strip() for line in told.lines[end.number - told.skipped : at]]
+            is_again = [_shape(line) for line in quoted].count(_shape(quoted[-1])) > 1 if quoted else True
+            return None if is_again else (told, at + told.skipped, quoted[-1])
         log = next((log for log in self._logs if log.source.rank == rank and rank is not None), self._logs[end.log])
         known = [mark for mark in self._marks if mark.log == log.number]
         ends = [mark.number for mark in known if mark.level in {LOST, LATE, END}]
@@ -451,7 +447,7 @@ class _Judge:
         best, went_on = None, False
         for number, line in reversed(lines[-12 * times :]):
             label = _LABELLED.search(line)
-            if number in marked or not _WORDS.search(line) or _SAYS_NOTHING.search(line):
+            if number in marked or not _WORDS.search(line) or _SAYS_NOTHING.search(line) or SURVIVED.search(line):
                 went_on |= _ALL_WELL.search(line) is not None
                 continue
             if label is not None and isinstance(rank, int) and int(label[1] or label[2]) != rank:

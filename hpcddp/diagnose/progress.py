@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 
-from hpcddp.diagnose.rows import CAUSE, CLUSTER, END, LOST, NOISE, RAISED, REQUEST, SENDER, WEAK
+from hpcddp.diagnose.rows import CAUSE, CLUSTER, END, LATE, LOST, NOISE, RAISED, REQUEST, SENDER, WEAK
 from hpcddp.record import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -15,8 +15,9 @@ if TYPE_CHECKING:
 
 #: What does not begin a line of a program's own.
 _NOT_OWN = re.compile(
-    rb"\s|\[rank\d|Traceback|During handling|The above|srun: |slurmstepd|hpcddp: |hint: |[-=*]{5}|frame #|=   "
-    rb"|\[?[EWI]\d{4} [\d:.]+ (\d+ )?(torch/|\w+\.cpp)|<omitting|Exception raised|Thread 0x|\S+: line \d+: .*not found"
+    rb"(?:\[[\w,@-]+\](?:<std\w+>)?: ?|\d+: )?"
+    rb"(?:\s|\[rank\d|Traceback|During handling|The above|srun: |slurmstepd|hpcddp: |hint: |[-=*]{5}|frame #|=   "
+    rb"|\[?[EWI]\d{4} [\d:.]+ (\d+ )?(torch/|\w+\.cpp)|<omitting|Exception raised|Thread 0x|\S+: line \d+: .*not found)"
 )
 #: What a program's last line says of its end.
 _DONE = re.compile(r"(?i)\b(done|finish(ed|ing)?|completed?|bye|ok|success\w*|ended|end|saved|reached)\b")
@@ -42,7 +43,8 @@ def forget_caught(log: Log) -> None:
         is_weak = mark.level == WEAK and mark.cause != "singletons" and "\n" not in mark.body
         is_open = is_weak or mark.level in {RAISED, CAUSE}
         is_own = mark.row is None or (is_open and mark.row.whose not in of_others)
-        if (is_own or mark.level == RAISED or (mark.is_raised and mark.level == LOST)) and not mark.is_signed:
+        is_wait = mark.level == LATE or (mark.is_raised and mark.level == LOST)
+        if (is_own or mark.level == RAISED or is_wait) and not mark.is_signed:
             last[_key(mark)] = mark.number
             raised[_key(mark)] += mark.is_raised and mark.level == RAISED and mark.chain not in chains
             chains.add(mark.chain)
@@ -77,7 +79,7 @@ def _key(mark: Mark) -> str:
 def find_progress(log: Log, behind: int, times: int) -> int:
     """The last line that comes, numbers apart, more than so many `times` from there on, and all these times behind
     this one; 0: none."""
-    first, marked = behind - log.skipped, {mark.number for mark in log.marks}
+    first, marked = behind - log.skipped, {mark.number for mark in log.marks} | log.passed
     found: dict[bytes, list[int]] = {}
     ends = range(len(log.lines))[first:]
     for at in sorted({*ends[:_BEHIND], *ends[-_BEHIND:]}):
@@ -95,7 +97,7 @@ def list_own_lines(log: Log, before: int) -> list[tuple[int, str]]:
     found, is_between = [], False
     for at in range(max(stop - _BEHIND, 0), stop):
         is_between ^= _BAR.match(log.lines[at]) is not None
-        if not is_between and _is_own(log.lines[at]):
+        if not is_between and at + 1 + log.skipped not in log.passed and _is_own(log.lines[at]):
             found.append((at + 1 + log.skipped, log.lines[at].split(b"\r")[-1].decode(errors="replace").strip()))
     return found
 

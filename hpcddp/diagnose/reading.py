@@ -38,10 +38,10 @@ _OF_LAUNCHER = re.compile(rb"\s*$|srun: |slurmstepd|hpcddp: |hint: ")  # which m
 #: What counts the attempts of a job script that tries again, or of a job that is queued again.
 _COUNTED = re.compile(rb"(?i)\b(attempt|try|retry|restart(?: count)?)\b\W{0,3}(\d{1,3})\b")
 #: What a program says of an error that it goes on after.
-_SURVIVED = re.compile(
+SURVIVED = re.compile(
     r"(?i)\bwill retry|retrying|trying again|ignor(ed|ing)\b|fall(ing|s)? ?back|(go(es|ing)|carry(ing)?) on\b"
     r"|\b(continu(es|ing)|instead|without it)\b|\bus(e|ing) (the |its |a )?(default|built|slow)"
-    r"|(default|built-in)\w*\b.*\bused"
+    r"|(default|built-in)\w*\b.*\b(used|taken)\b"
 )
 _EXIT = re.compile(
     r"(?i)\bexit(?:ed)?(?: with)?[ _](?:status|code)\W{0,3}(\d{1,3})\b|\b(?:status|rc)[ =]\(?(\d{1,3})\)?\s*$"
@@ -131,6 +131,7 @@ class Log:
         self.marks: list[Mark] = []
         self.exit_status: int | None = None
         self.is_cut = False  # inside of a traceback
+        self.passed = set[int]()  # the last lines of tracebacks that ended nothing
         labels = (_LABEL.search(line) for line in (text[:_SAMPLE] + text[-_SAMPLE:]).split(b"\n"))
         self.ranks = {*_read_number({*_NAMED.findall(text)})}
         self.ranks |= {rank for label in labels if label is not None for rank in _read_number(label.groups())}
@@ -208,7 +209,9 @@ def _read(number: int, source: LogFile) -> Log:
     text = b"\n".join(long)
     log = Log(number, source, text, skipped)
     _LogReader(log).read(text)
+    said = {mark.number for mark in log.marks}
     log.marks = _choose_of_chains(log.marks)
+    log.passed |= said - {mark.number for mark in log.marks}
     log.world_size = max(log.world_size, *(rank + 1 for rank in log.ranks), 0) if log.ranks else log.world_size
     forget_caught(log)
     return log
@@ -309,6 +312,7 @@ class _LogReader:
         self._known: dict[bytes, _LineKind] = {}  # by the line without digits
         self._rows: dict[str, Row | None] = {}  # of exceptions, by their text
         self._frames: dict[str, str] = {}  # by the lines of a traceback
+        self._bodies = set[str]()  # of exceptions after which the program said that it goes on
         self._survived: dict[bytes, bool] = {}  # by a line near a traceback, without digits
         self._open: list[_Open] = []
         self._restarts: list[int] = []  # lines
@@ -347,6 +351,7 @@ class _LogReader:
                 if kind.says or self._open or self._quoted:
                     self._look(at, piece, kind)
         self._forget_attempts(text)
+        self._log.marks = [mark for mark in self._log.marks if not (mark.is_caught and mark.body in self._bodies)]
         self._log.is_cut = any(not one.is_ignored and not one.is_logged and one.frames for one in self._open)
 
     def _forget_attempts(self, text: bytes) -> None:
@@ -387,8 +392,17 @@ class _LogReader:
         """Whether a line near a traceback says that the program goes on."""
         alike = line[-1000:].translate(None, _DIGITS)
         if alike not in self._survived:
-            self._survived[alike] = _SURVIVED.search(alike.decode(errors="replace")) is not None
+            self._survived[alike] = SURVIVED.search(alike.decode(errors="replace")) is not None
         return self._survived[alike]
+
+    def _is_passed(self, one: _Open, at: int) -> bool:
+        """Whether the line in front of a traceback, or one right behind it, says that the program goes on."""
+        behind = self._log.lines[at + 1 : at + 3]
+        if any(word.encode() in line for word in _LATER for line in behind):
+            return False
+        near = [*self._log.lines[max(one.begin - 1, 0) : one.begin], *behind]
+        ranks = ((line, self._log.find_rank(line.decode(errors="replace"))) for line in near)
+        return any(self._is_survived(line) for line, rank in ranks if one.rank is None or rank in {None, one.rank})
 
     def _skip_survived(self, at: int) -> int:
         """The place behind a traceback that begins here, does not begin where its program began, and stands behind a
@@ -396,7 +410,14 @@ class _LogReader:
         lines = self._log.lines
         if not at or not self._is_survived(lines[at - 1]) or not _INSIDE.search(b"".join(lines[at + 1 : at + 2])):
             return 0
-        return next((n for n in range(at + 1, len(lines)) if lines[n][:1] != b" "), at) + 1
+        end = next((n for n in range(at + 1, len(lines)) if lines[n][:1] != b" "), at)
+        self._pass(end, lines[end].decode(errors="replace").strip())
+        return end + 1
+
+    def _pass(self, at: int, body: str) -> None:
+        """Note a traceback's last line that the program went on after: other ranks did so, too."""
+        self._log.passed.add(at + 1 + self._log.skipped)
+        self._bodies.add(body)
 
     def _classify(self, alike: bytes) -> _LineKind:
         if not _ANY.search(alike):
@@ -428,7 +449,7 @@ class _LogReader:
         body, prefix = self._strip(line)
         for row in kind.rows:
             match = row.match(body)
-            if match is not None and row.level in {RAISED, WEAK} and _SURVIVED.search(body):
+            if match is not None and row.level in {RAISED, WEAK} and SURVIVED.search(body):
                 return
             if match is not None:
                 labelled = _PREFIX.match(prefix) or (_LABEL.search(piece) if rank is None else None)
@@ -556,8 +577,8 @@ class _LogReader:
             fits = (row for row in ROWS if row.level not in {RECORD, RESTART} and row.match(said))
             self._rows[said] = next(fits, None)
         row = self._rows[said]
-        near = [*self._log.lines[max(one.begin - 1, 0) : one.begin], *self._log.lines[at + 1 : at + 3]]
-        if one.was_caught() and any(map(self._is_survived, near)):
+        if one.was_caught() and "[rank" not in one.prefix and self._is_passed(one, at):
+            self._pass(at, body)
             return
         level = RAISED if row is None or row.level in {CAUSE, RAISED} else row.level
         match = row.match(body) if row is not None else None
@@ -609,8 +630,8 @@ class _LogReader:
             rank = int(listed[1]) if listed is not None else rank
         elif row.level == END and "noticed that process" in body and not signal:  # Open MPI 5 breaks the line
             below = b" ".join(self._log.lines[at + 1 : at + 2]).decode(errors="replace")
-            found = re.match(r"signal (\d+)", below.strip())
-            signal = int(found[1]) if found else 0
+            if (found := re.match(r"signal (\d+)", below.strip())) is not None:
+                signal, line, at = int(found[1]), below, at + 1
         elif row.level == END and any(word in body for word in ("EXIT STRING", "KILLED BY SIGNAL", "EXIT CODE")):
             rank, host = self._read_hydra(at, rank, host)
             if "EXIT CODE" in body and status in _KILLS:  # of MPICH, whose string below may be cut off
