@@ -14,6 +14,7 @@ from enum import Enum
 from typing import Any, NoReturn
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch.amp import GradScaler
 from torch.optim import Optimizer
@@ -22,7 +23,6 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from hpcddp.errors import HpcddpError, RequestError
 from hpcddp.training import mistakes
-from hpcddp.training.collectives import sum_over_data_ranks
 from hpcddp.training.data.loader import Batch, SecondLoader, Taken, are_in_proportion, is_of_batch
 from hpcddp.training.data.randomness import seed_generators
 from hpcddp.training.data.sampler import MicroBatch
@@ -461,7 +461,9 @@ class TrainingLoop:
             if part.weight.counted:
                 weight = float(part.weight.mean) / self._gradients.averaged_over
                 sums[part.micro.slice or 0] += weight * number
-        total = sum_over_data_ranks(torch.tensor(sums, dtype=torch.float64), self._layout, self._device)
+        total = torch.tensor(sums, dtype=torch.float64, device=self._device)
+        if self._layout.data_size > 1:
+            dist.all_reduce(total, group=self._layout.data_group)
         return math.fsum(total.tolist()) if bool(total.isfinite().all()) else float(total.sum())
 
     # ---- optimizers' steps

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -171,6 +172,22 @@ def test_a_mean_of_numbers_that_are_not_one_per_micro_batch_is_refused() -> None
         with pytest.raises(RequestError, match=r"rt\.mean was given 2 numbers for 3 micro batches"):
             rt.mean(torch.ones(2))
         toy.step_in_parts(rt, batch)
+
+
+def test_a_mean_in_micro_batches_of_two_loaders_says_of_which_batch() -> None:
+    model = make_model()
+    with hpcddp.runtime(max_micro_batch=2) as rt:
+        data = [DataLoader(make_data(), size, shuffle=True) for size in (6, 4)]
+        model, optimizer, first, second = rt.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1), *data)
+        for batches in itertools.islice(zip(first, second, strict=False), 1):
+            for batch, sizes in zip(batches, ([2, 2, 2], [2, 2]), strict=True):
+                rt.train_step(batch, lambda micro: cross_entropy(model(micro[0]), micro[1]))
+                numbers = torch.arange(float(len(sizes)))
+                assert rt.mean(numbers, of=batch) == pytest.approx(float(numbers.mean()))
+            for of in (None, batches):
+                with pytest.raises(RequestError, match="of= is no batch of this step"):
+                    rt.mean(1.0, of=of)
+            optimizer.step()
 
 
 def test_gradients_that_are_cleared_before_the_forward_pass_are_freed_by_then() -> None:

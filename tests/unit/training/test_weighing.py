@@ -12,7 +12,9 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
 
+import hpcddp
 from hpcddp.errors import RequestError
 from hpcddp.training.data.sampler import MicroBatch
 from hpcddp.training.data.weighing import Loaded, Weighing, Weight, run_backward, zeroed_gradients
@@ -92,6 +94,20 @@ def test_a_global_batch_without_any_counted_part_is_told_and_has_no_loss(capsys:
     for _ in range(2):
         assert weighing.learn(weighing.take()) == {"counted": 0, "loss": None}
     assert capsys.readouterr().err.count("a global batch had no part that counts; its gradient is zero") == 1
+
+
+def test_a_step_of_nothing_has_no_loss_in_the_record(tmp_path: Path) -> None:
+    model, data = nn.Linear(2, 1), TensorDataset(torch.ones(3, 2))
+    with hpcddp.runtime(run_dir=str(tmp_path)) as rt:
+        model, optimizer = rt.wrap(model), torch.optim.SGD(model.parameters(), lr=0.1)
+        loader = rt.loader(DataLoader(data, 1), count=lambda _: rt.steps)
+        rt.track(model=model, optimizer=optimizer)
+        for (x,) in loader:
+            optimizer.zero_grad()
+            rt.backward(model(x).sum())
+            optimizer.step()
+    rows = hpcddp.load(str(tmp_path))
+    assert [(row["counted"], row["loss"] is None) for row in rows] == [(0, True), (1, False), (2, False)]
 
 
 @pytest.mark.parametrize("count", [-1, -0.5, math.nan, math.inf])
