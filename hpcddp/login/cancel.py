@@ -16,7 +16,6 @@ from hpcddp.record import Record
 from hpcddp.runs.folder import RunFolder, job_of, show_path
 from hpcddp.runs.lock import release_run
 from hpcddp.runs.submitted import is_in, list_sweep_runs
-from hpcddp.schedulers.job_id import JobId
 from hpcddp.schedulers.registry import find_scheduler
 from hpcddp.schedulers.row import Commands, JobFound
 from hpcddp.schedulers.run import run_program
@@ -59,11 +58,7 @@ def cancel_runs(runs: Sequence[RunFolder], env: Mapping[str, str], *, now: bool)
     read = [read_on_disk(run) for run in each.values()]
     answers = ask_schedulers(read, env)
     found = [_LiveJob(run.run, *pair) for run in read for pair in judge(run, answers).live]
-    known: dict[tuple[str, JobId], _LiveJob] = {}
-    for one in found:  # a sweep and its run know one job, each a part of it
-        key = one.job.scheduler, one.found.id
-        submission = one.job.submission or (known[key].job.submission if key in known else None)
-        known[key] = one._replace(job=one.job._replace(submission=submission))
+    known = {(one.job.scheduler, one.found.id): one for one in found}  # a sweep and its run know the same job
     live = [one for one in known.values() if not _is_among(one, known.values())]
     told = [line for waits in (True, False) for one in live for line in _end_here(one, now=now, waits=waits)]
     for scheduler in dict.fromkeys(job.scheduler for run in read for job in run.jobs if not job.is_here):

@@ -17,7 +17,7 @@ from hpcddp.login.status_text import format_statuses
 from hpcddp.login.watched import Watcher
 from hpcddp.runs.chain import note_opened
 from hpcddp.runs.folder import RunFolder
-from hpcddp.runs.lock import find_machine, release_run
+from hpcddp.runs.lock import describe_process, find_machine, release_run, take_run
 from hpcddp.runs.state import write_state
 from hpcddp.runs.submitted import note_submission
 
@@ -108,6 +108,13 @@ def test_a_job_that_is_over_has_ended_as_its_ranks_its_supervisor_and_its_schedu
     one = status("a")
     assert (one.state, one.why) == (state, why)
     assert (one.step, one.weights_sha256) == ((7, "ab") if ended == "stopped" else (None, None))
+
+
+def test_what_was_launched_here_and_is_gone_without_a_word_was_killed(here: Path) -> None:
+    run = RunFolder("runs/a")
+    gone = describe_process("local-1.1", 2**22 + 1, {}, ())._replace(started="9")  # above the kernel's highest number
+    take_run(run, gone, lambda _scheduler, _job: None)
+    assert (status("a").state, status("a").why) == ("failed", KILLED)
 
 
 def test_an_array_as_a_whole_is_none_of_its_jobs(here: Path, program: Program) -> None:

@@ -73,6 +73,7 @@ def test_a_run_that_was_released_is_free_and_only_its_holder_releases_it(run: Ru
     with pytest.raises(HeldError):
         take_run(run, here("42"), ask_nobody)
     release_run(run, "41")
+    assert not is_held_by(run, "41")
     take_run(run, here("42"), ask_nobody)
     assert [hold.holder.attempt for hold in read_holds(run)] == ["41", "42"]
 

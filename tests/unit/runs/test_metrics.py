@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from hpcddp.errors import RequestError
 from hpcddp.runs.jsonfile import SchemaError
-from hpcddp.runs.metrics import LogLine, MetricsFile, MetricsReader, StepLine, check_logged
+from hpcddp.runs.metrics import LogLine, MetricsFile, MetricsReader, StepLine, check_logged, read_latest
 
 
 def step_text(step: int, **more: Any) -> bytes:
@@ -40,6 +40,16 @@ def test_what_is_written_is_read_with_speed_and_time(path: Path) -> None:
     assert 0 < step.time <= log.time
 
 
+@pytest.mark.parametrize(("step_s", "left_s"), [(0.5, 20.0), (0.05, None)])
+def test_what_is_left_is_known_by_the_pace_of_the_last_steps_unless_they_came_at_once(
+    path: Path, step_s: float, left_s: float | None
+) -> None:
+    lines = [step_text(step, time=step * step_s) for step in range(1, 11)]
+    path.write_bytes(b'{"kind": "expect", "total_steps": 50, "time": 1.0}\n' + b"".join(lines) + b'{"kind": "st')
+    latest = read_latest(str(path))
+    assert (latest.step, latest.total, latest.loss, latest.left_s) == (10, 50, 1.5, left_s)
+
+
 def test_each_start_of_a_requeued_attempt_writes_the_schema_version_and_cuts_half_a_line(path: Path) -> None:
     for _ in range(2):
         with MetricsFile(str(path)):
@@ -62,7 +72,7 @@ def test_a_file_that_is_not_there_yet_has_no_lines(path: Path) -> None:
 def test_no_line_is_lost_twice_or_halved_wherever_the_writer_is(tmp_path_factory: Any, cuts: list[int]) -> None:
     path = tmp_path_factory.mktemp("cuts") / "metrics.jsonl"
     whole = b"".join(step_text(step) for step in range(1, 6)) + b"\n" + step_text(6)
-    reader, seen = MetricsReader(str(path)), []
+    reader, seen = MetricsReader(str(path), is_strict=True), []
     for cut in [*sorted(cuts), len(whole)]:
         path.write_bytes(whole[:cut])
         seen += read_steps(reader)
