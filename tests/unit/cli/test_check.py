@@ -377,11 +377,11 @@ def test_modules_are_well_only_where_a_login_shell_finds_them(lines: str, status
 
 
 MOUNTS = """\
-/dev/sda1 / ext4 rw 0 0
 home:/ /home nfs4 rw 0 0
 tmpfs /home/me/ram tmpfs rw 0 0
 10.0.0.1@o2ib:/lus /a\\040b lustre rw 0 0
 fs1 /gpfs gpfs rw 0 0
+/dev/sda1 / ext4 rw 0 0
 """
 
 
