@@ -189,7 +189,7 @@ def find_key(launch: Launch) -> tuple[str, str]:
     """
     env, row = launch.env, LAUNCHERS.get(launch.info.launcher)
     names = [name for name in (row.launch_id if row is not None else ()) if env.get(name)]
-    option = row.launch_option if row is not None and launch.live and not names else ""
+    option = row.launch_option if row is not None and launch.live else ""
     if row is not None and option and (value := launcher_option(row.programs, option)):
         return f"{row.name} {value}", f"{row.name}'s {option} {value}"
     if not names and env.get("HPCDDP_ATTEMPT"):

@@ -13,6 +13,7 @@ from hpcddp.units import (
     format_walltime,
     parse_count,
     parse_walltime,
+    printable,
     wrong_number,
 )
 
@@ -128,3 +129,8 @@ def test_one_of_a_thing_is_no_plural() -> None:
     assert [format_count(n, "rank") for n in (0, 1, 2)] == ["0 ranks", "1 rank", "2 ranks"]
     assert [format_count(n, "micro batch") for n in (1, 2)] == ["1 micro batch", "2 micro batches"]
     assert [format_count(n, "loader process") for n in (1, 2)] == ["1 loader process", "2 loader processes"]
+
+
+def test_a_text_from_elsewhere_is_one_short_line_without_colours() -> None:
+    assert printable("\x1b[31mno\x1b[0m disk\n\x07") == "no disk  "
+    assert len(printable("x" * 1000)) == 400

@@ -128,6 +128,25 @@ def test_a_rank_that_never_comes_and_a_host_without_one_are_named(
     assert (report.hosts, named(report)) == ({"ghost": FAILED}, {"answer": "did not answer in 0 s"})
 
 
+HELLO = """
+import json, socket, sys
+key, port, _ = sys.argv[-1].split(":", 2)
+connection = socket.create_connection(("localhost", int(port)))
+hello = {"key": key, "process": {"host": "node9", "rank": 0, "world_size": 1}}
+connection.sendall(json.dumps(hello).encode() + b"\\n")
+while connection.recv(4096): pass
+"""
+
+
+def test_a_host_that_comes_and_says_nothing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Checker, "_is_complete", lambda self: bool(self._callers))
+    report = Checker(CheckRequest((sys.executable, "-c", HELLO)), ENV).check()
+    assert (report.hosts, named(report)["answer"]) == (
+        {"node9": FAILED},
+        "it came, and did not say what it is in 30 s",
+    )
+
+
 @pytest.mark.parametrize(
     ("each", "found"),
     [
@@ -358,11 +377,11 @@ def test_modules_are_well_only_where_a_login_shell_finds_them(lines: str, status
 
 
 MOUNTS = """\
-/dev/sda1 / ext4 rw 0 0
 home:/ /home nfs4 rw 0 0
 tmpfs /home/me/ram tmpfs rw 0 0
 10.0.0.1@o2ib:/lus /a\\040b lustre rw 0 0
 fs1 /gpfs gpfs rw 0 0
+/dev/sda1 / ext4 rw 0 0
 """
 
 

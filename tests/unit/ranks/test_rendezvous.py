@@ -77,8 +77,9 @@ def test_rank_0_stops_when_the_others_would_look_for_it_elsewhere(tmp_path: Path
     assert meet(env | {"PMI_HOSTNAME": "node1"}, hostname="node1").master_addr == "node1"
 
 
-def test_torchrun_says_both_itself() -> None:
-    found = meet(world("torchrun", MASTER_ADDR="node1.cluster", MASTER_PORT="29500"))
+@pytest.mark.parametrize("rank", [0, 3])
+def test_torchrun_says_both_itself_and_its_store_need_not_be_on_rank_0s_host(rank: int) -> None:
+    found = meet(world("torchrun", rank, MASTER_ADDR="node1.cluster", MASTER_PORT="29500"), hostname="node2")
     assert found[:2] == ("node1.cluster", 29500)
 
 
