@@ -153,6 +153,9 @@ def test_the_outputs_folder_must_be_there(scheduler, directive):
     assert error.value.hint == "mkdir -p log"
     assert output(f"{directive.replace('log', 'logs')}\n") == output(f"echo\n{directive}\n") == []
     assert output(f"{directive.replace('log', '/groups/g/log')}\n")
+    with pytest.raises(RequestError, match="folder /sub/log does not exist"):
+        output(f"{directive.replace('log', '/sub/log')}\n")
+    assert output(f"{directive.replace('log', 'log^array_index^' if scheduler == 'pbs' else '%x')}\n") == []
 
 
 @pytest.mark.parametrize("site", ["generic-pbs", "generic-slurm", "local"])
