@@ -17,7 +17,6 @@ from hpcddp.lint.training_script import (
     keyword,
     last_word,
     may_have,
-    parameters,
     shown,
     words,
 )
@@ -232,19 +231,12 @@ def _device_of(node: ast.AST) -> ast.expr | None:
     return value if variable == "CUDA_VISIBLE_DEVICES" else None
 
 
-def _is_global_rank(script: TrainingScript, node: ast.expr, calls: int = 4) -> bool:
-    """Whether an expression is the global rank, by what it is set to in this file, through so many names."""
+def _is_global_rank(script: TrainingScript, node: ast.expr) -> bool:
+    """Whether an expression is the global rank, itself or by a name that is only ever set to it."""
     if isinstance(node, ast.Call) and last_word(node.func) in {"int", "str"} and len(node.args) == 1:
         node = node.args[0]
-    name, function = dotted(node), script.blocks[node].function
-    if function is not None and name in parameters(function):
-        given = script.arguments(function, name)[:20] if calls and not script.values.get((function, name)) else []
-        return bool(given) and all(_is_global_rank(script, value, calls - 1) for value in given)
-    is_set = not isinstance(node, ast.Attribute) or any(name == target for _, target in script.values)
-    held = script.held(node, name) if name and is_set else [node]
-    return bool(held) and all(
-        _is_global_rank(script, v, calls - 1) if calls and v is not node else _reads_global_rank(v) for v in held
-    )
+    held = script.held(node, dotted(node)) if dotted(node) else []
+    return all(map(_reads_global_rank, held or [node]))
 
 
 def _reads_global_rank(value: ast.expr) -> bool:

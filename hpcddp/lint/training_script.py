@@ -176,22 +176,6 @@ class TrainingScript:
         calls = self.find_calls("prepare") if "hpcddp" in self.modules and self.has("runtime") else ()
         return {dotted(call.func.value) for call in calls if isinstance(call.func, ast.Attribute)} - {""}
 
-    def arguments(self, function: ast.AST | None, name: str) -> list[ast.expr]:
-        """What the calls in this file give for a parameter, one each; nothing if a call does not say it plainly."""
-        if not isinstance(function, (ast.FunctionDef, ast.AsyncFunctionDef)):
-            return []
-        names = [argument.arg for argument in (*function.args.posonlyargs, *function.args.args)]
-        made = function.name == "__init__" or names[:1] == ["self"]
-        called = self.blocks[function].owner if function.name == "__init__" else function.name
-        at = names.index(name) - made if name in names else -1
-        found = []
-        for call in self.find_calls(called):
-            given = call.args[at] if 0 <= at < len(call.args) else keyword(call, name)
-            if given is None or isinstance(given, ast.Starred):
-                return []
-            found.append(given)
-        return found
-
     def held(self, node: ast.AST, name: str) -> list[ast.expr]:
         """What a name is set to where a line sees it, up to 20 times; nothing for a parameter. All methods of a class
         see `self.name`."""
