@@ -86,6 +86,7 @@ _RANK = re.compile(
     re.IGNORECASE,
 )
 _DEVICE = re.compile(r"(gpu|device|worker)(_?id|_?no)?$", re.IGNORECASE)
+_GPU = re.compile(r"cuda|gpu|^device$|^xpu$|nccl|accelerator", re.IGNORECASE)
 #: What divides a model over the ranks.
 SHARDERS = ("FullyShardedDataParallel", "FSDP", "fully_shard")
 COMPARED = "=="  # the target of what is not kept but compared
@@ -166,6 +167,16 @@ class TrainingScript:
     def wraps_ddp(self) -> bool:
         """Whether a model is wrapped here."""
         return self.has("DistributedDataParallel", "DDP")
+
+    def has_gpu(self) -> bool:
+        """Whether the script asks for a device at all."""
+        backends = [
+            call.args[0] if call.args else keyword(call, "backend") for call in self.find_calls("init_process_group")
+        ]
+        if any(is_constant(backend, "gloo") for backend in backends):
+            return False
+        nccl = any("nccl" in words(backend) for backend in backends if backend is not None)
+        return nccl or any(_GPU.search(name) for name in self.uses) or self.has_framework()
 
     def is_distributed(self) -> bool:
         """Whether the script itself joins ranks, without a framework."""

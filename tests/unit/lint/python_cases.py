@@ -20,6 +20,14 @@ INIT = "import torch, torch.distributed as dist\ndist.init_process_group('nccl')
 END = "dist.destroy_process_group()\n"
 STEP = "loss = criterion(model(x.cuda()), y)\nloss.backward()\n"
 DDP = f"{INIT}model = DistributedDataParallel(net)\n"
+IMAGES = """\
+class Photos(Dataset):
+    def __getitem__(self, i):
+        return transform(Image.open(self.files[i]))
+
+data = Photos()
+"""
+
 RUNTIME = (
     "import hpcddp, torch\nwith hpcddp.runtime() as rt:\n    model, optimizer, data = rt.prepare(net, opt, loader)\n"
     "    for epoch in rt.epochs(9):\n        for x in data:\n"
@@ -59,6 +67,32 @@ CASES = {
             "model = DistributedDataParallel(model, device_ids=[0])",
             "model = DDP(model) if several else nn.DataParallel(model)",
             "assert not isinstance(model, nn.DataParallel)",
+        ],
+    ),
+    "A7": Cases(
+        [
+            (5, loop(f"{STEP}total += loss.item()")),
+            (5, loop(f"{STEP}print(f'step {{i}}: {{loss}}')")),
+            (6, loop("with autocast():\n    loss = model(x.cuda())\naccelerator.backward(loss)\nlog(loss.item())")),
+        ],
+        [
+            loop(f"{STEP}if step % 100 == 0:\n    print(loss.item())"),
+            loop(STEP, after="    print(loss.item())\n"),  # once in each epoch
+            loop(f"{STEP}total += loss.detach()"),
+            "for x in test:\n    total += criterion(model(x.cuda()), y).item()",
+            "for x in data:\n    loss = f(x)\n    loss.backward()\n    total += loss.item()",  # no GPU anywhere
+        ],
+    ),
+    "A8": Cases(
+        [
+            (1, "DataLoader(ImageFolder(path), batch_size=64)"),
+            (6, f"{IMAGES}DataLoader(data, batch_size=64)"),
+        ],
+        [
+            f"{IMAGES}DataLoader(data, batch_size=64, num_workers=8)",
+            f"{IMAGES}DataLoader(data, **options)",
+            f"{IMAGES}DataLoader(TensorDataset(x, y), batch_size=64)",
+            "DataLoader(data, batch_size=64)",
         ],
     ),
     "A9": Cases(
