@@ -202,14 +202,13 @@ def plan_here(args: argparse.Namespace, allocation: Allocation | None, env: Mapp
 
 def _check_command(plan: JobPlan, env: Mapping[str, str]) -> None:
     """RequestError for a command that cannot be started, before it has a run folder."""
-    from hpcddp.login.planning import look_here
     from hpcddp.script.file_check import check_program
 
     by_torch = [name for name in (plan.launcher, plan.outer_launcher) if name and LAUNCHERS[name].is_agent]
     missing = find_missing_library(f"hpcddp launch by {by_torch[0]}", "torch") if by_torch else None
     if missing is not None and plan.python == sys.executable:
         raise LaunchError(missing.message, f"{missing.hint}, or put an MPI on PATH")
-    tell_each(check_program(plan.command[0], os.getcwd(), plan.python, look_here(env)))
+    tell_each(check_program(plan.command[0], os.getcwd(), plan.python, env.get("PATH", "")))
 
 
 def _refuse_inside_a_rank(env: Mapping[str, str]) -> None:

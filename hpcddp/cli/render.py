@@ -10,7 +10,7 @@ from hpcddp.cli.parser import VerbParser
 from hpcddp.cli.request import read_plan, request_parser
 from hpcddp.cli.streams import tell_each, write_exactly
 from hpcddp.login.planning import remark_start
-from hpcddp.script.plan import JobPlan
+from hpcddp.script.file_check import check_output, check_plan
 from hpcddp.script.render import render_script
 
 _DESCRIPTION = """\
@@ -37,7 +37,7 @@ def run(args: argparse.Namespace, env: Mapping[str, str]) -> int:
     """The script is whole before its first byte is printed: half a script would be a job."""
     plan = read_plan(args, env)
     if not args.no_check:
-        _check_plan(plan, env)
+        tell_each(check_plan(plan, env.get("PATH", "")))
         tell_each(remark_start(plan, env))
     if args.explain:
         from hpcddp.script.explain import explain_plan
@@ -46,20 +46,6 @@ def run(args: argparse.Namespace, env: Mapping[str, str]) -> int:
     else:
         text = render_script(plan)
         if not args.no_check:
-            _check_script(plan, text, env)
+            tell_each(check_output(plan.site.scheduler, text))
         write_exactly(text)
     return 0
-
-
-def _check_plan(plan: JobPlan, env: Mapping[str, str]) -> None:
-    from hpcddp.login.planning import look_here
-    from hpcddp.script.file_check import check_plan
-
-    tell_each(check_plan(plan, look_here(env)))
-
-
-def _check_script(plan: JobPlan, text: str, env: Mapping[str, str]) -> None:
-    from hpcddp.login.planning import look_here
-    from hpcddp.script.file_check import check_output
-
-    tell_each(check_output(plan.site.scheduler, text, look_here(env)))

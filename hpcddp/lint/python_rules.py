@@ -17,7 +17,6 @@ from hpcddp.lint.training_script import (
     keyword,
     last_word,
     may_have,
-    parameters,
     shown,
     words,
 )
@@ -232,19 +231,12 @@ def _device_of(node: ast.AST) -> ast.expr | None:
     return value if variable == "CUDA_VISIBLE_DEVICES" else None
 
 
-def _is_global_rank(script: TrainingScript, node: ast.expr, calls: int = 4) -> bool:
-    """Whether an expression is the global rank, by what it is set to in this file, through so many names."""
+def _is_global_rank(script: TrainingScript, node: ast.expr) -> bool:
+    """Whether an expression is the global rank, itself or by a name that is only ever set to it."""
     if isinstance(node, ast.Call) and last_word(node.func) in {"int", "str"} and len(node.args) == 1:
         node = node.args[0]
-    name, function = dotted(node), script.blocks[node].function
-    if function is not None and name in parameters(function):
-        given = script.arguments(function, name)[:20] if calls and not script.values.get((function, name)) else []
-        return bool(given) and all(_is_global_rank(script, value, calls - 1) for value in given)
-    is_set = not isinstance(node, ast.Attribute) or any(name == target for _, target in script.values)
-    held = script.held(node, name) if name and is_set else [node]
-    return bool(held) and all(
-        _is_global_rank(script, v, calls - 1) if calls and v is not node else _reads_global_rank(v) for v in held
-    )
+    held = script.held(node, dotted(node)) if dotted(node) else []
+    return all(map(_reads_global_rank, held or [node]))
 
 
 def _reads_global_rank(value: ast.expr) -> bool:
@@ -260,11 +252,28 @@ def _reads_global_rank(value: ast.expr) -> bool:
 
 
 _SAMPLER = "DistributedSampler"
+_DISK_SETS = {"ImageFolder", "DatasetFolder", "CocoDetection", "ImageNet"}
+_DISK_READS = ("imread", "decode_image", "read_image", "read_video", "decode_jpeg")
 _TEST = re.compile(r"test|val|eval|dev|infer|predict|gallery|query|memory|knn|fid", re.IGNORECASE)
 _MADE_UP = re.compile(
     r"random|fake|dummy|synth|toy|iter|stream|shard|subset|chunk|partition|TensorDataset", re.IGNORECASE
 )
 _GIVEN = {"sampler", "batch_sampler", None}
+
+
+def no_workers(script: TrainingScript) -> Iterator[Said]:
+    """A8: images from disk, loaded in the training process. Data in memory is slower with workers: nothing is said."""
+    reads = {script.blocks[call].owner for call in script.find_calls(*_DISK_READS)}
+    reads |= {script.blocks[c].owner for c in script.find_calls("open") if re.search(r"Image\.open$", dotted(c.func))}
+    for call in script.find_calls("DataLoader"):
+        number = call.args[5] if len(call.args) > 5 else keyword(call, "num_workers")
+        if is_constant(number, 0) or (number is None and not may_have(call, "num_workers")):
+            data = call.args[0] if call.args else keyword(call, "dataset")
+            held = script.held(data, dotted(data)) if data is not None and dotted(data) else [data]
+            names = {last_word(v.func) for v in held if isinstance(v, ast.Call)}
+            if names & (_DISK_SETS | reads - {""}):
+                what = "DataLoader without worker processes reads images in the training process, which waits for each"
+                yield Said(call.lineno, what, "num_workers=OMP_NUM_THREADS or so, persistent_workers=True")
 
 
 def no_set_epoch(script: TrainingScript) -> Iterator[Said]:
@@ -352,6 +361,32 @@ _OF_ONE_RANK = re.compile(r"rank|gpu|pid|shard|BytesIO|TemporaryFile", re.IGNORE
 _CHECKPOINT = re.compile(r"ckpt|check_?point|state|resume|snapshot|weights|pretrain|model", re.IGNORECASE)
 
 
+def item_in_loop(script: TrainingScript) -> Iterator[Said]:
+    """A7: `loss.item()` in every step waits for the GPU in every step."""
+    if not script.has_gpu():
+        return
+    losses: dict[ast.AST, set[str]] = {}
+    for call in script.find_calls("backward"):
+        loop = script.blocks[call].loop
+        epochs = isinstance(loop, ast.For) and any(
+            "epoch" in word.lower() for word in words(loop.target)
+        )  # all data at once
+        if loop is not None and not epochs and isinstance(call.func, ast.Attribute):
+            of = [
+                call.func.value,
+                *call.args,
+                *(a for c in [call.func.value] if isinstance(c, ast.Call) for a in c.args),
+            ]
+            losses.setdefault(loop, set()).update(filter(None, map(dotted, of)))
+    for name, calls in script.calls.items():
+        for call in calls if name in {"item", "float", "print"} else ():
+            loop = script.blocks[call].loop
+            loss = losses.get(loop) if loop is not None else None
+            if loss and loop is not None and _is_each_step(script, call, loop) and (said := _reads(call, loss)):
+                yield Said(call.lineno, f"{said} in every step waits for the GPU in every step",
+                           "total += loss.detach(), and item() where it is printed, every 100 steps or so")  # fmt: skip
+
+
 def no_rank_check(script: TrainingScript) -> Iterator[Said]:
     """A15: every rank writes the same file."""
     if not (script.is_distributed() or script.runtimes()) or "deepspeed" in script.modules:
@@ -420,6 +455,28 @@ def collective_on_some_ranks(script: TrainingScript) -> Iterator[Said]:
             if not may_have(call, "group") and not may_have(call, "async_op"):
                 what = f"{name} on some ranks only: they wait for the others, which never come"
                 yield Said(call.lineno, what, f"{name} on every rank, outside of the condition on the rank")
+
+
+def _reads(call: ast.Call, losses: set[str]) -> str:
+    """`loss.item()`, `float(loss)` or `print(loss)` as it stands; "" for something else."""
+    name = last_word(call.func)
+    if name == "item" and isinstance(call.func, ast.Attribute):
+        of = dotted(call.func.value)
+        return f"{of}.item()" if of in losses or of.split(".")[-1] == "loss" else ""
+    printed = [v for a in call.args for v in (a.values if isinstance(a, ast.JoinedStr) else [a])]
+    inside = [a.value if isinstance(a, ast.FormattedValue) else a for a in printed]
+    of = next((dotted(a) for a in inside if dotted(a) in losses), "")
+    return f"{name}({of})" if of else ""
+
+
+def _is_each_step(script: TrainingScript, call: ast.Call, loop: ast.AST) -> bool:
+    """Whether nothing inside the loop decides about a line but the rank."""
+    for block in script.blocks[call].outward():
+        if block.node is loop:
+            return block.branch == "body"
+        if isinstance(block.node, (ast.If, ast.IfExp, ast.ExceptHandler)):
+            return False
+    return False
 
 
 def _is_quiet(block: CodeBlock) -> bool:

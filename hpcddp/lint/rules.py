@@ -64,6 +64,8 @@ PYTHON_RULES: tuple[tuple[str, bool, Callable[[TrainingScript], Iterator[Said]]]
     ("A3", False, python_rules.device_modulo),
     ("A5", False, python_rules.fixed_master_port),
     ("A6", True, python_rules.data_parallel),
+    ("A7", False, python_rules.item_in_loop),
+    ("A8", False, python_rules.no_workers),
     ("A9", False, python_rules.fixed_address),
     ("A10", False, python_rules.global_rank_as_device),
     ("A11", True, python_rules.no_set_epoch),

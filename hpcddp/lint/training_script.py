@@ -86,6 +86,7 @@ _RANK = re.compile(
     re.IGNORECASE,
 )
 _DEVICE = re.compile(r"(gpu|device|worker)(_?id|_?no)?$", re.IGNORECASE)
+_GPU = re.compile(r"cuda|gpu|^device$|^xpu$|nccl|accelerator", re.IGNORECASE)
 #: What divides a model over the ranks.
 SHARDERS = ("FullyShardedDataParallel", "FSDP", "fully_shard")
 COMPARED = "=="  # the target of what is not kept but compared
@@ -167,6 +168,16 @@ class TrainingScript:
         """Whether a model is wrapped here."""
         return self.has("DistributedDataParallel", "DDP")
 
+    def has_gpu(self) -> bool:
+        """Whether the script asks for a device at all."""
+        backends = [
+            call.args[0] if call.args else keyword(call, "backend") for call in self.find_calls("init_process_group")
+        ]
+        if any(is_constant(backend, "gloo") for backend in backends):
+            return False
+        nccl = any("nccl" in words(backend) for backend in backends if backend is not None)
+        return nccl or any(_GPU.search(name) for name in self.uses) or self.has_framework()
+
     def is_distributed(self) -> bool:
         """Whether the script itself joins ranks, without a framework."""
         return not self.has_framework() and (self.has("init_process_group") or self.wraps_ddp())
@@ -175,22 +186,6 @@ class TrainingScript:
         """The names of hpcddp's runtime, by which the script prepares its model."""
         calls = self.find_calls("prepare") if "hpcddp" in self.modules and self.has("runtime") else ()
         return {dotted(call.func.value) for call in calls if isinstance(call.func, ast.Attribute)} - {""}
-
-    def arguments(self, function: ast.AST | None, name: str) -> list[ast.expr]:
-        """What the calls in this file give for a parameter, one each; nothing if a call does not say it plainly."""
-        if not isinstance(function, (ast.FunctionDef, ast.AsyncFunctionDef)):
-            return []
-        names = [argument.arg for argument in (*function.args.posonlyargs, *function.args.args)]
-        made = function.name == "__init__" or names[:1] == ["self"]
-        called = self.blocks[function].owner if function.name == "__init__" else function.name
-        at = names.index(name) - made if name in names else -1
-        found = []
-        for call in self.find_calls(called):
-            given = call.args[at] if 0 <= at < len(call.args) else keyword(call, name)
-            if given is None or isinstance(given, ast.Starred):
-                return []
-            found.append(given)
-        return found
 
     def held(self, node: ast.AST, name: str) -> list[ast.expr]:
         """What a name is set to where a line sees it, up to 20 times; nothing for a parameter. All methods of a class

@@ -7,7 +7,6 @@ import shutil
 import sys
 import time
 from collections.abc import Iterable, Mapping
-from contextlib import suppress
 from functools import partial
 from itertools import pairwise
 from types import MappingProxyType
@@ -16,7 +15,6 @@ from hpcddp import __version__
 from hpcddp.errors import RequestError, SchedulerError
 from hpcddp.ranks.launch_commands import find_agent
 from hpcddp.runs.start import NEW, RunRequest, foresee, make_stamp
-from hpcddp.script.file_check import Here
 from hpcddp.script.plan import JobPlan, PlannedBy, plan_job
 from hpcddp.script.site import Site
 from hpcddp.script.site_file import (
@@ -191,31 +189,3 @@ def _version_of(env: Mapping[str, str], program: str) -> str:
     except SchedulerError:
         return ""
     return answer.stdout + answer.stderr
-
-
-# What a request's checks may see of this machine.
-
-
-def look_here(env: Mapping[str, str]) -> Here:
-    """This machine's files, from this folder and with this PATH."""
-    path = tuple(filter(None, env.get("PATH", "").split(":")))
-    return Here(os.getcwd(), _exists, partial(os.access, mode=os.X_OK), _start_of, _names, path)
-
-
-def _exists(path: str) -> bool:
-    """UnicodeEncodeError for a name that Python cannot encode, with an answer of its own: it would be "not there"."""
-    os.fsencode(path)
-    return os.path.exists(path)
-
-
-def _start_of(path: str) -> bytes:
-    """Nothing of a file that cannot be read."""
-    with suppress(OSError), open(path, "rb") as file:
-        return file.read(4096)
-    return b""
-
-
-def _names(folder: str) -> list[str]:
-    with suppress(OSError):
-        return os.listdir(folder)
-    return []

@@ -14,7 +14,7 @@ from hpcddp.login.background import name_job, output_of, start_job
 from hpcddp.login.find_run import call_run, find_newest_jobs, find_run, list_all_runs
 from hpcddp.login.judge import ask_schedulers, judge
 from hpcddp.login.on_disk import read_on_disk
-from hpcddp.login.planning import look_here, on_path, plan_spec, request_of
+from hpcddp.login.planning import on_path, plan_spec, request_of
 from hpcddp.ranks.frameworks import FRAMEWORK_VARIABLES
 from hpcddp.ranks.launchers import LAUNCHERS
 from hpcddp.record import Record
@@ -328,11 +328,10 @@ def _nothing_left(part: Part, sweep: RunFolder | None) -> RequestError:
 
 def check_parts(parts: Parts, env: Mapping[str, str]) -> list[str]:
     """Remarks on paths, each once. RequestError for what clearly is not there."""
-    here = look_here(env)
     told: dict[str, None] = {}
     for part in parts.parts:
-        told.update(dict.fromkeys(check_plan(part.plan, here)))
-        told.update(dict.fromkeys(check_output(part.plan.site.scheduler, part.script, here)))
+        told.update(dict.fromkeys(check_plan(part.plan, env.get("PATH", ""))))
+        told.update(dict.fromkeys(check_output(part.plan.site.scheduler, part.script)))
         told.update(dict.fromkeys(_find_other_words(part)))
     return list(told)
 

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
+from contextlib import suppress
 from itertools import pairwise, takewhile
 
 from hpcddp.errors import RequestError, nearest
 from hpcddp.ranks.launch_commands import COMMANDS
-from hpcddp.record import Record
 from hpcddp.schedulers.registry import find_scheduler
 from hpcddp.script.plan import JobPlan, find_script
 
@@ -25,44 +25,34 @@ _PYTHON = re.compile(r"(.*/)?python[\d.]*")
 _INNER = re.compile(rf"(?<![\w./-])({'|'.join(map(re.escape, sorted(COMMANDS)))})(?=\s)".replace(r"\-m\ ", ""))
 
 
-class Here(Record):
-    """This machine: the folder that the job is submitted from, which paths exist, which files can be executed and what
-    they begin with, the names in a folder (none if it cannot be read), and the folders of PATH (none: unknown)."""
-
-    folder: str
-    exists: Callable[[str], bool]
-    can_run: Callable[[str], bool] = lambda _path: True
-    start_of: Callable[[str], bytes] = lambda _path: b"#!"
-    names: Callable[[str], Sequence[str]] = lambda _folder: ()
-    path: tuple[str, ...] = ()
-
-
-def check_plan(plan: JobPlan, here: Here) -> list[str]:
-    """Remarks on what may be wrong. Raises RequestError for what clearly is."""
+def check_plan(plan: JobPlan, path: str) -> list[str]:
+    """Remarks on what may be wrong with a job that is submitted from this folder; `path`: what PATH says. Raises
+    RequestError for what clearly is wrong."""
     remarks = [*_check_shell_line(plan.command)]
     if plan.spec.container:
         return remarks  # its paths are not this machine's
-    folder = os.path.join(here.folder, plan.spec.workdir) if plan.spec.workdir else here.folder
-    workdir = list(_check_path("workdir", plan.spec.workdir, here.folder, here))
+    here = os.getcwd()
+    folder = os.path.join(here, plan.spec.workdir or "")
+    workdir = list(_check_path("workdir", plan.spec.workdir, here))
     script = find_script(plan.command)
     remarks += workdir
     if not workdir:
         if not _PYTHON.fullmatch(plan.command[0]):
-            remarks += check_program(plan.command[0], folder, plan.python, here)
-        remarks += _check_path("the command's script", script, folder, here)
-        for path in plan.spec.pythonpath or ():
-            remarks += _check_path("pythonpath", path, folder, here)
-    remarks += _check_path("venv", plan.spec.venv, folder, here)
-    if plan.spec.venv is None or here.exists(plan.spec.venv):
-        remarks += _check_path("python", plan.python, folder, here)
-    for key, path in (("run_dir", plan.run_dir), ("stage_dir", plan.spec.stage_dir or "")):
-        if (path.startswith("~") or "$" in path) and not here.exists(os.path.join(folder, path)):
-            what = f"{key} {path!r} has a word that only a shell would replace, and none reads it: it would be a name"
+            remarks += check_program(plan.command[0], folder, plan.python, path)
+        remarks += _check_path("the command's script", script, folder)
+        for one in plan.spec.pythonpath or ():
+            remarks += _check_path("pythonpath", one, folder)
+    remarks += _check_path("venv", plan.spec.venv, folder)
+    if plan.spec.venv is None or _exists(os.path.join(folder, plan.spec.venv)):
+        remarks += _check_path("python", plan.python, folder)
+    for key, one in (("run_dir", plan.run_dir), ("stage_dir", plan.spec.stage_dir or "")):
+        if (one.startswith("~") or "$" in one) and not _exists(os.path.join(folder, one)):
+            what = f"{key} {one!r} has a word that only a shell would replace, and none reads it: it would be a name"
             raise RequestError(what, f"--set {key}=/whole/path, or --no-check")
     return remarks
 
 
-def check_output(scheduler: str, script: str, here: Here) -> Iterator[str]:
+def check_output(scheduler: str, script: str) -> Iterator[str]:
     """The folders of the job's output in a script for the scheduler of that name: no scheduler makes them."""
     rules = find_scheduler(scheduler).directives
     options = "|".join(f"{option}{'=' if option.startswith('--') else ' '}" for option in rules.outputs)
@@ -70,26 +60,32 @@ def check_output(scheduler: str, script: str, here: Here) -> Iterator[str]:
     for line in takewhile(lambda line: line.startswith("#"), script.splitlines()[1:]):
         file = output.match(line) if options else None
         folder = os.path.dirname(file[1]) if file else ""
-        if not folder or re.search(r"[%^]", folder) or here.exists(os.path.join(here.folder, folder)):
+        if not folder or re.search(r"[%^]", folder) or _exists(folder):
             continue
-        if not folder.startswith("/") or _clearly_wrong(folder, here):
+        if not folder.startswith("/") or _clearly_wrong(folder):
             what = f"the output's folder {folder} does not exist ({line}), and no scheduler makes it"
             raise RequestError(what, f"mkdir -p {folder}")
         yield f"the output's folder {folder} is not on this machine"
 
 
-def _check_path(what: str, path: str | None, folder: str, here: Here) -> Iterator[str]:
-    if not path or here.exists(os.path.join(folder, path)):
+def _exists(path: str) -> bool:
+    """UnicodeEncodeError for a name that Python cannot encode, with an answer of its own: it would be "not there"."""
+    os.fsencode(path)
+    return os.path.exists(path)
+
+
+def _check_path(what: str, path: str | None, folder: str) -> Iterator[str]:
+    if not path or _exists(os.path.join(folder, path)):
         return
     if not path.startswith("/"):
         raise RequestError(f"{what} {path!r} is not in {folder}", _ANYWAY)
-    if _clearly_wrong(path, here):
+    if _clearly_wrong(path):
         raise RequestError(f"{what} {path!r} does not exist, though {os.path.dirname(path)} does", _ANYWAY)
     yield f"{what} {path} is not on this machine; the compute nodes must have it"
 
 
-def _clearly_wrong(path: str, here: Here) -> bool:
-    return here.exists(os.path.dirname(path.rstrip("/"))) and not path.startswith(_NODE_LOCAL)
+def _clearly_wrong(path: str) -> bool:
+    return _exists(os.path.dirname(path.rstrip("/"))) and not path.startswith(_NODE_LOCAL)
 
 
 def _check_shell_line(command: tuple[str, ...]) -> Iterator[str]:
@@ -108,38 +104,47 @@ _INTERPRETERS = {".py": "python", ".sh": "bash"}
 _STARTS = (b"#!", b"\x7fELF")
 
 
-def check_program(program: str, folder: str, python: str, here: Here) -> Iterator[str]:
+def check_program(program: str, folder: str, python: str, path: str) -> Iterator[str]:
     """Remarks on a program that may be missing. Raises RequestError for one that is here and cannot be started.
 
     `folder`: where the job runs. `python`: the ranks' interpreter, whose folder is first on the job's PATH.
+    `path`: this machine's; "" where it is not known.
     """
+    on_path = [one for one in path.split(":") if one]
     first = program.partition(" ")[0]
-    is_program = any(here.exists(os.path.join(one, first)) for one in (folder, *here.path))
-    if first != program and is_program and not here.exists(os.path.join(folder, program)):
+    is_program = any(_exists(os.path.join(one, first)) for one in (folder, *on_path))
+    if first != program and is_program and not _exists(os.path.join(folder, program)):
         raise RequestError(f"the command is one word, {program!r}: its blanks are quoted", f"-- {program}")
     if "/" in program:
-        path = os.path.join(folder, program)
-        if here.exists(path):
-            _check_file(program, path, here)
+        if _exists(os.path.join(folder, program)):
+            _check_file(program, os.path.join(folder, program))
         return
-    folders = [*([os.path.dirname(python)] if python else []), *here.path]
-    if not here.path or any(here.exists(os.path.join(one, program)) for one in folders):
+    folders = [*([os.path.dirname(python)] if python else []), *on_path]
+    if not on_path or any(_exists(os.path.join(one, program)) for one in folders):
         return
     interpreter = _INTERPRETERS.get(os.path.splitext(program)[1])
     if interpreter:
         what = f"the command starts with {program}, which is no program on PATH"
         raise RequestError(what, f"-- {interpreter} {program}")
-    if here.exists(os.path.join(folder, program)):
+    if _exists(os.path.join(folder, program)):
         raise RequestError(f"the command's {program} is in {folder}, but not on PATH", f"-- ./{program}")
-    guess = nearest(program, sorted({name for one in folders for name in here.names(one)}))
+    names = set[str]()
+    for one in folders:
+        with suppress(OSError):
+            names.update(os.listdir(one))
+    guess = nearest(program, sorted(names))
     yield f"{program} is not on this machine's PATH{guess}; the compute nodes must have it"
 
 
-def _check_file(program: str, path: str, here: Here) -> None:
+def _check_file(program: str, path: str) -> None:
     """A file that is here: `exec` refuses one that is not executable, and one that names no interpreter."""
     interpreter = _INTERPRETERS.get(os.path.splitext(program)[1])
     instead = f"-- {interpreter} {program}" if interpreter else f"file {program}"
-    if not here.can_run(path):
+    if not os.access(path, os.X_OK):
         raise RequestError(f"the command's {program} is not executable", f"chmod +x {program}, or {instead}")
-    if not here.start_of(path).startswith(_STARTS):
+    if not os.access(path, os.R_OK) or os.path.isdir(path):
+        return
+    with open(path, "rb") as file:
+        start = file.read(4)
+    if not start.startswith(_STARTS):
         raise RequestError(f"the command's {program} has no #! line, so the system cannot start it", instead)

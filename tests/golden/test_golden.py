@@ -5,10 +5,12 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import jinja2
 import pytest
 
 from hpcddp.errors import HpcddpError
 from hpcddp.schedulers.registry import all_schedulers
+from hpcddp.script import render
 from hpcddp.script.plan import JobPlan, PlannedBy, plan_job
 from hpcddp.script.render import render_script
 from hpcddp.script.site_file import SiteChoice, load_yaml, open_site, site_files
@@ -59,6 +61,12 @@ def test_every_golden_has_its_case():
 
 def test_every_shipped_site_has_goldens():
     assert {case["site"] for case in CASES.values()} == set(site_files({}))
+
+
+@pytest.mark.parametrize("value", [None, ("a", "b"), {}])
+def test_a_template_that_prints_no_single_value_is_an_error(value):
+    with pytest.raises(jinja2.TemplateRuntimeError, match="which is no single value"):
+        render._environment().from_string("{{ value }}").render(value=value)
 
 
 def test_bash_parses_the_scripts(run):

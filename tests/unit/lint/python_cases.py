@@ -20,6 +20,14 @@ INIT = "import torch, torch.distributed as dist\ndist.init_process_group('nccl')
 END = "dist.destroy_process_group()\n"
 STEP = "loss = criterion(model(x.cuda()), y)\nloss.backward()\n"
 DDP = f"{INIT}model = DistributedDataParallel(net)\n"
+IMAGES = """\
+class Photos(Dataset):
+    def __getitem__(self, i):
+        return transform(Image.open(self.files[i]))
+
+data = Photos()
+"""
+
 RUNTIME = (
     "import hpcddp, torch\nwith hpcddp.runtime() as rt:\n    model, optimizer, data = rt.prepare(net, opt, loader)\n"
     "    for epoch in rt.epochs(9):\n        for x in data:\n"
@@ -61,6 +69,32 @@ CASES = {
             "assert not isinstance(model, nn.DataParallel)",
         ],
     ),
+    "A7": Cases(
+        [
+            (5, loop(f"{STEP}total += loss.item()")),
+            (5, loop(f"{STEP}print(f'step {{i}}: {{loss}}')")),
+            (6, loop("with autocast():\n    loss = model(x.cuda())\naccelerator.backward(loss)\nlog(loss.item())")),
+        ],
+        [
+            loop(f"{STEP}if step % 100 == 0:\n    print(loss.item())"),
+            loop(STEP, after="    print(loss.item())\n"),  # once in each epoch
+            loop(f"{STEP}total += loss.detach()"),
+            "for x in test:\n    total += criterion(model(x.cuda()), y).item()",
+            "for x in data:\n    loss = f(x)\n    loss.backward()\n    total += loss.item()",  # no GPU anywhere
+        ],
+    ),
+    "A8": Cases(
+        [
+            (1, "DataLoader(ImageFolder(path), batch_size=64)"),
+            (6, f"{IMAGES}DataLoader(data, batch_size=64)"),
+        ],
+        [
+            f"{IMAGES}DataLoader(data, batch_size=64, num_workers=8)",
+            f"{IMAGES}DataLoader(data, **options)",
+            f"{IMAGES}DataLoader(TensorDataset(x, y), batch_size=64)",
+            "DataLoader(data, batch_size=64)",
+        ],
+    ),
     "A9": Cases(
         [
             (1, "os.environ['MASTER_ADDR'] = 'localhost'"),
@@ -80,35 +114,20 @@ CASES = {
             (2, "rank = dist.get_rank()\ntorch.cuda.set_device(rank)"),
             (1, "torch.cuda.set_device(torch.distributed.get_rank())"),
             (2, "rank = dist.get_rank()\nmodel.to(f'cuda:{rank}')"),
-            (2, "def setup(rank, size):\n    torch.cuda.set_device(rank)\nsetup(int(os.environ['RANK']), 8)"),
-            (2, "def a(r):\n    torch.cuda.set_device(r)\ndef b(k):\n    a(k)\nb(dist.get_rank())"),
-            (
-                3,
-                "class Trainer:\n    def __init__(self, model, rank):\n        torch.cuda.set_device(rank)\n"
-                "Trainer(net, int(os.environ['SLURM_PROCID']))",
-            ),
             (2, "accelerator = Accelerator()\ntorch.cuda.set_device(accelerator.process_index)"),
+            (2, "rank = int(os.environ['SLURM_PROCID'])\nmodel = DDP(net.to(rank))"),
             (
                 4,
-                "class Trainer:\n    def __init__(self, model, gpu_id):\n        self.gpu_id = gpu_id\n"
-                "        torch.cuda.set_device(self.gpu_id)\nTrainer(net, dist.get_rank())",
+                "class Trainer:\n    def __init__(self, model):\n        self.gpu_id = dist.get_rank()\n"
+                "        torch.cuda.set_device(self.gpu_id)\n",
             ),
-            (
-                5,
-                "class Trainer:\n    def __init__(self, model, gpu_id):\n        self.gpu_id = gpu_id\n"
-                "    def train(self):\n        x.to(self.gpu_id)\nrank = int(os.environ['RANK'])\nTrainer(net, rank)",
-            ),
-            (2, "rank = dist.get_rank()\nmodel = DDP(net.to(rank))"),
             (2, "rank = dist.get_rank()\nos.environ['CUDA_VISIBLE_DEVICES'] = str(rank)"),
         ],
         [
             "torch.cuda.set_device(accelerator.local_process_index)",
             "rank = int(os.environ['LOCAL_RANK'])\ntorch.cuda.set_device(rank)",
             "def main(rank, world_size):\n    torch.cuda.set_device(rank)",
-            "def setup(rank):\n    torch.cuda.set_device(rank)\nsetup(int(os.environ['LOCAL_RANK']))",
-            "def setup(rank):\n    rank = rank % 4\n    torch.cuda.set_device(rank)\nsetup(dist.get_rank())",
-            "class A:\n    def __init__(self, gpu_id):\n        self.gpu_id = gpu_id\n        x.to(self.gpu_id)\n"
-            "A(int(os.environ['LOCAL_RANK']))\nA(dist.get_rank())",
+            "def setup():\n    rank = dist.get_rank()\n    rank = rank % 4\n    torch.cuda.set_device(rank)",
             "rank = int(os.environ['LOCAL_RANK'])\nos.environ['CUDA_VISIBLE_DEVICES'] = str(rank)\nx.cuda(rank)",
             "rank = dist.get_rank()\nmodel.to(device)\nos.environ['RANK'] = str(rank)",
         ],

@@ -7,45 +7,65 @@ import os
 import pytest
 
 from hpcddp.errors import RequestError
-from hpcddp.script.file_check import Here, check_output, check_plan
+from hpcddp.script.file_check import check_output, check_plan
 
-from .conftest import plan, script
+from .conftest import PLANNED_BY, plan, script
 
-THERE = {
-    "/sub",
-    "/sub/train.py",
-    "/sub/src",
-    "/opt/env/bin/python",
-    "/opt",
-    "/home/alice",
-    "/sub/logs",
-    "/home/alice/w",
-    "/tmp",
+ELSEWHERE = "/nonexistent/g"  # a file system of the compute nodes
+FILES = {
+    "train.py": "import torch\n",
+    "noexec.sh": "#!/bin/sh\n",
+    "plain": "echo\n",
+    "tool": "#!/bin/sh\n",
+    "bin/python": "#!/bin/sh\n",
+    "bin/accelerate": "#!/usr/bin/python\n",
+    "src/package.py": "",
+    "logs/old": "",
+    "w/other.py": "",
 }
-HERE = Here("/sub", lambda path: path.rstrip("/") in THERE)
 
 
-def check(site: str = "generic-slurm", **asked: object) -> list[str]:
-    return check_plan(plan(site, **asked), HERE)
+@pytest.fixture(autouse=True)
+def here(tmp_path, monkeypatch):
+    """The folder that the job is submitted from; the ranks' Python is bin/python."""
+    for name, text in FILES.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+        (tmp_path / name).chmod(0o644 if name in {"noexec.sh", "train.py"} else 0o755)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
 
 
-def test_a_request_whose_paths_are_there_is_not_talked_about():
-    assert check(pythonpath=["src"], workdir="/sub") == []
+def check(path: str = "", **asked: object) -> list[str]:
+    if "venv" not in asked:
+        asked["python"] = f"{os.getcwd()}/bin/python"
+    return check_plan(plan("generic-slurm", PLANNED_BY, **asked), path)
+
+
+def test_a_request_whose_paths_are_there_is_not_talked_about(here):
+    assert check(pythonpath=["src"], workdir=str(here)) == []
+    for command in (
+        ["python", "-m", "pkg"],
+        ["python", "-c", "pass"],
+        ["true"],
+        ["python", "-W", "ignore", "train.py"],
+    ):
+        assert check(command=command) == []
 
 
 @pytest.mark.parametrize(
     ("asked", "words"),
     [
-        ({"command": ["python", "-u", "trian.py"]}, "'trian.py' is not in /sub"),
-        ({"command": ["bash", "run.sh"]}, "'run.sh' is not in /sub"),
-        ({"command": ["./run"]}, "'./run' is not in /sub"),
-        ({"command": ["python", "/sub/x.py"]}, "'/sub/x.py' does not exist, though /sub does"),
-        ({"pythonpath": ["lib"]}, "pythonpath 'lib' is not in /sub"),
-        ({"workdir": "nowhere"}, "workdir 'nowhere' is not in /sub"),
-        ({"workdir": "/home/alice/w"}, "'train.py' is not in /home/alice/w"),
+        ({"command": ["python", "-u", "trian.py"]}, "'trian.py' is not in "),
+        ({"command": ["bash", "run.sh"]}, "'run.sh' is not in "),
+        ({"command": ["./run"]}, "'./run' is not in "),
+        ({"command": ["python", "/usr/x.py"]}, "'/usr/x.py' does not exist, though /usr does"),
+        ({"pythonpath": ["lib"]}, "pythonpath 'lib' is not in "),
+        ({"workdir": "nowhere"}, "workdir 'nowhere' is not in "),
+        ({"workdir": "w"}, "'train.py' is not in .*/w"),
         ({"run_dir": "~/runs"}, "run_dir '~/runs' has a word that only a shell would replace"),
         ({"stage_dir": "$TMPDIR/x", "stage_in": ["src"]}, r"stage_dir '\$TMPDIR/x' has a word"),
-        ({"venv": "/home/alice/env"}, "venv '/home/alice/env' does not exist, though /home/alice does"),
+        ({"venv": "/usr/env"}, "venv '/usr/env' does not exist, though /usr does"),
     ],
 )
 def test_what_is_clearly_wrong_is_refused(asked, words):
@@ -57,43 +77,15 @@ def test_what_is_clearly_wrong_is_refused(asked, words):
 @pytest.mark.parametrize(
     ("asked", "words"),
     [
-        ({"command": ["python", "/groups/g/train.py"]}, "/groups/g/train.py is not on this machine"),
-        ({"venv": "/groups/g/env"}, "venv /groups/g/env is not on this machine"),
-        ({"workdir": "/groups/g/w"}, "workdir /groups/g/w is not on this machine"),
-        ({"command": ["python", "/tmp/train.py"]}, "/tmp/train.py is not on this machine"),
+        ({"command": ["python", f"{ELSEWHERE}/train.py"]}, f"{ELSEWHERE}/train.py is not on this machine"),
+        ({"venv": f"{ELSEWHERE}/env"}, f"venv {ELSEWHERE}/env is not on this machine"),
+        ({"workdir": f"{ELSEWHERE}/w"}, f"workdir {ELSEWHERE}/w is not on this machine"),
+        ({"command": ["python", "/tmp/no such.py"]}, "/tmp/no such.py is not on this machine"),
         ({"command": ["bash", "-c", "torchrun train.py"]}, "shell line starts torchrun"),
     ],
 )
 def test_what_the_compute_nodes_may_have_is_told(asked, words):
     assert words in " ".join(check(**asked))
-
-
-FILES = {
-    "/sub/noexec.sh": b"#!/bin/sh\n",
-    "/sub/plain": b"echo\n",
-    "/sub/tool": b"#!/bin/sh\n",
-    "/sub/train.py": b"import torch\n",
-    "/usr/bin/bash": b"\x7fELF",
-    "/opt/env/bin/accelerate": b"#!/opt/env/bin/python\n",
-}
-FOLDERS = {
-    "/usr/bin": ["bash", "python3", "nsys"],
-    "/opt/env/bin": ["python", "accelerate"],
-}
-EXECUTABLE = {"/sub/plain", "/sub/tool", "/usr/bin/bash", "/opt/env/bin/accelerate"}
-
-
-def look(**asked: object) -> list[str]:
-    """The remarks on a machine with these files."""
-    here = Here(
-        "/sub",
-        lambda path: os.path.normpath(path) in THERE | set(FILES),
-        lambda path: os.path.normpath(path) in EXECUTABLE,
-        lambda path: FILES.get(os.path.normpath(path), b""),
-        lambda folder: FOLDERS.get(folder, []),
-        ("/usr/bin",),
-    )
-    return check_plan(plan("generic-slurm", **asked), here)
 
 
 @pytest.mark.parametrize(
@@ -103,36 +95,28 @@ def look(**asked: object) -> list[str]:
         (["run.sh"], "no program on PATH\nhint: -- bash run.sh$"),
         (["./noexec.sh"], "./noexec.sh is not executable\nhint: chmod \\+x ./noexec.sh, or -- bash ./noexec.sh$"),
         (["./plain"], "./plain has no #! line, so the system cannot start it"),
-        (["/sub/train.py"], "/sub/train.py is not executable\nhint: chmod .*, or -- python /sub/train.py$"),
-        (["tool"], "tool is in /sub, but not on PATH\nhint: -- ./tool$"),
+        (["./train.py"], "./train.py is not executable\nhint: chmod .*, or -- python ./train.py$"),
+        (["tool"], "tool is in .*, but not on PATH\nhint: -- ./tool$"),
+        (["bash train.sh"], "one word, 'bash train.sh': its blanks are quoted\nhint: -- bash train.sh$"),
     ],
 )
 def test_a_program_that_cannot_be_started_is_refused(command, words):
     with pytest.raises(RequestError, match=words):
-        look(command=command)
+        check("/usr/bin:/bin", command=command)
 
 
-@pytest.mark.parametrize("command", [["./tool"], ["bash", "-c", "true"], ["accelerate"], ["/elsewhere/tool"]])
-def test_a_program_that_can_be_started_is_not_talked_about(command):
-    told = look(command=command)
-    assert told == (["the command's script /elsewhere/tool is not on this machine; the compute nodes must have it"]
-                    if "/elsewhere/tool" in command else [])  # fmt: skip
-
-
-def test_a_program_that_only_the_nodes_may_have_is_told_with_what_is_near():
-    assert look(command=["pyhton", "train.py"]) == [
-        "pyhton is not on this machine's PATH (did you mean 'python'?); the compute nodes must have it"
-    ]
-
-
-def test_commands_whose_files_are_not_seen_are_left_alone():
-    for command in (
-        ["python", "-m", "pkg"],
-        ["python", "-c", "pass"],
-        ["true"],
-        ["python", "-W", "ignore", "train.py"],
-    ):
-        assert check(command=command) == []
+@pytest.mark.parametrize(
+    ("command", "told"),
+    [
+        (["./tool"], []),
+        (["bash", "-c", "true"], []),
+        (["accelerate"], []),
+        ([f"{ELSEWHERE}/tool"], [f"the command's script {ELSEWHERE}/tool is not on this machine"]),
+        (["accelerat", "x"], ["accelerat is not on this machine's PATH (did you mean 'accelerate'?)"]),
+    ],
+)
+def test_a_program_that_can_be_started_is_not_talked_about_and_one_that_the_nodes_may_have_is(command, told):
+    assert check("/usr/bin:/bin", command=command) == [f"{one}; the compute nodes must have it" for one in told]
 
 
 @pytest.mark.parametrize(
@@ -145,19 +129,22 @@ def test_commands_whose_files_are_not_seen_are_left_alone():
     ],
 )
 def test_the_outputs_folder_must_be_there(scheduler, directive):
-    def output(lines: str) -> list[str]:
-        return list(check_output(scheduler, f"#!/bin/bash\n{lines}", HERE))
+    def output(folder: str, before: str = "") -> list[str]:
+        return list(check_output(scheduler, f"#!/bin/bash\n{before}{directive.replace('log', folder)}\necho\n"))
 
     with pytest.raises(RequestError, match="folder log does not exist") as error:
-        output(f"{directive}\necho\n")
+        output("log")
     assert error.value.hint == "mkdir -p log"
-    assert output(f"{directive.replace('log', 'logs')}\n") == output(f"echo\n{directive}\n") == []
-    assert output(f"{directive.replace('log', '/groups/g/log')}\n")
+    with pytest.raises(RequestError, match="folder /usr/log does not exist"):
+        output("/usr/log")
+    assert output("logs") == output("log", before="echo\n") == []
+    assert output("log^array_index^" if scheduler == "pbs" else "%x") == []
+    assert output(f"{ELSEWHERE}/log")
 
 
 @pytest.mark.parametrize("site", ["generic-pbs", "generic-slurm", "local"])
 def test_the_scripts_own_output_needs_no_folder(site):
-    assert list(check_output(site.removeprefix("generic-"), script(site), HERE)) == []
+    assert list(check_output(site.removeprefix("generic-"), script(site))) == []
 
 
 def test_render_checks_unless_told_not_to(run, tmp_path):

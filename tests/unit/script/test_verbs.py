@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -112,5 +113,7 @@ def test_sites_are_listed_and_shown(hpcddp):
     shown = hpcddp("sites", "show", "abci3").stdout
     assert "8 x H200, 192 hardware threads" in shown
     assert "https://docs.abci.ai/v3/en/job-execution/" in shown
+    queue = json.loads(hpcddp("sites", "show", "abci3", "--json").stdout)["queues"]["rt_HF"]
+    assert (queue["gpus"], queue["limits"][0]["walltime_s"]) == (8, 168 * 3600)
     assert hpcddp("sites", "show", "abci").returncode == 3
     assert hpcddp("sites", "frob").returncode == 2
