@@ -216,6 +216,7 @@ class Output:
                     self._logged.write(file, data)
                 while max(self._printed.left, self._logged.left) > MOST_BYTES:
                     time.sleep(_STEP_S)
+            os.close(entry)
             done.release()
 
         done.acquire()

@@ -13,7 +13,15 @@ from hpcddp.ranks.launchers import LAUNCHERS
 from hpcddp.record import TYPE_CHECKING
 from hpcddp.runs.chain import find_follow_up, list_opened, start_attempt, write_follow_up
 from hpcddp.runs.command import identify_command
-from hpcddp.runs.folder import MANIFEST, list_attempts, list_checkpoints, number_attempt, show_path, step_of
+from hpcddp.runs.folder import (
+    MANIFEST,
+    cannot_write,
+    list_attempts,
+    list_checkpoints,
+    number_attempt,
+    show_path,
+    step_of,
+)
 from hpcddp.runs.jsonfile import read_object, write_object
 from hpcddp.runs.lock import release_run
 from hpcddp.runs.start import hold
@@ -253,21 +261,16 @@ class Recovery:
         """All hosts of the job, spare ones too; this one alone where no scheduler names them."""
         return self._hosts.names
 
-    def goes_on(
+    def find_obstacle(
         self, attempt: AttemptFolder, cause: Event, end: EndTime, suspects: set[str], *, has_touched: bool = False
-    ) -> bool:
-        """Whether the ranks are started again, on the hosts `chosen` then; why not is printed. `suspects`: hosts that
-        the attempt has lost. `has_touched`: whether a program without the runtime has said that it got on."""
+    ) -> str:
+        """Why the ranks are not started again; empty: they are, on the hosts `chosen` then. `suspects`: hosts that the
+        attempt has lost. `has_touched`: whether a program without the runtime has said that it got on."""
         self._tell(f"the first cause: {cause}")
         before = self.chosen or self.names
         why_not = self._judge(attempt, cause, end) or self._choose_hosts(attempt, cause, suspects)
         repeats = "" if why_not else self._find_repeat(attempt, cause, has_touched=has_touched)
-        why_not = why_not or (repeats if (self.chosen or self.names) == before else "")
-        if why_not:
-            self._tell(f"the ranks are not started again: {why_not}")
-            return False
-        self._restarts += 1
-        return True
+        return why_not or (repeats if (self.chosen or self.names) == before else "")
 
     def _choose_hosts(self, attempt: AttemptFolder, cause: Event, suspects: set[str]) -> str:
         """Why there are not enough hosts; empty: there are, and they are `chosen`."""
@@ -312,21 +315,20 @@ class Recovery:
             return "an earlier start ended the same way on these hosts, and the program says nothing of its progress"
         return ""
 
-    def begin_again(self, attempt: AttemptFolder) -> AttemptFolder | None:
-        """The next attempt, which takes the run from this one: whatever is left of it writes no more. None if that
-        cannot be done, and why is printed: another job has taken the run, or its folder is full."""
+    def begin_again(self, attempt: AttemptFolder) -> AttemptFolder:
+        """The next attempt, which takes the run from this one: whatever is left of it writes no more. HpcddpError if
+        that cannot be done: another job has taken the run, or its folder is full."""
         new = None
         try:
             new = attempt.run.attempt(number_attempt(attempt.run, self._job.name))
             self._take_over(attempt, new)
         except (HpcddpError, OSError) as error:
-            why = str(error)
-            if isinstance(error, OSError):
-                why = f"the run folder cannot be written, {error.filename or attempt.run.path}: {error.strerror}"
-            self._tell(f"the ranks are not started again: {why}")
             if new is not None:
                 release_run(new.run, new.name)  # it may hold the run already
-            return None
+            if isinstance(error, OSError):
+                raise cannot_write(attempt.run, error) from error
+            raise
+        self._restarts += 1
         self._tell_start(new)
         return new
 

@@ -273,41 +273,45 @@ class Attempts:
             tell(f"the check could not be made (status {ended.status}), and the ranks are started all the same")
             return AttemptEnd(0)
         failed = [check for check in found["checks"] if check["state"] == "failed"]
-        unfit = {check["host"]: f"{check['name']}: {check['message']}" for check in reversed(failed) if check["host"]}
-        if recovery is not None and unfit and all(check["host"] for check in failed) and recovery.start_without(unfit):
+        unfit = {check["host"]: f"{check['name']}: {check['message']}" for check in reversed(failed)}  # "": the launch
+        if recovery is not None and unfit and "" not in unfit and recovery.start_without(unfit):
             tell(f"the ranks are started on {', '.join(recovery.chosen)}")
             return AttemptEnd(0)
-        host, why = next(reversed(unfit.items()), ("", failed[0]["message"]))
-        told = f"{host} is unfit, {why}" if host else f"the launch is unfit: {why}"
+        host = failed[0]["host"]
+        told = f"{host or 'the launch'} is unfit, {unfit[host]}"
         tell(f"no rank was started: {told}")
         return AttemptEnd(1, cause=Event(UNFIT, NO_RANK, host, text=told))
 
     def find_next(self, attempt: AttemptFolder, ended: AttemptEnd) -> AttemptFolder | AttemptEnd:
         """The attempt that follows in the same job, once this one has ended so; or how the job has ended, which signals
         that came since may have changed. Why no other attempt follows is printed."""
-        recovery, cause = self._recovery, ended.cause
+        recovery, cause, reports = self._recovery, ended.cause, self._reports
         if recovery is None or cause is None or cause.kind == UNFIT:
             return ended
         if _is_over(attempt, cause):
-            self._tell(f"the ranks are not started again: their run had finished ({cause})")
-            return ended
-        if ended.signal:
-            by = f"{ended.signal} came, and they may have ended by it ({cause})"
-            self._tell(f"the ranks are not started again: {by}")
-            return ended
-        reports = self._reports
-        has_touched = any(one.has_touched for one in reports.ranks.values())
-        goes_on = recovery.goes_on(attempt, cause, self._end.end, reports.lost_hosts, has_touched=has_touched)
-        # as where the scheduler ends the ranks first, and then the script
-        late = self.hear("after the ranks had ended: they are not started again")
-        if goes_on or recovery.is_too_few or (late is not None and cause.is_loss):
-            note_lost(attempt, cause)
-        if late is not None:
-            return ended._replace(signal=late.signal)
-        following = recovery.begin_again(attempt) if goes_on else None
-        if following is not None:
-            self._notices.restart(following, str(cause))
-        return following or ended
+            why_not = f"their run had finished ({cause})"
+        elif ended.signal:
+            why_not = f"{ended.signal} came, and they may have ended by it ({cause})"
+        else:
+            has_touched = any(one.has_touched for one in reports.ranks.values())
+            end, lost = self._end.end, reports.lost_hosts
+            why_not = recovery.find_obstacle(attempt, cause, end, lost, has_touched=has_touched)
+            # as where the scheduler ends the ranks first, and then the script
+            late = self.hear("after the ranks had ended: they are not started again")
+            if not why_not or recovery.is_too_few or (late is not None and cause.is_loss):
+                note_lost(attempt, cause)
+            if late is not None:
+                return ended._replace(signal=late.signal)
+        if not why_not:
+            try:
+                following = recovery.begin_again(attempt)
+            except HpcddpError as error:
+                why_not = str(error)
+            else:
+                self._notices.restart(following, str(cause))
+                return following
+        self._tell(f"the ranks are not started again: {why_not}")
+        return ended
 
     def _name_hosts(self, words: list[str], hosts: Sequence[str], file: str) -> list[str]:
         """The launcher's words for these hosts, which a file in the attempt's folder lists."""

@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -26,7 +27,6 @@ RANK = {
     "MASTER_PORT": "29500",
     "HPCDDP_LOG_RANKS": "1",
 }
-LEAVES = "setsid sleep 1000 >/dev/null 2>&1 </dev/null & exit {}"
 IGNORES = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(flush=True); time.sleep(1000)"
 
 
@@ -45,47 +45,55 @@ def marks(attempt: AttemptFolder) -> Iterator[dict[str, str]]:
         os.kill(process, signal.SIGKILL)
 
 
-def test_a_rank_leaves_nothing_running(attempt: AttemptFolder, marks: dict[str, str]):
-    status = 7
+@pytest.fixture
+def reports(attempt: AttemptFolder) -> Iterator[Reports]:
     reports = Reports(0.0, {})
     reports.open(attempt)
-    words = [sys.executable, "-m", "hpcddp", "exec", "--", "sh", "-c", LEAVES.format(status)]
-    with subprocess.Popen(words, env=os.environ | RANK | marks) as rank:
-        while rank.poll() is None:
-            reports.read()
-            time.sleep(0.01)
+    yield reports
     reports.close()
-    assert rank.returncode == status
-    assert reports.ranks[1].status == status << 8  # it was told before
+
+
+def start_rank(marks: dict[str, str], script: str, **options: Any) -> subprocess.Popen[bytes]:
+    words = [sys.executable, "-m", "hpcddp", "exec", "--", "sh", "-c", script]
+    return subprocess.Popen(words, env=os.environ | RANK | marks, **options)
+
+
+def hear_end(reports: Reports, rank: subprocess.Popen[bytes]) -> int:
+    while rank.poll() is None:
+        reports.read()
+        time.sleep(0.01)
+    return rank.returncode
+
+
+def test_a_rank_leaves_nothing_running(attempt: AttemptFolder, marks: dict[str, str], reports: Reports):
+    with start_rank(marks, "setsid sleep 1000 >/dev/null 2>&1 </dev/null & exit 7") as rank:
+        assert hear_end(reports, rank) == 7
+    assert reports.ranks[1].status == 7 << 8  # it was told before
     assert find_left(marks, os.environ) == []
     log = "".join(path.read_text() for path in Path(attempt.log).parent.iterdir())
     assert "hpcddp: rank 1 left 1 of its processes on this host; they are ended" in log
 
 
-def test_what_a_rank_has_started_ends_where_its_agent_is_killed(attempt: AttemptFolder, marks: dict[str, str]):
+def test_what_a_rank_has_started_ends_where_its_agent_is_killed(
+    attempt: AttemptFolder, marks: dict[str, str], reports: Reports
+):
     """As Open MPI does it with all ranks once one has failed; on their hosts nobody else looks after that."""
-    reports = Reports(0.0, {})
-    reports.open(attempt)
-    starts = f"setsid sleep 1000 >/dev/null 2>&1 </dev/null & echo $! >{attempt.path}/left; exec sleep 1000"
-    words = [sys.executable, "-m", "hpcddp", "exec", "--", "sh", "-c", starts]
-    with subprocess.Popen(words, env=os.environ | RANK | marks, start_new_session=True, stdout=subprocess.PIPE) as rank:
-        left = Path(attempt.path, "left")
+    left = Path(attempt.path, "left")
+    starts = f"setsid sleep 1000 >/dev/null 2>&1 </dev/null & echo $! >{left}; exec sleep 1000"
+    with start_rank(marks, starts, start_new_session=True, stdout=subprocess.PIPE) as rank:
         assert wait_until(lambda: 1 in reports.ranks or bool(reports.read()))
         assert wait_until(lambda: left.exists() and left.read_text().endswith("\n"))
         os.killpg(rank.pid, signal.SIGKILL)
         assert rank.stdout is not None
         assert rank.stdout.read() == b""  # a launcher waits for its end: nobody holds it
-    reports.close()
     assert wait_until(lambda: find_left(marks, os.environ) == [])
 
 
-def test_signals_to_all_processes_of_a_job_end_no_rank_that_catches_them(attempt: AttemptFolder, marks: dict[str, str]):
+def test_signals_to_all_processes_of_a_job_end_no_rank_that_catches_them(
+    attempt: AttemptFolder, marks: dict[str, str], reports: Reports
+):
     """Slurm sends its warning to each process of a step: also to the one that outlives the agent."""
-    reports = Reports(0.0, {})
-    reports.open(attempt)
-    waits = f"until [ -e {attempt.path}/go ]; do sleep 0.05; done"
-    words = [sys.executable, "-m", "hpcddp", "exec", "--", "sh", "-c", waits]
-    with subprocess.Popen(words, env=os.environ | RANK | marks) as rank:
+    with start_rank(marks, f"until [ -e {attempt.path}/go ]; do sleep 0.05; done") as rank:
         children = Path(f"/proc/{rank.pid}/task/{rank.pid}/children")
         assert wait_until(
             lambda: len(children.read_text().split()) == 2 and (bool(reports.read()) or 1 in reports.ranks)
@@ -95,11 +103,7 @@ def test_signals_to_all_processes_of_a_job_end_no_rank_that_catches_them(attempt
                 for number in (signal.SIGUSR1, signal.SIGTERM):
                     os.kill(child, number)
         Path(attempt.path, "go").touch()
-        while rank.poll() is None:
-            reports.read()
-            time.sleep(0.01)
-        assert rank.returncode == 0
-    reports.close()
+        assert hear_end(reports, rank) == 0
 
 
 def test_what_does_not_end_by_sigterm_is_killed(marks: dict[str, str]):
@@ -136,15 +140,12 @@ def test_a_job_that_a_rank_has_submitted_is_left_alone(marks: dict[str, str], ow
         other.kill()
 
 
-def test_a_variable_of_the_programs_own_makes_no_other_job(marks: dict[str, str]):
-    with subprocess.Popen(["sleep", "1000"], env=os.environ | marks | {"JOB_ID": "exp-1"}) as process:
-        assert wait_until(lambda: find_left(marks, {}) == [process.pid])
-        assert wait_until(lambda: find_left(marks, {"SLURM_JOB_ID": "7"}) == [process.pid])
-        process.kill()
-
-
-def test_a_resource_manager_inside_the_job_makes_no_other_job(marks: dict[str, str]):
-    own = {"SLURM_JOB_ID": "7"}
-    with subprocess.Popen(["sleep", "1000"], env=os.environ | marks | own | {"FLUX_JOB_ID": "f1"}) as rank:
-        assert wait_until(lambda: find_left(marks, own) == [rank.pid])
+@pytest.mark.parametrize(
+    ("job", "own"),
+    [({}, {"JOB_ID": "exp-1"}), ({"SLURM_JOB_ID": "7"}, {"SLURM_JOB_ID": "7", "FLUX_JOB_ID": "f1"})],
+    ids=["a variable of the program's own", "a resource manager inside the job"],
+)
+def test_what_makes_no_other_job_is_found(marks: dict[str, str], job: dict[str, str], own: dict[str, str]):
+    with subprocess.Popen(["sleep", "1000"], env=os.environ | marks | own) as rank:
+        assert wait_until(lambda: find_left(marks, job) == [rank.pid])
         rank.kill()

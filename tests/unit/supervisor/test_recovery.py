@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from hpcddp.errors import HpcddpError
 from hpcddp.runs.chain import is_unfinished, note_opened
 from hpcddp.runs.folder import AttemptFolder, RunFolder, find_holder
 from hpcddp.runs.lock import HolderEnd, read_holder_end
@@ -82,6 +83,13 @@ class Cluster:
             self.told.append,
         )
 
+    def goes_on(
+        self, recovery: Recovery, cause: Event, *lost: str, end: EndTime = LATER, has_touched: bool = False
+    ) -> bool:
+        """Whether the ranks are started again, or `why_not`; after it has lost these hosts."""
+        self.why_not = recovery.find_obstacle(self.attempt, cause, end, {*lost}, has_touched=has_touched)
+        return not self.why_not
+
     def give(self, host: str, program: str, text: str) -> None:
         """A stand-in for a program of one host."""
         folder = self.folder / f"bin-{host}.site"
@@ -109,9 +117,9 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cluster:
 def test_a_killed_rank_goes_on_where_it_was(cluster: Cluster):
     cluster.reach(9)
     recovery = cluster.recovery()
-    assert recovery.goes_on(cluster.attempt, KILL, LATER, set())
+    assert cluster.goes_on(recovery, KILL)
     assert recovery.chosen == ("n1.site", "n2.site", "n3.site", "n4.site")
-    assert recovery.begin_again(cluster.attempt) is not None
+    recovery.begin_again(cluster.attempt)
     assert cluster.told == [
         "the first cause: rank 2 on n3 was killed by SIGKILL (often: out of memory)",
         "start 2 of at most 10 on n1.site, n2.site, n3.site, n4.site, from step 9",
@@ -122,7 +130,7 @@ def test_a_killed_rank_goes_on_where_it_was(cluster: Cluster):
 def test_a_host_that_is_gone_is_left_out_and_given_back(cluster: Cluster):
     (cluster.folder / "silent-n3.site").touch()
     recovery = cluster.recovery()
-    assert recovery.goes_on(cluster.attempt, LOST, LATER, {"n3"})
+    assert cluster.goes_on(recovery, LOST, "n3")
     assert recovery.chosen == ("n1.site", "n2.site", "n4.site")
     assert cluster.lines("released") == ["-j 7.server n3"], "without an answer of qstat: its first label"
     asked = [line for line in cluster.lines("asked") if line.endswith(" true")]
@@ -136,13 +144,13 @@ def test_a_host_is_given_back_by_the_names_that_the_scheduler_itself_has_for_it(
     job = {"job_state": "R", "exec_host": "n1/0*8+n2/0*8+n3/0*0+n4/0*8", "exec_vnode": vnodes}
     (cluster.folder / "qstat").write_text(f"#!/bin/sh\necho '{json.dumps({'Jobs': {'7.server': job}})}'\n")
     (cluster.folder / "qstat").chmod(0o755)
-    assert cluster.recovery().goes_on(cluster.attempt, LOST, LATER, {"n3"})
+    assert cluster.goes_on(cluster.recovery(), LOST, "n3")
     assert cluster.lines("released") == ["-j 7.server n3[0] n3[1]"]
 
 
 def test_a_host_that_only_the_starter_does_not_reach_is_asked_twice(cluster: Cluster):
     (cluster.folder / "silent-n2.site").touch()
-    assert cluster.recovery().goes_on(cluster.attempt, KILL, LATER, set())
+    assert cluster.goes_on(cluster.recovery(), KILL)
     assert cluster.lines("asked").count("n2.site true") == 2
     assert cluster.lines("released") == ["-j 7.server n2"]
 
@@ -150,7 +158,7 @@ def test_a_host_that_only_the_starter_does_not_reach_is_asked_twice(cluster: Clu
 def test_a_scheduler_that_keeps_a_lost_host_is_told_of(cluster: Cluster):
     for name in ("silent-n3.site", "keeps"):
         (cluster.folder / name).touch()
-    assert cluster.recovery().goes_on(cluster.attempt, LOST, LATER, {"n3"})
+    assert cluster.goes_on(cluster.recovery(), LOST, "n3")
     assert "the scheduler did not take n3.site out of the job, and may end it: not today" in cluster.told
 
 
@@ -158,17 +166,17 @@ def test_a_starter_that_reaches_no_host_is_not_believed(cluster: Cluster):
     for i in (1, 2, 3, 4):
         (cluster.folder / f"silent-n{i}.site").touch()
     recovery = cluster.recovery()
-    assert recovery.goes_on(cluster.attempt, KILL, LATER, set())
+    assert cluster.goes_on(recovery, KILL)
     assert len(recovery.chosen) == 4
     assert "no host answers pbs_tmrsh, which may not work here" in cluster.told
-    assert recovery.goes_on(cluster.attempt, LOST, LATER, {"n3"})
+    assert cluster.goes_on(recovery, LOST, "n3")
     assert recovery.chosen == ("n1.site", "n2.site", "n4.site")
 
 
 def test_without_any_starter_what_the_ranks_said_decides(cluster: Cluster):
     cluster.env["PATH"] = "/nowhere"
     recovery = cluster.recovery()
-    assert recovery.goes_on(cluster.attempt, LOST, LATER, {"n3"})
+    assert cluster.goes_on(recovery, LOST, "n3")
     assert recovery.chosen == ("n1.site", "n2.site", "n4.site")
 
 
@@ -185,7 +193,7 @@ def test_a_host_on_which_a_check_fails_is_left_out_but_stays_in_the_job(cluster:
     (cluster.folder / "runs/t/checkpoints/step-00000009/manifest.json").write_text("{}")
     cluster.give("n2", program, "exit 1")
     recovery = cluster.recovery(preflight="id")
-    assert recovery.goes_on(cluster.attempt, KILL, LATER, set())
+    assert cluster.goes_on(recovery, KILL)
     assert recovery.chosen == ("n1.site", "n3.site", "n4.site")
     assert f"n2.site is left out: {why}" in cluster.told
     assert cluster.lines("released") == []
@@ -196,19 +204,17 @@ def test_the_only_machine_is_checked_as_well(cluster: Cluster):
     cluster.env = {"PATH": "/usr/bin:/bin", "HPCDDP_RUN_DIR": str(cluster.folder / "runs/t")}  # a job of no scheduler
     (well := cluster.folder / "well").touch()
     recovery = cluster.recovery(preflight=f"test -e {well}", fits=(1,))
-    assert recovery.goes_on(cluster.attempt, KILL, LATER, set())
+    assert cluster.goes_on(recovery, KILL)
     well.unlink()
-    assert not recovery.goes_on(cluster.attempt, KILL, LATER, set())
-    assert cluster.told[-2:] == [
-        f"{os.uname().nodename} is left out: the job file's own check failed",
-        "the ranks are not started again: of 1 host 0 can be used, and this job can go on with 1",
-    ]
+    assert not cluster.goes_on(recovery, KILL)
+    assert cluster.told[-1] == f"{os.uname().nodename} is left out: the job file's own check failed"
+    assert cluster.why_not == "of 1 host 0 can be used, and this job can go on with 1"
 
 
 def test_a_preflight_is_one_line_of_shell_for_ssh_too(cluster: Cluster):
     (cluster.folder / "pbs_tmrsh").rename(cluster.folder / "ssh")
     recovery = cluster.recovery(preflight='test "$(echo a b | wc -w)" = 2')
-    assert recovery.goes_on(cluster.attempt, KILL, LATER, set())
+    assert cluster.goes_on(recovery, KILL)
     assert len(recovery.chosen) == 4, cluster.told
 
 
@@ -217,7 +223,7 @@ def test_the_run_folder_that_a_host_has_to_see_is_the_one_of_the_run(cluster: Cl
     cluster.env["HPCDDP_RUN_DIR"] = str(cluster.folder / "runs/base")
     cluster.give("n2", "touch", "exit 1")
     recovery = cluster.recovery()
-    assert recovery.goes_on(cluster.attempt, KILL, LATER, set())
+    assert cluster.goes_on(recovery, KILL)
     assert recovery.chosen == ("n1.site", "n3.site", "n4.site")
     assert not any("a check fails" in line for line in cluster.told)
 
@@ -226,7 +232,7 @@ def test_a_host_with_too_few_gpus_or_one_that_needs_a_reset_is_left_out(cluster:
     for host, gpus, pending in (("n1", 8, "No"), ("n2", 7, "No"), ("n3", 8, "Yes"), ("n4", 8, "No")):
         cluster.give_gpus(host, gpus, pending)
     recovery = cluster.recovery(gpus=8)
-    assert recovery.goes_on(cluster.attempt, KILL, LATER, set())
+    assert cluster.goes_on(recovery, KILL)
     assert recovery.chosen == ("n1.site", "n4.site"), cluster.told
     assert "n3.site is left out: it does not have the job's GPUs, or one of them needs a reset" in cluster.told
 
@@ -235,7 +241,7 @@ def test_a_check_of_ours_that_fails_on_every_host_is_not_believed(cluster: Clust
     for host in ("n1", "n2", "n3", "n4"):
         cluster.give_gpus(host, 4)  # each is cut in two, say
     recovery = cluster.recovery(gpus=8)
-    assert recovery.goes_on(cluster.attempt, KILL, LATER, set())
+    assert cluster.goes_on(recovery, KILL)
     assert len(recovery.chosen) == 4
     assert (
         "a check fails on each host (it does not have the job's GPUs, or one of them needs a reset)" in cluster.told[1]
@@ -247,7 +253,6 @@ def test_what_an_attempt_has_left_is_the_next_one_s(cluster: Cluster):
     cluster.reach(500)
     replace_state(cluster.attempt.run, RunState("unfinished", 500, 1, "lost", cluster.attempt.name))
     again = cluster.recovery().begin_again(cluster.attempt)
-    assert again is not None
     state = read_state(again.run)
     assert state is not None
     assert (state.attempt, state.step, state.status) == (again.name, 500, "unfinished")
@@ -268,9 +273,9 @@ def test_where_the_next_attempt_cannot_be_written_the_run_stays_unfinished_and_a
 
     monkeypatch.setattr(os, "replace", replace_on_a_full_disk)
     recovery = cluster.recovery()
-    assert recovery.goes_on(cluster.attempt, KILL, LATER, set())
-    assert recovery.begin_again(cluster.attempt) is None
-    assert cluster.told[-1].endswith(f"{name}: No space left on device")
+    assert cluster.goes_on(recovery, KILL)
+    with pytest.raises(HpcddpError, match="cannot be written: no space left on device"):
+        recovery.begin_again(cluster.attempt)
     assert not any(line.startswith("start ") for line in cluster.told)
     state = read_state(cluster.attempt.run)
     assert is_unfinished(state, cluster.attempt.name)
@@ -283,8 +288,8 @@ def test_a_run_that_another_job_has_taken_is_not_started_again(cluster: Cluster)
     recovery = cluster.recovery()
     shutil.rmtree(cluster.attempt.run.path)
     Path(cluster.attempt.run.path).write_text("no folder")
-    assert recovery.begin_again(cluster.attempt) is None
-    assert cluster.told[-1].startswith("the ranks are not started again: "), cluster.told
+    with pytest.raises(HpcddpError):
+        recovery.begin_again(cluster.attempt)
 
 
 ECC = Event(ERROR, 2, "n3", status=1 << 8, text="RuntimeError: CUDA error: uncorrectable ECC error encountered")
@@ -295,8 +300,8 @@ def test_a_host_that_was_blamed_twice_is_left_out_if_it_works_out_without(cluste
     recovery, needed = cluster.recovery(), cluster.recovery(fits=(4,))
     for step in (3, 6):
         cluster.reach(step)
-        assert recovery.goes_on(cluster.attempt, cause, LATER, set())
-        assert needed.goes_on(cluster.attempt, cause, LATER, set())
+        assert cluster.goes_on(recovery, cause)
+        assert cluster.goes_on(needed, cause)
     assert recovery.chosen == ("n1.site", "n2.site", "n4.site")
     assert len(needed.chosen) == 4
 
@@ -311,7 +316,7 @@ def test_a_host_that_was_blamed_twice_is_left_out_if_it_works_out_without(cluste
 )
 def test_what_names_no_host_for_sure_blames_none(cluster: Cluster, cause: Event):
     recovery = cluster.recovery()
-    assert all(recovery.goes_on(cluster.attempt, cause, LATER, set()) for _ in range(3))
+    assert all(cluster.goes_on(recovery, cause) for _ in range(3))
     assert len(recovery.chosen) == 4
 
 
@@ -319,17 +324,15 @@ def test_spare_nodes_wait_and_then_take_the_place_of_lost_ones(cluster: Cluster)
     recovery = cluster.recovery(fits=(3,))
     assert recovery.chosen == ("n1.site", "n2.site", "n3.site")
     (cluster.folder / "silent-n3.site").touch()
-    assert recovery.goes_on(cluster.attempt, LOST, LATER, {"n3"})
+    assert cluster.goes_on(recovery, LOST, "n3")
     assert recovery.chosen == ("n1.site", "n2.site", "n4.site")
 
 
 def test_too_few_hosts_end_the_job(cluster: Cluster):
     (cluster.folder / "silent-n3.site").touch()
     recovery = cluster.recovery(fits=(4,))
-    assert not recovery.goes_on(cluster.attempt, LOST, LATER, {"n3"})
-    assert cluster.told[-1] == (
-        "the ranks are not started again: of 4 hosts 3 can be used, and this job can go on with 4"
-    )
+    assert not cluster.goes_on(recovery, LOST, "n3")
+    assert cluster.why_not == "of 4 hosts 3 can be used, and this job can go on with 4"
 
 
 REFUSED = Event(ERROR, 0, "n1", status=2 << 8, text="RequestError: a global batch of 8 over 3 ranks …")
@@ -339,28 +342,24 @@ def test_a_program_that_refuses_fewer_nodes_than_it_was_asked_for_is_tried_on_fe
     """The supervisor knows the request, and not the batch that the script asks for."""
     (cluster.folder / "silent-n3.site").touch()
     recovery = cluster.recovery()
-    assert recovery.goes_on(cluster.attempt, LOST, LATER, {"n3"})
-    assert recovery.goes_on(cluster.attempt, REFUSED, LATER, set())
+    assert cluster.goes_on(recovery, LOST, "n3")
+    assert cluster.goes_on(recovery, REFUSED)
     assert recovery.chosen == ("n1.site", "n2.site")
     assert recovery.is_too_few
-    assert not recovery.goes_on(cluster.attempt, REFUSED, LATER, set())
+    assert not cluster.goes_on(recovery, REFUSED)
     assert recovery.is_too_few  # so that the run is unfinished, and a chain goes on with nodes of its own
-    assert why_not(cluster) == "the program does not work out on 2, and fewer are not allowed"
+    assert cluster.why_not == "the program does not work out on 2, and fewer are not allowed"
 
 
 def test_a_program_that_refuses_all_of_its_nodes_is_not_tried_on_fewer(cluster: Cluster):
     recovery = cluster.recovery(fits=(2, 3))
     assert len(recovery.chosen) == 3
-    assert not recovery.goes_on(cluster.attempt, REFUSED, LATER, set())
+    assert not cluster.goes_on(recovery, REFUSED)
     assert not recovery.is_too_few
 
 
 BUG_AT_3 = Event(ERROR, 2, "n1", step=3, status=1 << 8, text="ValueError: a")  # the script's host is never left out
 STUCK_AT_3 = Event(STUCK, 2, "n1", step=3, text="stands at train.py:9, in main: time.sleep(1000)")
-
-
-def why_not(cluster: Cluster) -> str:
-    return cluster.told[-1].removeprefix("the ranks are not started again: ")
 
 
 @pytest.mark.parametrize(
@@ -392,11 +391,11 @@ def test_ranks_are_started_again_as_long_as_something_is_different(
         if newest != saved:
             cluster.reach(newest)
         saved = newest
-        found.append(recovery.goes_on(cluster.attempt, end, LATER, set()))
+        found.append(cluster.goes_on(recovery, end))
     assert found == [*[True] * (len(ends) - 1), goes_on]
     if not goes_on:
         where = f"at step {ends[-1][0].step}" if ends[-1][0].step else "before a step"
-        assert why_not(cluster) == f"an earlier start ended the same way {where}, with the same checkpoint and hosts"
+        assert cluster.why_not == f"an earlier start ended the same way {where}, with the same checkpoint and hosts"
 
 
 @pytest.mark.parametrize("cause", [BUG_AT_3._replace(step=0), KILL._replace(host="n1", status=11)])
@@ -404,25 +403,27 @@ def test_the_same_error_of_a_program_that_says_nothing_of_its_progress_is_tried_
     cluster: Cluster, cause: Event
 ):
     silent, touching = cluster.recovery(), cluster.recovery()
-    assert [silent.goes_on(cluster.attempt, cause, LATER, set()) for _ in range(2)] == [True, False]
-    assert why_not(cluster) == (
+    assert [cluster.goes_on(silent, cause) for _ in range(2)] == [True, False]
+    assert cluster.why_not == (
         "an earlier start ended the same way on these hosts, and the program says nothing of its progress"
     )
-    assert all(touching.goes_on(cluster.attempt, cause, LATER, set(), has_touched=True) for _ in range(4))
+    assert all(cluster.goes_on(touching, cause, has_touched=True) for _ in range(4))
 
 
 def test_what_comes_again_on_one_host_is_tried_once_more_without_it(cluster: Cluster):
     recovery, bug = cluster.recovery(), BUG_AT_3._replace(host="n3")
-    assert [recovery.goes_on(cluster.attempt, bug, LATER, set()) for _ in range(2)] == [True, True]
+    assert [cluster.goes_on(recovery, bug) for _ in range(2)] == [True, True]
     assert recovery.chosen == ("n1.site", "n2.site", "n4.site")
-    assert not recovery.goes_on(cluster.attempt, bug._replace(host="n4"), LATER, set())
+    assert not cluster.goes_on(recovery, bug._replace(host="n4"))
 
 
 def test_ranks_are_started_again_max_restarts_times(cluster: Cluster):
     recovery = cluster.recovery()
-    assert all(recovery.goes_on(cluster.attempt, KILL, LATER, set()) for _ in range(9))
-    assert not recovery.goes_on(cluster.attempt, KILL, LATER, set())
-    assert why_not(cluster) == "they were already, 9 times (max_restarts)"
+    for _ in range(9):
+        assert cluster.goes_on(recovery, KILL)
+        recovery.begin_again(cluster.attempt)
+    assert not cluster.goes_on(recovery, KILL)
+    assert cluster.why_not == "they were already, 9 times (max_restarts)"
 
 
 def open_own_run(cluster: Cluster, name: str, status: str, step: int) -> RunFolder:
@@ -439,9 +440,9 @@ def test_the_same_end_in_another_run_of_the_script_is_another_one(cluster: Clust
     recovery = cluster.recovery()
     for name in ("fold0", "fold1"):
         open_own_run(cluster, name, "unfinished", 3)
-        assert recovery.goes_on(cluster.attempt, BUG_AT_3, LATER, set())
-    assert not recovery.goes_on(cluster.attempt, BUG_AT_3, LATER, set())
-    assert recovery.begin_again(cluster.attempt) is not None
+        assert cluster.goes_on(recovery, BUG_AT_3)
+    assert not cluster.goes_on(recovery, BUG_AT_3)
+    recovery.begin_again(cluster.attempt)
     assert cluster.told[-1].endswith(f", from step 3 of {cluster.folder}/runs/fold1")
 
 
@@ -473,17 +474,15 @@ def test_a_loss_after_the_job_s_run_has_finished_is_one_of_the_run_that_the_scri
 
 
 def test_where_the_next_start_begins_is_said_of_programs_whose_checkpoints_are_hpcddp_s(cluster: Cluster):
-    plain, saving = cluster.recovery(), cluster.recovery()
-    assert plain.begin_again(cluster.attempt) is not None
-    assert cluster.told[-1] == "start 1 of at most 10"
-    again = saving.begin_again(cluster.attempt)
-    assert again is not None
-    open(again.metrics, "w").close()  # as the runtime does
-    assert saving.begin_again(again) is not None
-    assert cluster.told[-1] == "start 1 of at most 10, from the start: there is no checkpoint yet"
+    def tell_start() -> str:
+        again = cluster.recovery().begin_again(cluster.attempt)
+        open(again.metrics, "w").close()  # as the runtime does
+        return cluster.told[-1]
+
+    assert tell_start() == "start 2 of at most 10"
+    assert tell_start() == "start 2 of at most 10, from the start: there is no checkpoint yet"
     cluster.reach(6)
-    assert plain.begin_again(cluster.attempt) is not None
-    assert cluster.told[-1] == "start 1 of at most 10, from step 6"
+    assert tell_start() == "start 2 of at most 10, from step 6"
 
 
 @pytest.mark.parametrize(
@@ -495,5 +494,5 @@ def test_where_the_next_start_begins_is_said_of_programs_whose_checkpoints_are_h
     ],
 )
 def test_what_another_start_would_not_help_is_not_started_again(cluster: Cluster, cause: Event, end: EndTime, why: str):
-    assert not cluster.recovery().goes_on(cluster.attempt, cause, end, set())
-    assert why_not(cluster) == why
+    assert not cluster.goes_on(cluster.recovery(), cause, end=end)
+    assert cluster.why_not == why
