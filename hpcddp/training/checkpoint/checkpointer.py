@@ -34,7 +34,7 @@ from hpcddp.training.checkpoint.files import (
     remove_old,
     write_state_file,
 )
-from hpcddp.training.checkpoint.resume import choose_newest, last_save_s, load_checkpoint
+from hpcddp.training.checkpoint.resume import choose_newest, load_checkpoint
 from hpcddp.training.checkpoint.settings import GivenSettings, LoadedState, describe_settings
 from hpcddp.training.checkpoint.state_tree import list_tensors, make_outline, write_key
 from hpcddp.training.checkpoint.tracked import Tracked
@@ -221,12 +221,14 @@ class Checkpointer:
         newest, pace = choose_newest(self._group, self._folder, self._anew), self._saves.watch.pace
         self._settings.note("global_batch", global_batch)
         self._settings.settle(describe_settings(tracked.objects), None if newest is None else step_of(newest.name))
-        given, position, states = GivenSettings(tracked.objects, self._settings), None, dict[str, Any]()
+        given, position = GivenSettings(tracked.objects, self._settings), None
+        states, manifest = dict[str, Any](), dict[str, Any]()
         if newest is not None:
             position, states = load_checkpoint(newest, tracked, given.unloaded, self._anew)
+            manifest = read_manifest(newest)
         given.bring(states)
-        if newest is not None and position is not None:
-            self._saved_at, manifest = position["step"], read_manifest(newest)
+        if position is not None:
+            self._saved_at = position["step"]
             pace.expect_tail(manifest.get("tail_s"))
             self._loaded = LoadedState(tracked.objects, self._saved_at)
             if self._provenance is not None:
@@ -235,8 +237,7 @@ class Checkpointer:
                     words = "is no longer" if "exact" in manifest else "is not"
                     print(f"hpcddp: warning: the run {words} exact: {deviation}", file=sys.stderr)
         if self._saves.watch.deadline is not None and self._group.is_first:
-            seconds = last_save_s(self._folder)
-            pace.expect_save(guess_save_s(count_state_bytes(tracked)) if seconds is None else seconds)
+            pace.expect_save(manifest["seconds"] if manifest else guess_save_s(count_state_bytes(tracked)))
         return position
 
     def settle_settings(self, position: dict[str, int]) -> None:

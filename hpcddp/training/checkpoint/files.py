@@ -94,7 +94,7 @@ def _is_complete(manifest: dict[str, Any]) -> bool:
     needed = (STATE,) if manifest.get("form") == "single" else (STATE, INDEX)
     kinds: dict[str, type] = {"method": str, "slices": int, "global_batch": int, "conditions": dict, "deviations": list}
     return (
-        _has(manifest, files=dict, form=str)
+        _has(manifest, files=dict, form=str, seconds=float)
         and all(_has(about, bytes=int, sha256=str) for about in files.values())
         and all(name in files for name in needed)
         and ("exact" not in manifest or _has(manifest["exact"], **kinds))

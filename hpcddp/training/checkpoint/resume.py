@@ -16,7 +16,6 @@ from hpcddp.training.checkpoint.files import (
     find_fault,
     list_checkpoint_folders,
     read_checkpoint,
-    read_manifest,
     set_checkpoint_aside,
 )
 from hpcddp.training.checkpoint.state_tree import list_tensors, map_tensors, split_like, write_key
@@ -131,16 +130,6 @@ def load_checkpoint(
     tracked.restore_models(tree, source, hint)
     tracked.restore_others(tree, source, hint)
     return position, left
-
-
-def last_save_s(folder: Path) -> float | None:
-    """How long the newest checkpoint took to write, as its manifest says; None without one."""
-    for path in reversed(list_checkpoint_folders(folder)):
-        try:
-            return float(read_manifest(path)["seconds"])
-        except (OSError, KeyError, TypeError, ValueError, RequestError):  # a guess will do
-            continue
-    return None
 
 
 def _read_parts(path: Path, outline: dict[Any, Tensor], find_like: FindLike) -> dict[Any, Tensor]:

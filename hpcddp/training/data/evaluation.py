@@ -46,8 +46,6 @@ class EvaluationLoader:
         """`starts` is called when a loop begins, `gives` for each batch. Where all ranks have the same number of
         batches, `begins` is called too, and `goes_on` when the loop is done with its first batch. Rank 0 prints the
         shares."""
-        if batch_size < 1:
-            raise RequestError(f"batch_size {batch_size} is not a count of 1 or more", "batch_size=256")
         self.dataset = dataset
         self.batch_size = batch_size
         self._length = len(dataset)  # type: ignore[arg-type]  # torch's Dataset declares no __len__; map-style ones have it

@@ -68,14 +68,10 @@ class Batch:
         for part in self.parts:
             yield part, move(part.content, self._device)
 
-    def __iter__(self) -> Iterator[Any]:
+    def _refuse(self, *_: object) -> Any:
         raise BATCH_UNPACKED.error()
 
-    def __len__(self) -> int:
-        raise BATCH_UNPACKED.error()
-
-    def __getitem__(self, _key: object) -> Any:
-        raise BATCH_UNPACKED.error()
+    __iter__ = __len__ = __getitem__ = _refuse
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):

@@ -220,16 +220,6 @@ class GlobalBatchSampler(EpochPosition):
         self.seed = seed
         self.shuffle = shuffle
 
-    def advance(self, micro: MicroBatch) -> None:
-        """As of `EpochPosition`. RequestError for more samples than are left."""
-        if micro.total > self.length - self.position:
-            raise RequestError(
-                f"a step over {format_count(micro.total, 'sample')} does not fit into"
-                f" the {self.length - self.position} left of this epoch",
-                "take the batches of one loop over the loader at a time",
-            )
-        super().advance(micro)
-
     def micro_batches(self) -> Iterator[MicroBatch]:
         """The rest of the current epoch, as counts and positions."""
         return split_epoch(self.length, self.plan, self.data_rank, self.position)

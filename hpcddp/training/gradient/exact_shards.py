@@ -19,7 +19,7 @@ from hpcddp.errors import RequestError
 from hpcddp.parallelism import Split
 from hpcddp.training.gradient.exact import ExactGradients, check_layers
 from hpcddp.training.parallel.layout import Layout
-from hpcddp.training.parallel.sharded import ShardedModel, WrapOptions, check_optimizers, hand_over
+from hpcddp.training.parallel.sharded import ShardedModel, WrapOptions
 from hpcddp.training.parallel.tensor import replicate
 from hpcddp.training.rendezvous.group import Group
 
@@ -66,11 +66,11 @@ class ExactShards(ExactGradients):
 
     def hand_over(self, optimizers: Iterable[Optimizer]) -> None:
         if self._model is not None:
-            hand_over(optimizers, self._model.module, self._model.replaced)
+            self._model.hand_over(optimizers)
 
     def check(self, objects: dict[str, Any]) -> None:
         if self._model is not None:
-            check_optimizers(objects, self._model.replaced)
+            self._model.check_optimizers(objects)
 
     def _set_aside(self) -> None:
         self._aside = [(shard, shard.grad) for shard in self._shards if shard.grad is not None]

@@ -18,8 +18,8 @@ from hpcddp.training.gradient.buffers import frozen_statistics
 from hpcddp.training.gradient.gradients import Gradients
 from hpcddp.training.parallel.layout import Layout
 from hpcddp.training.parallel.sameness import UsedAlike
-from hpcddp.training.parallel.sharded import ShardedModel, WrapOptions, check_optimizers, check_steps, hand_over
-from hpcddp.training.parallel.strategy import place, split_model, without_exchange
+from hpcddp.training.parallel.sharded import ShardedModel, WrapOptions, check_steps
+from hpcddp.training.parallel.strategy import place, split_model
 from hpcddp.training.rendezvous.group import Group
 
 
@@ -65,11 +65,11 @@ class MeanGradients(Gradients):
     def hand_over(self, optimizers: Iterable[Optimizer]) -> None:
         optimizers = [*optimizers]
         for model in self._sharded:
-            hand_over(optimizers, model.module, model.replaced)
+            model.hand_over(optimizers)
 
     def check(self, objects: dict[str, Any]) -> None:
         for model in self._sharded:
-            check_optimizers(objects, model.replaced)
+            model.check_optimizers(objects)
         if self._sharded:
             check_steps(objects, self._split)
 
@@ -77,7 +77,7 @@ class MeanGradients(Gradients):
     def micro(self, micro: MicroBatch) -> Iterator[None]:
         with ExitStack() as stack:
             for model in self._models if not micro.last else ():
-                stack.enter_context(without_exchange(model))
+                stack.enter_context(model.no_sync())
             if micro.samples == 0:
                 for module in (*(model.module for model in self._models), *self._untrained):
                     stack.enter_context(frozen_statistics(module))

@@ -34,18 +34,31 @@ class WrapOptions(NamedTuple):
 
 
 class ShardedModel:
-    """A model whose parameters, gradients and optimizer state are sharded over the data ranks, in place; its layers
-    may be divided over tensor ranks before."""
+    """A model whose parameters, gradients and optimizer state are sharded over the data ranks, in place on the device;
+    its layers may be divided over tensor ranks before.
+
+    Each module of a class in `blocks` is gathered on its own; the rest, or everything without `blocks`, in one piece.
+    All ranks start from the weights of rank 0.
+    """
 
     def __init__(self, model: nn.Module, group: Group, layout: Layout, split: Split, wanted: WrapOptions) -> None:
         self.module = model
-        self.replaced = [weakref.ref(parameter) for parameter in model.parameters()]
+        self._replaced = [weakref.ref(parameter) for parameter in model.parameters()]
         self._is_sharded = layout.data_size > 1
-        divide_and_shard(model, group, layout, split, wanted)
+        units = _find_units(model, wanted.blocks)
+        plan = find_plan(model, wanted.tensor_plan) if split.tensor > 1 else {}
+        spread_weights(model, group.device, layout)
+        data_mesh, tensor_mesh = make_meshes(group, layout, split)
+        if split.tensor > 1:
+            check_untied(model)
+            divide_layers(model.to(group.device), tensor_mesh, plan)
+            check_even(model, len(split.rows[0]), split.tensor)
+        if self._is_sharded:
+            _shard(model, data_mesh, split, units, wanted.options)
 
     @contextmanager
-    def without_exchange(self) -> Iterator[None]:
-        """In the body backward passes average no gradients."""
+    def no_sync(self) -> Iterator[None]:
+        """In the body backward passes average no gradients, as in DDP's."""
         sharded: Any = self.module  # `fully_shard` has given it its methods
         if self._is_sharded:
             sharded.set_requires_gradient_sync(False)
@@ -55,23 +68,24 @@ class ShardedModel:
             if self._is_sharded:
                 sharded.set_requires_gradient_sync(True)
 
+    def hand_over(self, optimizers: Iterable[Optimizer]) -> None:
+        """Give optimizers without a state the model's parameters in place of those that it had before."""
+        now = zip(self._replaced, self.module.parameters(), strict=True)
+        sharded = {id(before): parameter for ref, parameter in now if (before := ref()) is not None}
+        for optimizer in optimizers:
+            for group in optimizer.param_groups if not optimizer.state else ():
+                group["params"][:] = [sharded.get(id(p), p) for p in group["params"]]  # LBFGS and wrappers share it
 
-def divide_and_shard(model: nn.Module, group: Group, layout: Layout, split: Split, wanted: WrapOptions) -> None:
-    """Divide the model's layers over the tensor ranks, and shard it over the data ranks, in place on the device.
-
-    Each module of a class in `blocks` is gathered on its own; the rest, or everything without `blocks`, in one piece.
-    All ranks start from the weights of rank 0.
-    """
-    units = _find_units(model, wanted.blocks)
-    plan = find_plan(model, wanted.tensor_plan) if split.tensor > 1 else {}
-    spread_weights(model, group.device, layout)
-    data_mesh, tensor_mesh = make_meshes(group, layout, split)
-    if split.tensor > 1:
-        check_untied(model)
-        divide_layers(model.to(group.device), tensor_mesh, plan)
-        check_even(model, len(split.rows[0]), split.tensor)
-    if layout.data_size > 1:
-        _shard(model, data_mesh, split, units, wanted.options)
+    def check_optimizers(self, objects: dict[str, Any]) -> None:
+        """RequestError for an optimizer that holds the parameters from before, and would train nothing."""
+        stale = {id(parameter) for ref in self._replaced if (parameter := ref()) is not None}
+        for name, thing in objects.items():
+            if isinstance(thing, Optimizer) and any(id(p) in stale for g in thing.param_groups for p in g["params"]):
+                raise RequestError(
+                    f"{name} was made before rt.wrap(), which gave the model other parameters: it would train nothing",
+                    "make the optimizer after model = rt.wrap(model); one without a state yet may also be given to the"
+                    " model's own rt.prepare(model, optimizer, loader)",
+                )
 
 
 def _find_units(model: nn.Module, blocks: Blocks | None) -> list[nn.Module]:
@@ -112,27 +126,6 @@ def make_meshes(group: Group, layout: Layout, split: Split) -> tuple[Any, Any]:
         return DeviceMesh(group.device.type, ranks.reshape(sizes), mesh_dim_names=names), None
     whole = DeviceMesh(group.device.type, ranks.reshape(*sizes, split.tensor), mesh_dim_names=(*names, "tensor"))
     return whole[names], whole["tensor"]
-
-
-def hand_over(optimizers: Iterable[Optimizer], model: nn.Module, replaced: Iterable[weakref.ref[nn.Parameter]]) -> None:
-    """Give optimizers without a state the model's parameters in place of those that were `replaced`."""
-    now = zip(replaced, model.parameters(), strict=True)
-    sharded = {id(before): parameter for ref, parameter in now if (before := ref()) is not None}
-    for optimizer in optimizers:
-        for group in optimizer.param_groups if not optimizer.state else ():
-            group["params"][:] = [sharded.get(id(p), p) for p in group["params"]]  # LBFGS and wrappers share the list
-
-
-def check_optimizers(objects: dict[str, Any], replaced: Iterable[weakref.ref[nn.Parameter]]) -> None:
-    """RequestError for an optimizer that holds the parameters from before the sharding, and would train nothing."""
-    stale = {id(parameter) for ref in replaced if (parameter := ref()) is not None}
-    for name, thing in objects.items():
-        if isinstance(thing, Optimizer) and any(id(p) in stale for g in thing.param_groups for p in g["params"]):
-            raise RequestError(
-                f"{name} was made before rt.wrap(), which gave the model other parameters: it would train nothing",
-                "make the optimizer after model = rt.wrap(model); one without a state yet may also be given to the"
-                " model's own rt.prepare(model, optimizer, loader)",
-            )
 
 
 def check_steps(objects: dict[str, Any], split: Split) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -74,8 +73,3 @@ def split_model(
     if not split.is_sharded:
         return wrap_ddp(place(model, group.device), group.device, wanted.options)
     return ShardedModel(model, group, layout, split, wanted)
-
-
-def without_exchange(model: DistributedDataParallel | ShardedModel) -> AbstractContextManager[None]:
-    """In the body backward passes average no gradients."""
-    return model.no_sync() if isinstance(model, DistributedDataParallel) else model.without_exchange()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +12,10 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.functional import cross_entropy
-from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import DataLoader, DistributedSampler, Subset, TensorDataset
+from torch.utils.data import TensorDataset
 
 import hpcddp
-import hpcddp.training.data.weighing
-from hpcddp.training.data.sampler import permute
+from hpcddp.training.data.weighing import Weighing, Weight
 from hpcddp.training.rendezvous import process_group
 from hpcddp.training.rendezvous import process_group as store_module
 from hpcddp.training.rendezvous.roll_call import wait_until
@@ -47,7 +44,7 @@ def train_toys(arguments: list[dict[str, Any]]) -> None:
 def train_toy(argument: dict[str, Any]) -> None:
     """The loop of the manual on the toy; rank 0 writes the weights after each step to argument["out"]."""
     if argument.get("naive"):  # the mean of the ranks' means, which is what DDP alone gives
-        hpcddp.training.data.weighing.weigh_loss = lambda count, total, averaged_over: 1.0
+        Weighing._weigh = lambda _weighing, count, _total: Weight(count, 1.0, 1.0)
     trajectory = []
     with hpcddp.runtime(
         argument["global_batch"],
@@ -104,27 +101,6 @@ def reference_toy(argument: dict[str, Any], order: Any) -> list[list[torch.Tenso
     return trajectory
 
 
-def train_padded(argument: dict[str, Any]) -> None:
-    """Plain DDP with torch's DistributedSampler over the same order: it repeats samples until shares are equal."""
-    share = argument["global_batch"] // int(os.environ["WORLD_SIZE"])
-    trajectory = []
-    with hpcddp.init() as group:
-        model = DistributedDataParallel(toy_model())
-        optimizer = torch.optim.AdamW(model.parameters(), lr=0.05)
-        scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 3)
-        for epoch in range(2):
-            order = permute(torch.arange(SAMPLES), SAMPLES, 5, epoch)
-            data = Subset(toy_data(), order.tolist())
-            for x, y in DataLoader(data, batch_size=share, sampler=DistributedSampler(data, shuffle=False)):
-                optimizer.zero_grad()
-                cross_entropy(model(x), y).backward()
-                optimizer.step()
-                scheduler.step()
-                trajectory.append((len(trajectory) + 1, [p.detach().clone() for p in model.parameters()]))
-    if group.is_first:
-        torch.save({"trajectory": trajectory}, argument["out"])
-
-
 def meet(argument: dict[str, Any]) -> None:
     """Only the process group: each rank writes what it sees, and the sum of all ranks."""
     with hpcddp.init(arrival_timeout_s=600) as group:
@@ -167,29 +143,6 @@ def meet_in_vain(argument: dict[str, Any]) -> None:
         meet(argument)
     finally:
         end.touch()
-
-
-def meet_counted(argument: dict[str, Any]) -> None:
-    """As `meet`; each rank writes how often the allocation, the launch key and the rendezvous were looked for."""
-    from hpcddp.ranks.rendezvous import find_key, find_rendezvous
-    from hpcddp.ranks.resolve import find_rank
-    from hpcddp.schedulers.registry import find_allocation
-
-    names = {
-        function.__code__: function.__name__ for function in (find_allocation, find_rendezvous, find_key, find_rank)
-    }
-    counts = dict.fromkeys(names.values(), 0)
-
-    def note(frame: Any, event: str, _argument: Any) -> None:
-        if event == "call" and frame.f_code in names:
-            counts[names[frame.f_code]] += 1
-
-    sys.setprofile(note)
-    try:
-        meet(argument)
-    finally:
-        sys.setprofile(None)
-    Path(argument["folder"], f"counts-{os.environ['RANK']}.json").write_text(json.dumps(counts))
 
 
 def train_reference(argument: list[str]) -> None:

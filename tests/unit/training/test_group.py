@@ -43,20 +43,6 @@ def test_a_backend_that_this_torch_does_not_have_is_refused_with_those_that_it_h
         pass
 
 
-@pytest.mark.parametrize("channel", ["env", "file"])
-def test_the_environment_is_read_once_for_each_fact_of_the_launch(
-    run_ranks: RunRanks, tmp_path: Path, channel: str
-) -> None:
-    """In a job, on whose id the launch key rests: the allocation was read up to seven times."""
-    env: dict[str, Any] = {"PBS_JOBID": "17.head", "HPCDDP_RUN_DIR": str(tmp_path / "run")}
-    if channel == "file":
-        env |= {"MASTER_ADDR": None, "MASTER_PORT": None}
-    run_ranks("meet_counted", 2, {"folder": str(tmp_path)}, env=env).check()
-    for rank in range(2):
-        counts = json.loads((tmp_path / f"counts-{rank}.json").read_text())
-        assert counts == {"find_allocation": 1, "find_rendezvous": 1, "find_key": 1, "find_rank": 1}
-
-
 def test_a_single_process_without_a_launcher_is_a_group_of_one(run_ranks: RunRanks, tmp_path: Path) -> None:
     named = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
     alone = dict.fromkeys(named)

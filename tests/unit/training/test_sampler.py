@@ -69,16 +69,6 @@ def test_reading_ahead_consumes_nothing() -> None:
     assert list(sampler.draws()) == ahead
 
 
-def test_a_step_beyond_the_end_of_the_epoch_is_refused() -> None:
-    sampler = GlobalBatchSampler(25, plan_batch(10, 1), 0)
-    whole, *_, rest = sampler.micro_batches()
-    sampler.position = 20
-    with pytest.raises(RequestError, match="does not fit"):
-        sampler.advance(whole)
-    sampler.advance(rest)
-    assert (sampler.epoch, sampler.position) == (1, 0)
-
-
 def test_an_empty_data_set_is_refused() -> None:
     with pytest.raises(RequestError, match="empty"):
         GlobalBatchSampler(0, plan_batch(10, 1), 0)
