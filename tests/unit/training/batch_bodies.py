@@ -49,21 +49,19 @@ def summed(scores: Tensor, y: Tensor) -> Tensor:
     return cross_entropy(scores.transpose(1, 2), y, reduction="sum", ignore_index=IGNORED)
 
 
-def by_samples(scores: Tensor, y: Tensor) -> Tensor:
-    """The mistake: each micro batch's mean counts by its samples."""
-    return summed(scores, y) / max(count_tokens((scores, y)), 1)
-
-
 def train_tokens(arguments: list[dict[str, Any]]) -> None:
     """One training after the other; rank 0 writes the weights after each step to argument["out"]."""
     for argument in arguments:
         trajectory = []
-        loss_of = {"mean": masked_mean, "sum": summed, "by samples": by_samples}[argument["loss"]]
+        loss_of = {"mean": masked_mean, "sum": summed}[argument["loss"]]
         with hpcddp.runtime(argument["global_batch"], seed=5, **argument.get("options", {})) as rt:
             model = rt.wrap(token_model())
             scale = argument.get("scale", 1)  # of what counts: the mean is the same
-            count = None if argument["loss"] == "by samples" else lambda batch, scale=scale: scale * count_tokens(batch)
-            loader = rt.loader(ragged_data(), count=count, num_workers=argument.get("workers", 0))
+            loader = rt.loader(
+                ragged_data(),
+                count=lambda batch, scale=scale: scale * count_tokens(batch),
+                num_workers=argument.get("workers", 0),
+            )
             optimizer = rt.prepare(torch.optim.AdamW(model.parameters(), lr=0.05))
             for _epoch in rt.epochs(2):
                 for batch in loader:

@@ -36,20 +36,6 @@ class NoisyImages(Dataset):
         return (self.images[index] + 0.1 * torch.randn(3, 8, 8)).to(self.dtype), self.classes[index]
 
 
-class Padded(Dataset):
-    """The same with its first samples repeated until the ranks get equally many, as torch's DistributedSampler does."""
-
-    def __init__(self, dataset: Dataset, world_size: int) -> None:
-        self.dataset = dataset
-        self.length = -(-len(dataset) // world_size) * world_size
-
-    def __len__(self) -> int:
-        return self.length
-
-    def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
-        return self.dataset[index % len(self.dataset)]
-
-
 class Sometimes(nn.Module):
     """A layer that a slice uses or not, by what is in it."""
 
@@ -113,9 +99,7 @@ def train(argument: dict[str, Any]) -> None:
             model = rt.wrap(net, bucket_cap_mb=0.01, find_unused_parameters=conditional)
         else:
             model = rt.wrap(net, blocks=(nn.Conv2d, Sometimes), **argument.get("fully_shard", {}))
-        images = NoisyImages(dtype)
-        padded = Padded(images, rt.group.world_size) if argument.get("padded") else images
-        loader = rt.loader(padded, shuffle=not argument.get("in_order"))
+        loader = rt.loader(NoisyImages(dtype))
         kind = torch.optim.SGD if argument.get("sgd") else torch.optim.AdamW
         kind = getattr(torch.optim, argument.get("optimizer", kind.__name__))
         more: dict[str, Any] = {"momentum": 0.9, "nesterov": True} if argument.get("sgd") else {}

@@ -202,14 +202,6 @@ def test_a_checkpoint_whose_manifest_is_damaged_is_named_and_the_one_before_is_t
     assert f"checkpoint {newer} is damaged (its manifest.json is not as hpcddp writes it)" in line
 
 
-def test_a_manifest_with_what_a_later_hpcddp_added_to_it_is_whole(tmp_path: Path) -> None:
-    path = _write(tmp_path, 1)
-    manifest = json.loads((path / "manifest.json").read_text())
-    more = {"exact": _EXACT | {"later": 1}, "later": [1]}
-    (path / "manifest.json").write_text(json.dumps(manifest | more))
-    assert choose_newest(ALONE, tmp_path, "") == path
-
-
 def test_the_folder_of_a_step_is_never_written_twice(tmp_path: Path) -> None:
     path = _write(tmp_path, 1)
     before = (path / "state.pt").stat().st_ino

@@ -93,11 +93,10 @@ def test_layers_that_are_gathered_on_their_own_and_layers_outside_of_the_plan_co
 CHAINS: dict[str, list[tuple[int, Any, str | None]]] = {
     "to tensor ranks and back": [(2, "ddp", None), (4, {"shard": -1, "tensor": 2}, None), (1, "ddp", None)],
     "beside the training": [(4, {"shard": 2, "tensor": 2}, "async"), (2, "fsdp", "async"), (2, {"tensor": 2}, None)],
-    "to own steps and back": [(2, {"tensor": 2}, None), (2, "zero1", None), (4, {"shard": -1, "tensor": 2}, None)],
-    "all of a mesh": [
+    "a mesh": [
         (4, {"data": 2, "shard": 1, "tensor": 2}, None),
         (3, "zero1", None),
-        (4, {"data": 2, "shard": 2}, None),
+        (4, {"shard": -1, "tensor": 2}, None),
     ],
 }
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import random
-import subprocess
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -180,27 +178,6 @@ def test_tensors_in_memory_are_read_without_a_look_at_the_generators(monkeypatch
 
     with pytest.raises(pytest.fail.Exception, match="looked"):
         SeededSamples(Subset(Drawing(torch.arange(6)), range(6)), SEED).__getitems__([(0, 2)])
-
-
-@pytest.mark.slow
-def test_a_sample_that_is_the_first_to_import_numpy_draws_what_its_key_gives() -> None:
-    program = """
-import sys
-for name in [n for n in sys.modules if n.partition('.')[0] == 'numpy']:
-    del sys.modules[name]
-sys.modules['numpy'] = None                       # torch does without
-import torch
-del sys.modules['numpy']
-from hpcddp.training.data.randomness import SeededSamples
-assert 'numpy' not in sys.modules
-class Late(torch.utils.data.Dataset):
-    def __getitem__(self, index):
-        import numpy as np
-        return np.random.rand()
-first = SeededSamples(Late(), 1).__getitems__([(0, 1), (0, 2)])
-assert first == SeededSamples(Late(), 1).__getitems__([(0, 1), (0, 2)]), first
-"""
-    subprocess.run([sys.executable, "-c", program], check=True)
 
 
 def _mix(samples: list[Any]) -> list[float]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -52,23 +51,6 @@ def test_a_chain_on_two_three_and_one_ranks_gives_the_losses_of_one_undisturbed_
         assert ours["loss"] == pytest.approx(theirs["loss"], rel=1e-12)
     last, expected = (torch.load(tmp_path / name)["trajectory"][-1][1] for name in ("chain.pt", "whole.pt"))
     assert max(float((a - b).abs().max()) for a, b in zip(last, expected, strict=True)) < 1e-12
-
-
-@pytest.mark.slow  # in short: test_sampler.py and test_exact.py have such a chain, too
-def test_every_sample_is_seen_once_by_a_chain_on_four_two_and_three_ranks(run_ranks: RunRanks, tmp_path: Path) -> None:
-    whole, chain = tmp_path / "whole", tmp_path / "chain"
-    common = {"global_batch": 5, "epochs": 3}
-    run_ranks("checkpoint_bodies:train", 1, {**common, "run_dir": str(whole)}, env={"HPCDDP_ATTEMPT": "one"}).check()
-    seen: Counter[tuple[int, int]] = Counter()
-    for stop_at, world_size in ((3, 4), (9, 2), (None, 3)):  # twice in the middle of an epoch of 5 steps
-        argument = {**common, "stop_at": stop_at, "run_dir": str(chain), "out": str(tmp_path / f"on-{world_size}")}
-        run_ranks("checkpoint_bodies:train", world_size, argument, env={"HPCDDP_ATTEMPT": f"{stop_at}"}).check()
-        for rank in range(world_size):
-            seen.update(map(tuple, json.loads((tmp_path / f"on-{world_size}.seen-{rank}.json").read_text())))
-    assert seen == Counter((epoch, sample) for epoch in range(3) for sample in range(23))
-    assert [line["step"] for line in _metrics(chain)] == list(range(1, 16))
-    for ours, theirs in zip(_metrics(chain), _metrics(whole), strict=True):
-        assert ours["loss"] == pytest.approx(theirs["loss"], rel=1e-12)
 
 
 def test_a_signal_to_one_rank_leaves_a_checkpoint_and_all_ranks_exit_0(run_ranks: RunRanks, tmp_path: Path) -> None:

@@ -57,15 +57,6 @@ def test_any_split_of_ragged_sentences_gives_the_weights_of_one_process(
     assert sum(line["counted"] for line in steps) == 2 * batch_bodies.count_tokens((None, y))
 
 
-def test_weights_by_samples_are_not_the_mean_over_tokens(
-    run_ranks: RunRanks, batch_bodies: ModuleType, tmp_path: Path
-) -> None:
-    """Negative control: the measure above sees the mistake that it is for."""
-    argument = {"global_batch": 10, "loss": "by samples", "out": str(tmp_path / "out")}
-    run_ranks("batch_bodies:train_tokens", 3, [argument]).check()
-    assert _deviation(tmp_path / "out", batch_bodies.reference_tokens(10)[0]) > 1e-3
-
-
 def _step(*samples: int) -> Iterator[Loaded]:
     for nth, n in enumerate(samples):
         micro = MicroBatch(0, n, sum(samples), nth, nth == len(samples) - 1)

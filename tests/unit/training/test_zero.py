@@ -81,17 +81,3 @@ def test_a_step_that_raises_leaves_an_optimizer_with_all_its_parameters_and_no_l
                 ]
             else:
                 assert message == "in the middle of a step", case["name"]
-
-
-@pytest.mark.slow
-def test_a_gradient_scaler_accumulation_and_exact_mode_work_as_under_ddp(run_ranks: RunRanks, tmp_path: Path) -> None:
-    cases = {"scaler": {"scaler": True}, "accumulated": {"max_micro_batch": 2}, "exact": {"exact": True}}
-    both = {
-        f"{name}-{parallel}": {**case, "parallel": parallel}
-        for name, case in cases.items()
-        for parallel in ("ddp", "zero1")
-    }
-    results = _train(run_ranks, tmp_path, 2, **both)
-    for name in cases:
-        ours, theirs = results[f"{name}-zero1"]["weights"], results[f"{name}-ddp"]["weights"]
-        assert _same(ours, theirs), name
