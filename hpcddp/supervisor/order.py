@@ -6,6 +6,7 @@ words is what the job does, and what its records say.
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import shlex
@@ -190,7 +191,7 @@ class Line(Record):
 
 def read_line(words: Sequence[str], launcher: str, count_hosts: Callable[[], int]) -> Line:
     """What a line says. RequestError without a command for the ranks behind `hpcddp exec --`."""
-    at = next((i for i in range(1, len(words)) if words[i] == "exec" and os.path.basename(words[i - 1]) == "hpcddp"), 0)
+    at = _find_exec(words)
     cut = words.index("--", at) if at and "--" in words[at:] else len(words)
     if not words[cut + 1 :]:
         what = f"the launcher's line has no command behind `hpcddp exec --`: {shorten(shlex.join(words))}"
@@ -226,11 +227,11 @@ def split_check(words: Sequence[str], python: str) -> tuple[list[str], str]:
     exec`, and before an agent that would make the ranks of a node. A line without it is the launcher's alone; it is
     started by `python`."""
     words = words[words.index(THEN) + 1 :] if THEN in words else words
-    at = next((i for i in range(2, len(words)) if words[i - 1 : i + 1] == ["hpcddp", "exec"]), 0)
-    cut = at - 3 if at and words[at - 2] == "-m" else max(at - 1, 0)
-    if not at:
+    at = _find_exec(words)
+    if at < 2:
         return [*words], python
-    own = words[cut] if words[at - 2] == "-m" else python
+    is_module = words[at - 2] == "-m"
+    cut, own = (at - 3, words[at - 3]) if is_module else (at - 1, python)
     commands = [command for name in AGENTS for command in LAUNCHERS[name].commands]
     for i in range(cut):
         if words[i].rpartition("/")[2] in commands:
@@ -238,6 +239,12 @@ def split_check(words: Sequence[str], python: str) -> tuple[list[str], str]:
         if " ".join(words[i : i + 2]) in commands:
             return [*words[: i - 1]], own
     return [*words[:cut]], own
+
+
+def _find_exec(words: Sequence[str]) -> int:
+    """Where `exec` of the first `hpcddp exec` is; 0: there is none."""
+    pairs = enumerate(itertools.pairwise(words), 1)
+    return next((at for at, (program, verb) in pairs if verb == "exec" and os.path.basename(program) == "hpcddp"), 0)
 
 
 def split_launch(words: Sequence[str]) -> tuple[list[str], list[str]]:

@@ -249,6 +249,7 @@ SRUN = ["srun", "--nodes=2", "--ntasks=4"]
         ([*SRUN, "apptainer", "exec", "a.sif", *EXEC], ([*SRUN, "apptainer", "exec", "a.sif"], PY)),
         ([*SRUN, "-m", "hpcddp"], ([*SRUN, "-m", "hpcddp"], "own")),
         ([*SRUN, "hpcddp", "exec", "--", "t"], (SRUN, "own")),
+        ([*SRUN, "/env/bin/hpcddp", "exec", "--", "t"], (SRUN, "own")),
         (["srun", "cp", "--then", *SRUN, *EXEC], (SRUN, PY)),
         ([*SRUN, PY, "-m", "torch.distributed.run", "--nnodes=2", *EXEC], (SRUN, PY)),
         ([*SRUN, "torchrun", "--nnodes=2", *EXEC], (SRUN, PY)),
