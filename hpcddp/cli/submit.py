@@ -11,7 +11,7 @@ from hpcddp.cli.parser import VerbParser
 from hpcddp.cli.request import named_site, read_keys, request_parser
 from hpcddp.cli.streams import tell, tell_each, write_exactly
 from hpcddp.errors import RequestError
-from hpcddp.login.planning import choose_site, read_request
+from hpcddp.login.planning import choose_site, read_request, this_process
 from hpcddp.login.submit import Parts, check_parts, plan_parts, submit_parts
 from hpcddp.schedulers.registry import find_scheduler
 
@@ -54,7 +54,7 @@ def run(args: argparse.Namespace, env: Mapping[str, str]) -> int:
         given["hold"] = ("true", "--hold")
     spec, site, remarks = read_request(given, choose_site(given, named_site(args), job_file, env), env)
     tell_each(remarks)
-    parts = plan_parts(spec, site, env)
+    parts = plan_parts(spec, site, env, this_process())
     tell_each(parts.remarks)
     if not args.no_check:
         tell_each(check_parts(parts, env))

@@ -54,19 +54,14 @@ def process_lives(submission: Submission) -> bool | None:
     return start_time(submission.process) == submission.started
 
 
-def find_jobs(submissions: list[Submission]) -> list[JobFound]:
-    """What can be seen of such jobs, in the form in which a scheduler's are shown."""
-    found = []
-    for one in submissions:
-        job, alive = parse_id(one.job), process_lives(one)
-        if alive is None:
-            found.append(JobFound(job, "unknown", reason=f"it runs on {one.host}, and only there can it be seen"))
-        elif alive:
-            waits = _is_waiting(one.process)
-            found.append(
-                JobFound(job, "queued" if waits else "running", reason="waits for the jobs before it" if waits else "")
-            )
-    return found
+def find_job(one: Submission) -> JobFound | None:
+    """What can be seen of such a job, in the form in which a scheduler's are shown; None: it has ended."""
+    job, alive = parse_id(one.job), process_lives(one)
+    if alive is None:
+        return JobFound(job, "unknown", reason=f"it runs on {one.host}, and only there can it be seen")
+    if alive and _is_waiting(one.process):
+        return JobFound(job, "queued", reason="waits for the jobs before it")
+    return JobFound(job, "running") if alive else None
 
 
 def end_job(submission: Submission, *, kill: bool) -> bool:

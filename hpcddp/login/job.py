@@ -62,23 +62,25 @@ class Job:
 
     def render(self) -> str:
         """The job script. A sweep that is several scripts is a RequestError, as for `hpcddp render`."""
-        from hpcddp.login.planning import plan_spec, stamp_of_day
+        from hpcddp.login.planning import stamp_of_day, this_process
+        from hpcddp.script.plan import plan_job
         from hpcddp.script.render import render_script
 
         with two_lines():
             spec, site, _ = self._read_request()
-            return render_script(plan_spec(spec, site, _CREATED_BY, stamp_of_day(os.environ)))
+            return render_script(plan_job(spec, site, this_process(_CREATED_BY, stamp_of_day(os.environ))))
 
     def submit(self) -> str:
         """Queue the job; its id, as the scheduler printed it. A sweep that is several jobs: their ids, one per line.
 
         SchedulerError with the scheduler's words if it refuses the job; then nothing is left of it.
         """
+        from hpcddp.login.planning import this_process
         from hpcddp.login.submit import check_parts, plan_parts, submit_parts
 
         with two_lines():
             spec, site, _ = self._read_request()
-            parts = plan_parts(spec, site, os.environ, _CREATED_BY)
+            parts = plan_parts(spec, site, os.environ, this_process(_CREATED_BY))
             check_parts(parts, os.environ)
             queued = submit_parts(parts, os.environ)
         self._run = os.path.abspath((parts.sweep or parts.parts[0].run).path)

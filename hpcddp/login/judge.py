@@ -14,7 +14,7 @@ from contextlib import suppress
 from types import MappingProxyType
 
 from hpcddp.errors import UNFINISHED, HpcddpError
-from hpcddp.login.background import find_jobs
+from hpcddp.login.background import find_job
 from hpcddp.login.on_disk import OnDisk, RunJob, read_lost, read_on_disk
 from hpcddp.record import Record
 from hpcddp.runs.attempt import choose_error, choose_lines, read_log_end
@@ -129,7 +129,7 @@ class Answers:
         near = self._found.get((job.scheduler, job.id.number), [])
         found = [one for one in near if job.id.covers(one.id)]
         if job.is_here and job.submission is not None:
-            found = find_jobs([job.submission])
+            found = [one for one in [find_job(job.submission)] if one is not None]
         elif not found and index:
             found = [one._replace(id=job.id) for one in near if is_in(one.id.array_index, int(index))]
         if not any(one.state in LIVE for one in found):

@@ -45,7 +45,7 @@ def see_spawn(spec: JobSpec) -> tuple[JobSpec, tuple[str, ...]]:
     """
     if spec.ranks is not None or not spec.command or find_agent(spec.command):
         return spec, ()
-    path = find_python_file(spec.command, spec.workdir or "")
+    path = _find_python_file(spec.command, spec.workdir or "")
     line = _spawning_line(os.path.join(spec.workdir or "", path))
     if not line:
         return spec, ()
@@ -62,7 +62,7 @@ def see_spawn(spec: JobSpec) -> tuple[JobSpec, tuple[str, ...]]:
     return spec._replace(ranks="node", sources=sources), (remark,)
 
 
-def find_python_file(command: tuple[str, ...], folder: str) -> str:
+def _find_python_file(command: tuple[str, ...], folder: str) -> str:
     """The first file of Python among the words, whatever starts it (`env A=B python`, `uv run`, `numactl`), or that of
     the module behind -m; "" if there is none here."""
     for before, word in pairwise(("", *command)):
@@ -122,13 +122,8 @@ def read_spec_here(given: GivenKeys, site_keys: Iterable[str], env: Mapping[str,
 def plan_request(given: GivenKeys, choice: SiteChoice, env: Mapping[str, str]) -> JobPlan:
     """The plan; its remarks also say which site it is for, and why."""
     spec, site, remarks = read_request(given, choice, env)
-    plan = plan_spec(spec, site, stamp=stamp_of_day(env))
+    plan = plan_job(spec, site, this_process(stamp=stamp_of_day(env)))
     return plan._replace(remarks=(*remarks, *plan.remarks))
-
-
-def plan_spec(spec: JobSpec, site: Site, created_by: str = "", stamp: str = "") -> JobPlan:
-    """The plan of this process, which `created_by` names if it is no verb. `stamp`: of --fresh; "": a new one."""
-    return plan_job(spec, site, this_process(created_by, stamp))
 
 
 def request_of(plan: JobPlan) -> RunRequest:

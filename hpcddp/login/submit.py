@@ -14,7 +14,7 @@ from hpcddp.login.background import name_job, output_of, start_job
 from hpcddp.login.find_run import call_run, find_newest_jobs, find_run, list_all_runs
 from hpcddp.login.judge import ask_schedulers, judge
 from hpcddp.login.on_disk import read_on_disk
-from hpcddp.login.planning import on_path, plan_spec, request_of
+from hpcddp.login.planning import on_path, request_of
 from hpcddp.ranks.frameworks import FRAMEWORK_VARIABLES
 from hpcddp.ranks.launchers import LAUNCHERS
 from hpcddp.record import Record
@@ -41,7 +41,7 @@ from hpcddp.schedulers.row import Scheduler
 from hpcddp.schedulers.run import queue_job
 from hpcddp.script.file_check import check_output, check_plan
 from hpcddp.script.jobplan import plan_record
-from hpcddp.script.plan import SETTABLE, JobPlan
+from hpcddp.script.plan import SETTABLE, JobPlan, PlannedBy, plan_job
 from hpcddp.script.render import render_script
 from hpcddp.script.site import Site
 from hpcddp.script.spec import JobSpec
@@ -294,7 +294,7 @@ class Parts(Record):
     before: tuple[Submission, ...] = ()
 
 
-def plan_parts(spec: JobSpec, site: Site, env: Mapping[str, str], created_by: str = "") -> Parts:
+def plan_parts(spec: JobSpec, site: Site, env: Mapping[str, str], by: PlannedBy) -> Parts:
     """Plan every job of the request; of several, one that has nothing to do is left out. Writes nothing.
 
     RequestError if nothing is left to do for any of them; what `plan_job` and `plan_part` raise.
@@ -304,7 +304,7 @@ def plan_parts(spec: JobSpec, site: Site, env: Mapping[str, str], created_by: st
     remarks: dict[str, None] = {}
     parts = []
     for one, index in split:
-        plan = plan_spec(one, site, created_by)
+        plan = plan_job(one, site, by)
         remarks.update(dict.fromkeys(plan.remarks))
         parts.append(plan_part(plan, env, index, [one.job for one in before]))
         if index:

@@ -1,8 +1,8 @@
 """`settings.json` of a run: what it was trained with is recorded, and each later start is compared with that.
 
 Settings are values by name, grouped: `run` (seed, global_batch, samples, command, …), `script` (files of the command),
-and each object of the training by its name in checkpoints (`optimizer`, `scheduler`, `model`). An accepted value is
-recorded with the step that it holds from, so that a checkpoint of an earlier step is known to have the old one.
+and each object of the training by its name in checkpoints (`optimizer`, `scheduler`, `model`). Where a value is
+accepted, the settings before stay there with the step, so that an earlier checkpoint is known to have the old one.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ _CAN_BE_KEPT = {"seed", "global_batch"}  # of the run: the others are what they 
 
 
 class Recorded(Record):
-    """The file. `accepted`: the values that were replaced, the oldest first, each with the step from which the new one
-    holds."""
+    """The file. `before`: the settings that were replaced, the oldest first, each with the last step that they hold
+    for: `step`, `settings` and when, `at`."""
 
     settings: dict[str, Any]
-    accepted: tuple[Any, ...] = ()
+    before: tuple[Any, ...] = ()
 
 
 class SettingDifference(Record):
@@ -118,11 +118,13 @@ def read_list(env: Mapping[str, str], name: str) -> tuple[str, ...]:
 def read_recorded(run: RunFolder) -> Recorded | None:
     """None if there is no such file. SchemaError; DamagedFileError."""
     recorded = read_record(run.settings, Recorded, _REMEDY)
-    if recorded is not None and not all(isinstance(group, dict) for group in recorded.settings.values()):
+    try:
+        known = [recorded.settings, *(one["settings"] for one in recorded.before)] if recorded is not None else []
+        is_good = all(isinstance(group, dict) for settings in known for group in settings.values())
+    except (AttributeError, KeyError, TypeError):
+        is_good = False
+    if not is_good:
         raise damaged(run.settings, "its settings are no groups", _REMEDY)
-    known = {"group", "name", "old", "step"}
-    if recorded is not None and not all(isinstance(one, dict) and known <= one.keys() for one in recorded.accepted):
-        raise damaged(run.settings, "its accepted values have no names", _REMEDY)
     return recorded
 
 
@@ -218,24 +220,16 @@ def renew(recorded: Recorded | None, now: Settings, decision: Decision, step: in
         settings[one.group][one.name] = one.old
     for group in (RUN, SCRIPT):  # what this start does not know stays, such as its words in a notebook
         settings[group] = {**recorded.settings.get(group, {}), **settings.get(group, {})}
-    since = time.strftime("%Y-%m-%dT%H:%M:%S%z")
-    history = [{**one._asdict(), "step": step, "at": since} for one in decision.accepted]
-    return Recorded(settings, (*recorded.accepted, *history))
+    if all(one.group == SCRIPT for one in decision.accepted):  # which no checkpoint has
+        return Recorded(settings, recorded.before)
+    replaced = {"step": step, "settings": recorded.settings, "at": time.strftime("%Y-%m-%dT%H:%M:%S%z")}
+    return Recorded(settings, (*recorded.before, replaced))
 
 
 def settings_at(recorded: Recorded, step: int) -> dict[str, dict[str, Any]]:
     """What the checkpoint of this step was trained with."""
-    settings = {group: dict(values) for group, values in recorded.settings.items()}
-    for one in reversed(recorded.accepted):
-        if one["step"] < step:
-            continue
-        if one["name"]:
-            settings.setdefault(one["group"], {})[one["name"]] = one["old"]
-        elif one["old"] is None:
-            settings.pop(one["group"], None)
-        else:
-            settings.setdefault(one["group"], {})["class"] = one["old"]
-    return settings
+    found = next((one["settings"] for one in recorded.before if step <= one["step"]), recorded.settings)
+    return {group: dict(values) for group, values in found.items()}
 
 
 def find_command(env: Mapping[str, str]) -> tuple[str, ...]:

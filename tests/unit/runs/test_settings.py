@@ -150,7 +150,7 @@ def test_an_accepted_value_is_recorded_with_the_step_that_it_holds_from(tmp_path
     # the checkpoint of the step at which a value was accepted was written before that
     rates = [settings_at(again, step)["optimizer"]["lr"] for step in (5, 10, 11, 20, 21)]
     assert rates == [0.1, 0.1, 0.2, 0.2, 0.3]
-    assert [one["old"] for one in again.accepted] == [0.1, 0.2]
+    assert [one["settings"]["optimizer"]["lr"] for one in again.before] == [0.1, 0.2]
 
 
 def test_an_object_that_came_or_went_is_known_of_older_checkpoints() -> None:
@@ -166,7 +166,7 @@ def test_an_object_that_came_or_went_is_known_of_older_checkpoints() -> None:
     assert [("scheduler" in settings_at(back, step)) for step in (5, 6, 9, 10)] == [True, False, False, True]
 
 
-@pytest.mark.parametrize("text", ["[]", '{"settings": {"run": 1}}', '{"settings": {}, "accepted": [{"name": "lr"}]}'])
+@pytest.mark.parametrize("text", ["[]", '{"settings": {"run": 1}}', '{"settings": {}, "before": [{"step": 1}]}'])
 def test_a_file_that_holds_something_else_is_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / "settings.json").write_text(text)
     with pytest.raises(DamagedFileError, match=r"settings\.json"):
