@@ -255,9 +255,9 @@ def _ask_run_folder(launch: Launch, hostname: str) -> Rendezvous | None:
     """The rendezvous through a file in the run folder, the only channel that a process may use and then become another:
     PMI and MPI would wait for a `finalize` that nobody sends. None without a run folder or a key for the launch.
     """
-    from hpcddp.ranks import sharedfile
     from hpcddp.ranks.reach import find_local_address
     from hpcddp.ranks.rendezvous import Rendezvous, ephemeral_range, port_candidates
+    from hpcddp.runs import rank_0
     from hpcddp.runs.state import check_run_folder
 
     info, (key, _) = launch.info, launch.local_key
@@ -271,9 +271,9 @@ def _ask_run_folder(launch: Launch, hostname: str) -> Rendezvous | None:
         address = "127.0.0.1" if info.local_world_size == info.world_size else find_local_address(launch.env, hostname)
         # In order: the next launch of the same attempt gets the same port, so that an old file misleads nobody.
         port = next((port for port in ports if _is_free(port)), ports[0])
-        sharedfile.publish_address(folder, key, address, port)
-    address, port = sharedfile.wait_for_address(folder, key)
-    path = sharedfile.address_path(folder, key)
+        rank_0.publish_address(folder, key, address, port)
+    address, port = rank_0.wait_for_address(folder, key)
+    path = rank_0.address_path(folder, key)
     return Rendezvous(address, port, {"master_addr": path, "master_port": path})
 
 

@@ -63,22 +63,17 @@ def check_torch_variables(chosen: Candidate, env: Mapping[str, str], torch: Laun
 
 def check_node_rank(env: Mapping[str, str], node_rank: int, torch: Launcher) -> None:
     """The same for the node's number, where not the launcher has said it but the job's list of hosts."""
-    for variable in (torch.node_rank, *(name for number, name in torch.echoes if number == "node_rank")):
-        text = env.get(variable, "")
-        if text and read_number(text) != node_rank:
-            raise LaunchError(
-                f"this is node {node_rank} of the launch, but {variable}={shorten(text)} is exported too",
-                f"unset {variable}",
-            )
+    names = (torch.node_rank, *(name for number, name in torch.echoes if number == "node_rank"))
+    check_exported(env, dict.fromkeys(names, str(node_rank)), f"this is node {node_rank} of the launch")
 
 
-def check_exported(env: Mapping[str, str], told: Mapping[str, str]) -> None:
+def check_exported(env: Mapping[str, str], told: Mapping[str, str], because: str = "") -> None:
     """LaunchError if a variable is exported with another value than the one told here; "": it must not be set."""
     for name, value in told.items():
         text = env.get(name, "")
         if text not in {"", value} and not (text == "0" and not value):
-            what = f"this launch sets {name}={value}" if value else "hpcddp sets the rendezvous of the nodes"
-            raise LaunchError(f"{what}, but {name}={shorten(text)} is exported too", f"unset {name}")
+            usual = f"this launch sets {name}={value}" if value else "hpcddp sets the rendezvous of the nodes"
+            raise LaunchError(f"{because or usual}, but {name}={shorten(text)} is exported too", f"unset {name}")
 
 
 def check_agent_store(env: Mapping[str, str], rows: Iterable[Launcher]) -> None:

@@ -143,16 +143,12 @@ def expand_nodelist(text: str, where: str = "nodelist") -> list[str]:
     """
     hosts: list[str] = []
     for name in _split_names(text, where):
-        if "[" not in name:
-            hosts.append(name)
-            continue
-        grown = [""]
-        rest = name
+        grown, rest = [""], name
         while rest:
-            before, _, rest = rest.partition("[")
-            inside, closed, rest = rest.partition("]")
+            before, opened, rest = rest.partition("[")
+            inside, closed, rest = rest.partition("]") if opened else ("", "", "")
             numbers = _expand_numbers(inside, text, where) if closed else [""]
-            if len(grown) * len(numbers) > _MOST:
+            if "]" in before or (opened and not closed) or len(grown) * len(numbers) > _MOST:
                 raise _bad(text, where)
             grown = [start + before + number for start in grown for number in numbers]
         hosts += grown
@@ -160,28 +156,17 @@ def expand_nodelist(text: str, where: str = "nodelist") -> list[str]:
 
 
 def _split_names(text: str, where: str) -> list[str]:
-    """The comma-separated names; commas inside brackets belong to the name. Linear: a list may hold 100,000."""
-    text = text.strip()
-    # Each "[" takes the next "]" below, so equal counts leave none over.
-    if len(text.split()) != 1 or text.count("[") != text.count("]"):
-        raise _bad(text, where)
+    """The names between the commas outside of brackets."""
     names: list[str] = []
-    begin = at = 0
-    opening = text.find("[")
-    while opening >= 0:
-        comma = text.find(",", at)
-        if 0 <= comma < opening:
-            names.append(text[begin:comma])
-            begin = at = comma + 1
-        else:
-            at = text.find("]", opening) + 1
-            if at == 0:
-                raise _bad(text, where)
-            opening = text.find("[", at)
-    # What is left of the last bracketed name, and the plain names behind it.
-    end = text.find(",", at)
-    names += [text[begin:]] if end < 0 else [text[begin:end], *text[end + 1 :].split(",")]
-    if "" in names:
+    pieces: list[str] = []
+    depth = 0
+    for piece in text.strip().split(","):
+        pieces.append(piece)
+        depth += piece.count("[") - piece.count("]")
+        if depth == 0:
+            names.append(",".join(pieces))
+            pieces = []
+    if pieces or "" in names or len(text.split()) != 1:
         raise _bad(text, where)
     return names
 

@@ -12,13 +12,14 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from hpcddp.errors import LaunchError
-from hpcddp.ranks import pmi, sharedfile
+from hpcddp.ranks import pmi
 from hpcddp.ranks.interfaces import address_toward
 from hpcddp.ranks.launch import Launch
 from hpcddp.ranks.launcher import RankInfo
 from hpcddp.ranks.launchers import LAUNCHERS
 from hpcddp.ranks.reach import INTERFACE, find_local_address, open_listener, reached_as, require_resolved
 from hpcddp.ranks.rendezvous import is_enough, port_candidates
+from hpcddp.runs import rank_0
 from hpcddp.runs.folder import RunFolder
 from hpcddp.runs.state import check_run_folder
 
@@ -39,7 +40,7 @@ class StoreAddress(NamedTuple):
 def withdraw_store_address(address: StoreAddress) -> None:
     """When all ranks have arrived: remove the file with the address, so that no later launch reads it."""
     if address.note is not None:
-        sharedfile.withdraw_address(*address.note)
+        rank_0.withdraw_address(*address.note)
 
 
 def agree_on_store_address(launch: Launch, channel: str, opening: str, timeout_s: float) -> StoreAddress:
@@ -109,14 +110,14 @@ def _over_pmi(launch: Launch, opening: str, timeout_s: float) -> StoreAddress:
 def _over_file(env: Mapping[str, str], run: RunFolder, key: str, info: RankInfo, timeout_s: float) -> StoreAddress:
     folder = run.rendezvous
     if info.rank != 0:
-        address, port = sharedfile.wait_for_address(folder, key, timeout_s)
+        address, port = rank_0.wait_for_address(folder, key, timeout_s)
         return StoreAddress(address, (port,), None, "file")
     check_run_folder(run)  # before anything is written there
     listener = open_listener()
     # The hosts that will read the file are not known here, so that it gets the name by which they know this one.
     alone = info.local_world_size == info.world_size
     address = "127.0.0.1" if alone else find_local_address(env, socket.gethostname())
-    sharedfile.publish_address(folder, key, address, _port(listener))
+    rank_0.publish_address(folder, key, address, _port(listener))
     return StoreAddress(address, (_port(listener),), listener, "file", (folder, key))
 
 

@@ -6,9 +6,9 @@ import contextlib
 
 import pytest
 
+from hpcddp.cli.env import read_environment
 from hpcddp.errors import LaunchError, RequestError
 from hpcddp.ranks.launch import Launch
-from hpcddp.ranks.recorded import read_environment
 from hpcddp.ranks.resolve import pmi_socket_is_open
 
 from .captured import env_of, resolve

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hpcddp.cli.env import read_environment
 from hpcddp.errors import RequestError
-from hpcddp.ranks.recorded import read_environment
 
 
 def read(folder: Path, text: str) -> dict[str, str]:

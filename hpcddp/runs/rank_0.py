@@ -1,19 +1,21 @@
-"""The last resort for finding rank 0: a small file on a folder that all nodes see.
+"""The last resort for finding rank 0: a small file in the run folder, which all nodes see.
 
-Rank 0 writes it whole or not at all (temporary file, fsync, rename); the others wait for it. Its name and its content
-hold the launch's key, so that a file of another job, step or attempt is never taken.
+Rank 0 writes it; the others wait for it. Its name and its content hold the launch's key, so that a file of another job,
+step or attempt is never taken.
 """
 
 from __future__ import annotations
 
 import os
 import time
+from contextlib import suppress
 
-from hpcddp.errors import LaunchError
+from hpcddp.errors import LaunchError, RequestError
+from hpcddp.runs.jsonfile import read_object, write_object
 
 
 def address_path(folder: str, key: str) -> str:
-    """The file of the launch with this key (see `rendezvous.find_key`)."""
+    """The file of the launch with this key (`ranks.rendezvous.find_key`)."""
     from hashlib import sha256
 
     return os.path.join(folder, f"rank0-{sha256(key.encode(errors='surrogateescape')).hexdigest()[:16]}.json")
@@ -21,32 +23,20 @@ def address_path(folder: str, key: str) -> str:
 
 def publish_address(folder: str, key: str, address: str, port: int) -> None:
     """Rank 0: say where it is. LaunchError if the folder cannot be written."""
-    import json
-
     path = address_path(folder, key)
-    temporary = f"{path}.{os.getpid()}"
     try:
-        os.makedirs(folder, exist_ok=True)
-        with open(temporary, "w", encoding="utf-8") as file:
-            json.dump({"key": key, "master_addr": address, "master_port": port}, file)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
+        write_object(path, {"key": key, "master_addr": address, "master_port": port}, durable=True)
     except OSError as error:
         raise LaunchError(f"rank 0 cannot write {path}: {error.strerror}", f"ls -ld {folder}") from error
 
 
 def read_address(folder: str, key: str) -> tuple[str, int] | None:
     """Address and port that rank 0 of this launch has published, or None if it has not (yet)."""
-    import json
-
-    try:
+    with suppress(OSError, RequestError, KeyError, TypeError, ValueError):
         os.listdir(folder)  # makes NFS look again instead of remembering that the file was not there
-        with open(address_path(folder, key), encoding="utf-8") as file:
-            told = json.load(file)
+        told = read_object(address_path(folder, key)) or {}
         return (str(told["master_addr"]), int(told["master_port"])) if told["key"] == key else None
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
+    return None
 
 
 def wait_for_address(folder: str, key: str, timeout_s: float = 120.0) -> tuple[str, int]:
@@ -67,7 +57,5 @@ def wait_for_address(folder: str, key: str, timeout_s: float = 120.0) -> tuple[s
 
 def withdraw_address(folder: str, key: str) -> None:
     """Rank 0, when all have come: take the file away. No error if it is gone."""
-    try:
+    with suppress(OSError):
         os.unlink(address_path(folder, key))
-    except OSError:
-        return

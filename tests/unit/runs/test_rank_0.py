@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from hpcddp.errors import LaunchError
-from hpcddp.ranks.sharedfile import address_path, publish_address, read_address, wait_for_address, withdraw_address
+from hpcddp.runs.rank_0 import address_path, publish_address, read_address, wait_for_address, withdraw_address
 
 
 def test_what_rank_0_publishes_the_others_find(tmp_path: Path) -> None:
