@@ -101,6 +101,8 @@ class _Judge:
             if ranks
             else set(range(size))
         )
+        left = self._world - own  # whose output is in the job's
+        self._left = next(iter(left)) if own - {None} and len(left) == 1 else None
         self._exit_status = next((log.exit_status for log in logs if log.exit_status is not None), None)
         ended = any(mark.is_raised and not mark.is_logged for mark in self._marks)
         #: Nothing says that the job has failed.
@@ -226,7 +228,7 @@ class _Judge:
         if first.cause in _OF_NOBODY and not first.ranks and not (first.cause == "rendezvous" and first.is_raised):
             return None
         same = [mark for mark in found if alike(mark) == alike(first)]
-        ranks = {mark.rank for mark in same if mark.rank is not None}
+        ranks = {mark.rank if mark.rank is not None else self._left for mark in same} - {None}
         waited = {mark.rank for mark in self._lost if mark.rank is not None} - ranks
         if first.row is not None and "execv" in first.body:
             return None
@@ -258,7 +260,7 @@ class _Judge:
         end = self._first_end
         if end is not None and not any(mark.rank == end.rank for mark in self._lost):
             return end.rank
-        return None
+        return self._left
 
     def _find_missing(self, *, hangs: bool = False) -> int | None:
         """The only rank that has not complained of another one. `hangs`: it may have lived until the end."""
@@ -313,21 +315,17 @@ class _Judge:
             all(kill.log == mark.log and kill.number > mark.number for kill in kills) for mark in said
         ):
             return None
-        last = {(mark.log, mark.rank): mark for mark in said}.values()
-        own = [mark for mark in last if not _OF_ANOTHER.match(mark.body)]
-        told = [mark for mark in last if mark not in own]
-        named = next((int(found["rank"]) for mark in told if (found := _OF_ANOTHER.match(mark.body))), None)
-        if named is not None:
-            mark = next((m for m in own if m.rank == named), None) or next((m for m in own if m.rank is None), told[0])
-            return self._of_refused(mark, named)
-        ends = [end.rank for end in self._ends if end.rank is not None]
-        mark = next((mark for mark in own if mark.rank is not None and mark.rank in ends[:1]), own[0])
-        same = [one for one in own if alike(one) == alike(mark)]
-        if len(self._world) > 1 and len(same) >= len(self._world):
-            return self._of_refused(mark, ALL)
-        others = self._world - {log.source.rank for log in self._logs}  # whose output is in the job's
-        rank = mark.rank if mark.rank is not None else next(iter(ends), None)
-        return self._of_refused(mark, next(iter(others)) if rank is None and len(others) == 1 else rank)
+        own = [mark for mark in said if not _OF_ANOTHER.match(mark.body)]
+        named = next((int(found["rank"]) for mark in said if (found := _OF_ANOTHER.match(mark.body))), None)
+        first = named if named is not None else next((end.rank for end in self._ends if end.rank is not None), None)
+        mark = next(
+            (one for rank in (first, None) for one in own if one.rank == rank), (said if named else own or said)[0]
+        )
+        # Its hint is the remedy; a row may know its class.
+        known = (one for one in self._marks if one.log == mark.log and one.number == mark.number)
+        row = next((one.row for one in known if one.row is not None and one.level in {CAUSE, RAISED}), None)
+        cause = self._cause(mark, named if named is not None else self._find_rank(mark, own))
+        return cause if row is None else cause._replace(class_=row.cause, whose=row.whose)
 
     def _is_last_word(self, mark: Mark) -> bool:
         """Whether its rank says nothing behind this error of hpcddp's. In the output of a failed job others or
@@ -342,13 +340,6 @@ class _Judge:
         texts = [text for number, text in lines if number > mark.number and _WORDS.search(text)]
         is_bad = bool(self._has_failed) or bool(self._exit_status) or bool(end)
         return not any(_SAYS_WHY.search(text) for text in texts) if is_bad else not texts
-
-    def _of_refused(self, mark: Mark, rank: int | str | None) -> Cause:
-        """Its hint is the remedy; a row may know its class."""
-        known = (one for one in self._marks if one.log == mark.log and one.number == mark.number)
-        row = next((one.row for one in known if one.row is not None and one.level in {CAUSE, RAISED}), None)
-        cause = self._cause(mark, rank)
-        return cause if row is None else cause._replace(class_=row.cause, whose=row.whose)
 
     def _find_said(self, end: Mark, rank: int | None) -> Mark | None:
         """What a rank that crashed has printed of a lack of something, right before."""
