@@ -46,6 +46,8 @@ _SAYS_WHY = re.compile(
     r"(?i)error|cannot|can't|could not|fail|invalid|missing|not found|refus|abort|no such|unable|must"
     r"|fatal|critical|exceed|limit|time.?out|giv(e|ing) up|stopp|\bnan\b|diverg"
 )
+#: A rank that ends on purpose says so.
+_MEANS_TO = re.compile(r"(?i)\bearly.?stop|\bstopp(ed|ing|s)? early|no improvement|\bconverged\b")
 _OF_LAUNCHER = re.compile(r"ChildFailedError|CalledProcessError|SignalException")
 _BY_LAUNCHER = re.compile(
     r"(torchrun|accelerate|deepspeed|srun|mpirun|mpiexec|prterun)\b.*: (error|unrecognized|unknown)"
@@ -519,7 +521,9 @@ class _Judge:
             return None
         is_told = bool(self._ends) or any("ChildFailed" in mark.body for mark in self._marks)  # of any other end
         found = self._find_message(min(lost, key=lambda mark: (mark.log, mark.number)), missing)
-        if found is not None and not is_told and (_SAYS_WHY.search(found[2]) or _LABELLED.search(found[2]) is None):
+        text = found[2] if found is not None else ""
+        is_why = not _MEANS_TO.search(text) and (_SAYS_WHY.search(text) or not _LABELLED.search(text))
+        if found is not None and is_why and not is_told:
             return self._own_words(found, missing, "")
         cause = self._cause(lost[0], missing)._replace(
             class_="early-exit",

@@ -119,6 +119,11 @@ def test_of_ranks_that_were_started_again_the_last_start_counts(told, again):
     assert (cause.class_, cause.rank) == ("disk-full", 0)
 
 
+def test_a_rank_that_says_that_it_stops_early_and_whose_end_nobody_tells_has_ended_well_and_too_early(told):
+    cause = told("rank 1: no improvement for 3 epochs, stopping early\n" + raised(0, RESET) + "mpirun status 1\n")
+    assert (cause.class_, cause.rank) == ("early-exit", 1)
+
+
 def test_of_a_job_script_that_tries_again_the_last_attempt_counts(told):
     ended = (
         "E1126 16:27:23.572000 51 torch/api.py:1002] failed (exitcode: 1) local_rank: 1 (pid: 57) of binary: python3\n"
