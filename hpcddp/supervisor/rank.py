@@ -236,15 +236,17 @@ def describe_stand(one: Rank) -> str:
     return f"stands at {one.place.text}" if one.place.text else NOWHERE
 
 
-def describe_stall(ranks: Iterable[Rank], now: float, stall_s: float | None) -> str:
+def describe_stall(
+    ranks: Collection[Rank], world_size: int, now: float, stall_s: float | None, end_s: float | None
+) -> str:
     """Where ranks stand in the runtime, if some of them have waited for others for `stall_s` (None: for ever); else
-    empty."""
-    standing = [one for one in ranks if one.state == STANDING]
-    waited_s = max((now - one.since for one in standing if one.place.waits != OWN), default=0.0)
-    if stall_s is None or waited_s < stall_s:
+    empty. `end_s`: as `PlainHang`."""
+    waits = [one for one in ranks if one.state == STANDING and one.place.waits != OWN]
+    if stall_s is None or not any(now - one.since >= stall_s for one in waits):
         return ""
-    stands = (f"  rank {one.rank} on {one.host} {describe_stand(one)}" for one in standing)
-    return "\n".join([f"no progress for {stall_s:g} s", *stands])
+    stood_s = {one.rank: now - one.since if one.state == STANDING else 0.0 for one in ranks}
+    stands = {one.rank: Stand(one.place.text or "elsewhere", "", stood_s[one.rank], one.place.waits) for one in ranks}
+    return format_stands(stands, world_size, stall_s, end_s)
 
 
 # Plain scripts, which the guard in each rank watches: it tells where the main thread stands.

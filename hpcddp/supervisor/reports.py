@@ -279,12 +279,12 @@ class Reports:
 
     def _look_for_hang(self, now: float) -> None:
         """Find ranks that wait for each other. Those of hpcddp's runtime print it themselves."""
-        ranks, stall_s = self.ranks.values(), self._hang_limits[0]
-        text, late = self._hang.look(ranks, max(self._plain_size, self._world_size), now)
+        ranks, size = self.ranks.values(), max(self._plain_size, self._world_size)
+        text, late = self._hang.look(ranks, size, now)
         self.remarks += [text] if text else []
         self.stalls += [text] if text and not late else []
         self._add_late(late, now)
-        was_stalled, stall = self._is_stalled, describe_stall(ranks, now, stall_s)
+        was_stalled, stall = self._is_stalled, describe_stall(ranks, size, now, *self._hang_limits)
         self._is_stalled = stall != ""
         self.stalls += [stall] if stall and not was_stalled else []
 

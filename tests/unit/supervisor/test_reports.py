@@ -357,10 +357,8 @@ def test_a_stall_of_the_runtime_s_ranks_is_one_notice_until_they_get_on(told: To
         told.pass_by(59)
         assert len(told.reports.stalls) == moves - 1
         told.pass_by(100)
-        assert told.reports.stalls[moves - 1 :] == [
-            "no progress for 60 s\n  rank 0 on n0 stands at train.py:9 (in all_reduce)\n"
-            "  rank 1 on n1 stands at train.py:7"
-        ]
+        (stall,) = told.reports.stalls[moves - 1 :]
+        assert stall.startswith("no progress for 60 s. The ranks stand at:\n  rank 0  train.py:9 (in all_reduce)\n")
         for rank in range(2):
             told.say(rank, Position())
         told.pass_by(1)
