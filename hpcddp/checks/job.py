@@ -422,7 +422,7 @@ class Checker:
         hosts = self._list_hosts()
         job = CheckedJob([*self.nodes.values()], processes, self._request.gpus_per_node)
         checks = [*self._list_silent(hosts), *judge_ranks(processes, hosts), *judge_nodes(job)]
-        good = _list_good(self.nodes, checks)
+        good = _list_good((host for host in hosts if host in self.nodes), checks)  # in the order of the allocation
         on_gpu = bool(good) and all(self.nodes[host].gpus for host in good)
         pairs: dict[Pair, LinkSpeed] = {}
         rate = None

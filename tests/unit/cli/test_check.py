@@ -88,9 +88,11 @@ MISTAKES = [
 
 
 @pytest.mark.parametrize(("ranks", "each", "found"), MISTAKES, ids=["half a launch", "many", "interface of the site"])
-def test_each_mistake_of_a_launch_is_named(tmp_path: Path, ranks: str, each: str, found: dict[str, str]) -> None:
-    # of processes that do not know how many they are others are waited for
-    said = named(check(tmp_path, ranks, each, patience=1 if "OMPI" in each else 20))
+def test_each_mistake_of_a_launch_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ranks: str, each: str, found: dict[str, str]
+) -> None:
+    monkeypatch.setattr(checker, "_QUIET_S", 0.05)  # of processes that do not know how many they are
+    said = named(check(tmp_path, ranks, each))
     assert {name: words in said[name] for name, words in found.items()} == dict.fromkeys(found, True), said
 
 
@@ -140,11 +142,9 @@ while connection.recv(4096): pass
 
 def test_a_host_that_comes_and_says_nothing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Checker, "_is_complete", lambda self: bool(self._callers))
-    report = Checker(CheckRequest((sys.executable, "-c", HELLO)), ENV).check()
-    assert (report.hosts, named(report)["answer"]) == (
-        {"node9": FAILED},
-        "it came, and did not say what it is in 30 s",
-    )
+    report = Checker(CheckRequest((sys.executable, "-c", HELLO), patience=20), ENV).check()
+    told = "it came, and did not say what it is in 600 s"
+    assert (report.hosts, named(report)["answer"]) == ({"node9": FAILED}, told)
 
 
 @pytest.mark.parametrize(
@@ -165,7 +165,7 @@ def test_a_rank_that_is_missing_is_named_with_its_host(
 
 
 def test_a_launcher_that_starts_nothing_is_named() -> None:
-    report = Checker(CheckRequest(("false",)), ENV).check()
+    report = Checker(CheckRequest(("false",), patience=20), ENV).check()
     assert named(report) == {"launcher": "false ended with status 1, and no process called"}
     assert not report.is_well
 

@@ -161,3 +161,14 @@ def test_two_runs_in_one_job_meet_on_two_ports() -> None:
 def test_the_agents_ports_lie_where_all_others_do() -> None:
     template = (Path(__file__).parents[3] / "templates" / "base.sh.j2").read_text()
     assert f"$(({LOWEST} + launch_number % {HIGHEST - LOWEST + 1}))" in template
+
+
+def test_without_live_evidence_the_process_that_started_the_ranks_is_no_key() -> None:
+    env = {
+        "OMPI_COMM_WORLD_RANK": "0",
+        "OMPI_COMM_WORLD_SIZE": "2",
+        "OMPI_COMM_WORLD_LOCAL_RANK": "0",
+        "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
+    }
+    assert Launch(env, None, live=False).local_key == ("", "")
+    assert Launch(env, None, live=False).rendezvous.master_port is None
