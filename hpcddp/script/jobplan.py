@@ -214,7 +214,7 @@ class JobPlan(Record):
         yield from self.agent_line
 
     def _as_request(self) -> LaunchRequest:
-        """This plan, which has every name of a LaunchRequest, so that `--explain` sees which values each line uses."""
+        """This plan, which has every name of a LaunchRequest."""
         return cast("LaunchRequest", self)
 
     @property
