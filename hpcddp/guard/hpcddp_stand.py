@@ -45,7 +45,6 @@ _NO_COLLECTIVES = ("torch.distributed.checkpoint", "torch.distributed.tensor")
 _MAY_WAIT_IN = ("torch.autograd", "torch._ops", "torch.cuda", "torch.distributed.tensor")
 _MAY_WAIT_CALL = r"\.(wait|item|cpu|tolist|synchronize)\(\)"  # of a work handle, or of a GPU's tensor
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
-_TRAINER = os.path.join(_PACKAGE, "trainer", "")  # a script of its own, as a user's is
 _libraries: list[str] = []  # filled at the first question
 
 
@@ -57,7 +56,7 @@ def is_library(path: str) -> bool:
         _libraries.extend(sysconfig.get_path(name) + os.sep for name in ("stdlib", "purelib", "platlib"))
     if "/site-packages/" in path or "/dist-packages/" in path:  # also of another environment, on PYTHONPATH
         return True
-    return path.startswith((*_libraries, "<frozen")) or (path.startswith(_PACKAGE) and not path.startswith(_TRAINER))
+    return path.startswith((*_libraries, "<frozen", _PACKAGE))
 
 
 def describe_line(code: CodeType, line: int) -> str:

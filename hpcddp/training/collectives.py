@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from numbers import Integral, Real
 from typing import TypeVar
 
@@ -40,22 +41,32 @@ def sum_over_data_ranks(value: Number, layout: Layout, device: torch.device) -> 
 
 def _sum(mine: Tensor, layout: Layout, device: torch.device) -> Tensor:
     """In the widest type of all ranks': a rank that had no sample gives the 0 that its loop began with."""
-    wide = 2 if mine.is_complex() else int(mine.is_floating_point())
+    wide = _WIDE.index(torch.int64)
+    if mine.is_complex():
+        wide = _WIDE.index(torch.complex128)
+    elif mine.is_floating_point():
+        wide = _WIDE.index(torch.float64)
     if layout.data_size > 1:
-        kinds = ask_all((wide, tuple(mine.shape) if mine.numel() != 1 else ()), layout.data_size, layout.data_group)
-        wide = max(kind[0] for kind in kinds)
-        for rank, kind in zip(layout.data_ranks, kinds, strict=True):
-            if kind[1] != kinds[0][1]:
-                raise RequestError(
-                    f"rt.sum got another shape on each rank: {kinds[0][1]} on rank {layout.data_ranks[0]}, {kind[1]} on"
-                    f" rank {rank}",
-                    "sum tensors of one shape, as of torch.bincount(x, minlength=classes); for rows of any number:"
-                    " rt.gather(rows)",
-                )
+        shape = zlib.crc32(repr(tuple(mine.shape)).encode()) if mine.numel() != 1 else 0
+        most = torch.tensor([wide, shape, -shape], device=device)
+        dist.all_reduce(most, dist.ReduceOp.MAX, group=layout.data_group)
+        wide, largest, smallest = int(most[0]), int(most[1]), -int(most[2])
+        if largest != smallest:
+            raise _differ_in_shape(mine, layout)
     total = mine.to(device, _WIDE[wide], copy=True)
     if layout.data_size > 1:
         dist.all_reduce(torch.view_as_real(total) if total.is_complex() else total, group=layout.data_group)
     return total
+
+
+def _differ_in_shape(mine: Tensor, layout: Layout) -> RequestError:
+    shapes = ask_all(tuple(mine.shape), layout.data_size, layout.data_group)
+    other = next(rank for rank, shape in enumerate(shapes) if shape != shapes[0])
+    return RequestError(
+        f"rt.sum got another shape on each rank: {shapes[0]} on rank {layout.data_ranks[0]}, {shapes[other]} on rank"
+        f" {layout.data_ranks[other]}",
+        "sum tensors of one shape, as of torch.bincount(x, minlength=classes); for rows of any number: rt.gather(rows)",
+    )
 
 
 def gather_rows(rows: Tensor, layout: Layout, device: torch.device) -> Tensor:

@@ -31,6 +31,7 @@ Body = Callable[[Opened, int], object]
 SPLIT: dict[str, Any] = {"max_micro_batch": 1}
 EXACT: dict[str, Any] = {"exact": True, "slices": 2}
 MODES: tuple[dict[str, Any], ...] = ({}, SPLIT, EXACT)
+WITH_DDP = MODES[:2]  # exact mode sums without it, whatever is called
 SEQUENTIAL = "Sequential"
 
 
@@ -190,7 +191,7 @@ ROWS: dict[str, tuple[Body, Mistake, dict[str, Any]]] = {
             mistakes.MODEL_UNWRAPPED,
             {"kind": SEQUENTIAL},
         )
-        for options in MODES
+        for options in WITH_DDP
     },
     "a compiled copy of the bare model is called": (
         partial(fit, call=lambda p: torch.compile(p.model, backend="eager")),
@@ -208,7 +209,7 @@ ROWS: dict[str, tuple[Body, Mistake, dict[str, Any]]] = {
             mistakes.LAYER_UNUSED,
             {"kind": "TwoHeads", "name": "second.weight has no gradient"},
         )
-        for options in MODES
+        for options in WITH_DDP
     },
     **{
         f"a layer is replaced, {wraps}": (
@@ -235,14 +236,11 @@ ROWS: dict[str, tuple[Body, Mistake, dict[str, Any]]] = {
         mistakes.LAYER_UNFROZEN,
         {"name": "0.weight of Sequential"},
     ),
-    **{
-        f"a layer is frozen, {options}": (
-            partial(fit, epochs=2, before=freeze(1), **options),
-            mistakes.LAYER_UNUSED,
-            {"name": "0.weight requires none any more", "kind": SEQUENTIAL},
-        )
-        for options in ({}, EXACT)
-    },
+    "a layer is frozen": (
+        partial(fit, epochs=2, before=freeze(1)),
+        mistakes.LAYER_UNUSED,
+        {"name": "0.weight requires none any more", "kind": SEQUENTIAL},
+    ),
 }
 
 
@@ -533,6 +531,9 @@ RIGHT: dict[str, Body] = {
         )
         for options in MODES
     },
+    "an exact run that calls the model from before prepare": partial(fit, call=lambda p: p.model, **EXACT),
+    "an exact run with an unused layer": partial(fit, make=TwoHeads, **EXACT),
+    "an exact run that freezes a layer": partial(fit, epochs=2, before=freeze(1), **EXACT),
     "an average": partial(
         fit, more=[AveragedModel(make_model())], step=step_and(lambda p: p.more[0].update_parameters(p.model))
     ),

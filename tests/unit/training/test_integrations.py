@@ -140,6 +140,15 @@ def test_the_deadline_stops_and_says_so(alone: Callable[..., Any], tmp_path: Pat
     assert (state(tmp_path).status, state(tmp_path).step, state(tmp_path).reason) == ("unfinished", 1, "deadline")
 
 
+def test_what_stands_behind_a_loop_that_was_stopped_does_not_run(
+    alone: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hpcddp.runs.start.is_interactive", lambda: False)
+    with pytest.raises(SystemExit) as ended:
+        train(alone(env={"HPCDDP_DEADLINE": str(time.time())}))
+    assert ended.value.code == 0
+
+
 def test_a_deadline_counts_with_a_save_of_the_bytes_that_were_stepped_on() -> None:
     parameter = torch.nn.Parameter(torch.ones(1000))
     optimizer = torch.optim.SGD([parameter], lr=0.1, momentum=0.9)
