@@ -351,7 +351,7 @@ def judge_nodes(job: CheckedJob) -> Iterator[tuple[str, Check]]:
 
 def judge_ranks(processes: Sequence[Process], hosts: Sequence[str]) -> Iterator[tuple[str, Check]]:
     """What is wrong with the launch as a whole: hosts without a process, ranks that are missing or there twice."""
-    name, remedy = "ranks", "start the ranks with the job's launcher: hpcddp env --explain in a rank"
+    name, remedy = "ranks", "start the ranks with the job's launcher; hpcddp env in a rank"
     for process in processes:
         if process.error:
             yield process.host, Check(name, *process.error.partition("\nhint: ")[::2], FAILED)

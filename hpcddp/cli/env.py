@@ -24,7 +24,7 @@ def build_parser() -> VerbParser:
     parser = VerbParser(
         "env",
         "Say which rank this process is, where rank 0 is, and how that is known.",
-        example="hpcddp env --explain",
+        example="hpcddp env\nhpcddp env --from rank.env --hostname node2",
         exits=(2, 4),
     )
     add = parser.add_argument
@@ -32,7 +32,6 @@ def build_parser() -> VerbParser:
     add("--from", dest="recorded", metavar="FILE", help="read a recorded environment: output of `env` or `env -0`")
     add("--nodefile", metavar="FILE", help="the allocation's hosts, instead of the file that the environment names")
     add("--hostname", metavar="NAME", help="the host's name (default: this host's; with --from: unknown)")
-    add("--explain", action="store_true", help="show every candidate, chosen or rejected, and why")
     return parser
 
 
@@ -44,10 +43,10 @@ def run(args: argparse.Namespace, env: Mapping[str, str]) -> int:
     else:
         env = read_environment(args.recorded)
     launch = Launch(env, hostname, args.nodefile, live=live, strict=False)
-    if args.explain:
-        return _explain(launch, as_json=args.json)
     values, source = read_values(launch)
-    remarks, warnings = (launch.rendezvous.remarks, _check(launch)) if launch.place.info() is not None else ((), [])
+    remarks, warnings = launch.place.remarks, []
+    if launch.place.info() is not None:
+        remarks, warnings = (*remarks, *launch.rendezvous.remarks), _check(launch)
     if args.json:
         import json
 
@@ -111,20 +110,3 @@ def _check(launch: Launch) -> list[Check]:
     from hpcddp.checks.environment import Machine, look_at_machine, run_checks
 
     return run_checks(launch.env, launch.info, look_at_machine(launch.env) if launch.live else Machine())
-
-
-def _explain(launch: Launch, *, as_json: bool) -> int:
-    from hpcddp.ranks.explain import explain_launch, format_explanation
-
-    found = explain_launch(launch)
-    if as_json:
-        import json
-
-        error = found.error and {"message": found.error.message, "hint": found.error.hint}
-        findings = [finding._asdict() for finding in found.findings]
-        print(json.dumps({"findings": findings, "remarks": found.remarks, "error": error}))
-    else:
-        print(format_explanation(found))
-    if found.error is not None:
-        raise found.error
-    return 0

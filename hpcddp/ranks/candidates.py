@@ -57,14 +57,12 @@ def read_apinfo(path: str) -> ApInfo | None:
 
 
 class Candidate(Record):
-    """One launcher's account of this process. `numbers` has every key of NUMBERS; None: it does not say. `why`: it was
-    chosen, or rejected, once that is known."""
+    """One launcher's account of this process. `numbers` has every key of NUMBERS; None: it does not say."""
 
     key: str
     row: Launcher
     numbers: Mapping[str, int | None]
     source: Mapping[str, str]
-    why: str = ""
 
     @property
     def size(self) -> int | None:

@@ -85,8 +85,8 @@ class Launcher(Record):
     protocol: str = ""
     #: Whether people set these variables by hand, so that they need not be from a launcher.
     by_hand: bool = False
-    #: Why the row says nothing beside another one; "" where it does.
-    yields: str = ""
+    #: Whether the row says nothing beside another one.
+    yields: bool = False
     #: For a launcher whose variables stand in shells as well.
     step: JobStep | None = None
     #: Keys of rows whose variables this launcher sets as well; they are the same launch if rank and size agree.

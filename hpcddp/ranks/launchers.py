@@ -477,7 +477,7 @@ LAUNCHERS: dict[str, Launcher] = {
         prefixes=("PMIX_",),
         reserved_prefixes=("PMIX_",),
         protocol="pmix",
-        yields="a launcher has said more",
+        yields=True,
         without_size="use srun, mpirun, or `prterun --personality ompi`, which also set the world size",
         command="mpirun -np {n}",
     ),
@@ -491,7 +491,7 @@ LAUNCHERS: dict[str, Launcher] = {
         prefixes=("RANK", "WORLD_SIZE", "LOCAL_", "GROUP_", "ROLE_", "MASTER_"),
         optional=("local_rank", "local_world_size", "node_rank", "num_nodes"),
         by_hand=True,
-        yields="a launcher has said it itself",
+        yields=True,
         rank_0_anywhere=True,
     ),
 }

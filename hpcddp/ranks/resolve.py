@@ -41,15 +41,17 @@ class Evidence(Record):
     shell_of: str = ""  # key of the row whose daemon started this process, or a parent, as a shell and not as a task
 
 
-def choose(candidates: list[Candidate], env: Mapping[str, str], evidence: Evidence) -> list[Candidate]:
-    """Each candidate with the reason; the chosen one is the first.
+def choose(
+    candidates: list[Candidate], env: Mapping[str, str], evidence: Evidence
+) -> tuple[Candidate, list[Candidate]]:
+    """The launcher that started this process, and those outside of it.
 
     LaunchError if nothing decides, if N processes would each be alone, or if the row is a leftover of a launch outside.
     """
-    left, rejected = _merge(candidates)
-    inner, why = left[0], "the only launcher here"
+    left = _merge(candidates)
+    inner = left[0]
     if len(left) > 1:
-        inner, why = _by_evidence(left, evidence) or _by_command(left, env) or _by_rule(left, env)
+        inner = _by_evidence(left, evidence) or _by_command(left, env) or _by_rule(left, env)
     row = inner.row
     in_step = any(LAUNCHERS[key].step is not None for key in evidence.nearest)
     if row.programs_verified and in_step and inner.key not in evidence.ancestors:
@@ -58,11 +60,10 @@ def choose(candidates: list[Candidate], env: Mapping[str, str], evidence: Eviden
             f"{inner.describe()} is a leftover of another launch: this process was started by {evidence.parent}",
             f"unset {' '.join(numbers)} before submitting, or, to use it: export HPCDDP_LAUNCHER={inner.row.name}",
         )
-    for other in left:
-        if other is not inner:
-            _refuse_singletons(inner, other, env)
-            rejected.append(other._replace(why=f"outside: {inner.row.name} was started inside it"))
-    return [inner._replace(why=why), *rejected]
+    outside = [other for other in left if other is not inner]
+    for other in outside:
+        _refuse_singletons(inner, other, env)
+    return inner, outside
 
 
 def without_leftovers(candidates: list[Candidate], env: Mapping[str, str], evidence: Evidence) -> list[Candidate]:
@@ -77,61 +78,52 @@ def without_leftovers(candidates: list[Candidate], env: Mapping[str, str], evide
     return [c for c in candidates if c.key != evidence.shell_of and not stale.get(c.row.protocol)]
 
 
-def _merge(candidates: list[Candidate]) -> tuple[list[Candidate], list[Candidate]]:
-    """Drop the rows that another launcher sets as well, and the bare protocol rows next to a whole launcher."""
+def _merge(candidates: list[Candidate]) -> list[Candidate]:
+    """Without the rows that another launcher sets as well, and the bare protocol rows next to a whole launcher."""
     left = list(candidates)
-    rejected = []
-
-    def drop(other: Candidate, why: str) -> None:
-        left.remove(other)
-        rejected.append(other._replace(why=why))
-
     for speaker in candidates:
         for other in [c for c in left if c.key in speaker.row.speaks]:
             if other.numbers["rank"] == speaker.numbers["rank"] and other.size in (None, speaker.size):
-                drop(other, f"the same launch: {speaker.row.name} sets these too")
-    for other in [c for c in left if c.row.yields]:
-        if len(left) > 1:  # what was set by hand is compared with the chosen launcher by `consistency`
-            drop(other, other.row.yields)
-    return left, rejected
+                left.remove(other)
+    # what was set by hand is compared with the chosen launcher by `consistency`
+    return [c for c in left if not c.row.yields] or left[-1:]
 
 
-def _by_evidence(left: list[Candidate], evidence: Evidence) -> tuple[Candidate, str] | None:
+def _by_evidence(left: list[Candidate], evidence: Evidence) -> Candidate | None:
     near = [c for c in left if c.key in evidence.nearest]
     if len(near) == 1:
-        return near[0], f"its program is the nearest parent ({evidence.parent})"
+        return near[0]
     pmi = [c for c in left if c.row.pmi_socket]
     # a launcher that speaks the protocol too may have opened the socket
     if evidence.pmi_open is True and len(pmi) == 1 and not any("pmi" in c.row.speaks for c in left):
-        return pmi[0], "its PMI socket is open"
-    if evidence.pmi_open is False and len(left) - len(pmi) == 1:
-        return next(c for c in left if c not in pmi), "the only one left: the PMI socket of the other is dead"
+        return pmi[0]
+    if evidence.pmi_open is False and len(left) - len(pmi) == 1:  # the socket of the others is dead
+        return next(c for c in left if c not in pmi)
     return None
 
 
-def _by_command(left: list[Candidate], env: Mapping[str, str]) -> tuple[Candidate, str] | None:
+def _by_command(left: list[Candidate], env: Mapping[str, str]) -> Candidate | None:
     """A launcher that writes down the command that it started: if that is another launcher, that one is inside."""
     for outer in left:
-        variable = outer.row.command_variable
-        command = env.get(variable, "").rpartition("/")[2]
+        command = env.get(outer.row.command_variable, "").rpartition("/")[2]
         others = [c for c in left if c is not outer] if command else []
         inside = [c for c in others if command in (*c.row.programs, c.row.command.partition(" ")[0])]
         if len(inside) == 1:
-            return inside[0], f"{outer.row.name} started it ({variable} is {command})"
+            return inside[0]
     return None
 
 
-def _by_rule(left: list[Candidate], env: Mapping[str, str]) -> tuple[Candidate, str]:
+def _by_rule(left: list[Candidate], env: Mapping[str, str]) -> Candidate:
     """The deepest launcher, if each next one looks like what it was started by."""
     depths = sorted({c.row.depth for c in left}, reverse=True)
     levels = [_one_of_a_kind([c for c in left if c.row.depth == depth]) for depth in depths]
     for inner, outer in pairwise(levels):
         if inner.row.daemon_variables and outer.row.step is not None and outer.row.step.serves_pmix(env):
-            return outer, f"PMIX_NAMESPACE is {outer.row.name}'s, so {outer.row.name} came after {inner.row.name}"
+            return outer  # PMIX_NAMESPACE is its own, so that it came later
         if not _could_start(outer, inner, env):
             _refuse_singletons(inner, outer, env)
             raise _undecided(inner, outer)
-    return levels[0], "the innermost: the others only started its daemons"
+    return levels[0]
 
 
 def _one_of_a_kind(same_depth: list[Candidate]) -> Candidate:
@@ -186,15 +178,14 @@ def _undecided(a: Candidate, b: Candidate) -> LaunchError:
 class FoundRank(Record):
     """Where a process stands, as far as its environment tells.
 
-    `candidates` has every launcher that was considered, the chosen one first: none for a single process without one.
-    `numbers` may lack the world size (PALS without its file, `mpiexec -pmi-port`): `require_info` insists on it,
-    `hpcddp env` does not.
+    `remarks` name the launchers outside of the one that started this process, for people. `numbers` may lack the world
+    size (PALS without its file, `mpiexec -pmi-port`): `require_info` insists on it, `hpcddp env` does not.
     """
 
     launcher: str
     numbers: Mapping[str, int | None]
     source: Mapping[str, str]
-    candidates: list[Candidate]
+    remarks: tuple[str, ...] = ()
 
     def info(self) -> RankInfo | None:
         """As RankInfo; None if rank or world size is not told."""
@@ -225,8 +216,9 @@ def find_rank(launch: Launch) -> FoundRank:
     pin = env.get("HPCDDP_LAUNCHER", "")
     if pin == "none":
         return _single("HPCDDP_LAUNCHER=none")
+    outside: list[Candidate] = []
     if pin:
-        judged = [_pinned(pin, env)._replace(why=f"HPCDDP_LAUNCHER={pin}")]
+        chosen = _pinned(pin, env)
     else:
         found = find_candidates(env)
         evidence = gather_evidence(env) if launch.live and found else Evidence()
@@ -236,15 +228,16 @@ def find_rank(launch: Launch) -> FoundRank:
                 raise not_launched(launch.allocation, env)
             _refuse_stray(env)
             return _single("no launcher and no allocation in the environment")
-        judged = choose(found, env, evidence)
-    chosen = judged[0]
+        chosen, outside = choose(found, env, evidence)
     _check(chosen, env, pinned=bool(pin))
     if chosen.row.step is not None:  # a step may be smaller than its job, so the step's hosts count
         chosen.row.step.check(chosen, env, launch.hostname)
     elif launch.allocation is not None:
         _check_allocation(chosen, launch, launch.allocation, pinned=bool(pin))
     numbers, source = _derive(chosen)
-    return FoundRank(chosen.row.name, numbers, source, judged)
+    name = chosen.row.name
+    remarks = (f"{other.describe()} is outside: {name} was started inside it" for other in outside)
+    return FoundRank(name, numbers, source, tuple(remarks))
 
 
 def _check(chosen: Candidate, env: Mapping[str, str], *, pinned: bool) -> None:
@@ -335,7 +328,7 @@ def launch_line(allocation: Allocation, env: Mapping[str, str]) -> str:
 
 def _single(why: str) -> FoundRank:
     numbers = dict(zip(NUMBERS, (0, 1, 0, 1, 0, 1), strict=True))
-    return FoundRank("none", numbers, dict.fromkeys(("launcher", *NUMBERS), why), [])
+    return FoundRank("none", numbers, dict.fromkeys(("launcher", *NUMBERS), why))
 
 
 def _derive(chosen: Candidate) -> tuple[dict[str, int | None], dict[str, str]]:

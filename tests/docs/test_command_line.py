@@ -18,7 +18,6 @@ from tests.unit.login.runs import held
 # What stands for the capital words of the page's commands, with the rest that a command needs.
 COMPLETE = {
     "hpcddp env --json": "",
-    "hpcddp env --explain --json": "",
     "hpcddp layout --json": "--site local -- true",
     "hpcddp advise --json": "--params 1e9 --layers 9 --hidden 2048 --sequence 512 --gpu-memory 80GB --global-batch 1",
     "hpcddp check --json": "--site local",

@@ -93,7 +93,7 @@ def host_store(
             if _connect("localhost", port, nonce, _ANSWER_TIMEOUT_S) is not None:
                 raise LaunchError(
                     f"two processes of this job say that they are rank 0 (the other one listens on port {port})",
-                    "start the ranks with a launcher that numbers them; hpcddp env --explain",
+                    "start the ranks with a launcher that numbers them; hpcddp env shows it",
                 ) from error
             continue
         store.set(_NONCE_KEY, nonce)

@@ -20,9 +20,7 @@ from hpcddp.training.rendezvous.failure import Failure, PeerFailedError
 from hpcddp.training.torch_compat import Store
 
 _GOOD = "all here"
-_SILENT_HINT = (
-    "look into the logs of those ranks; `hpcddp env --explain` in the same launch line shows what each process sees"
-)
+_SILENT_HINT = "look into the logs of those ranks; `hpcddp env` in the same launch line shows what each process sees"
 
 
 class Member(NamedTuple):

@@ -158,7 +158,7 @@ def ask_mpi(info: RankInfo, port: int) -> tuple[str, int]:
     if (comm.rank, comm.size) != (info.rank, info.world_size):
         raise LaunchError(
             f"MPI says rank {comm.rank} of {comm.size}, {info.launcher} says {info.rank} of {info.world_size}",
-            "use the launcher of the MPI that mpi4py was built with; hpcddp env --explain",
+            "use the launcher of the MPI that mpi4py was built with; hpcddp env shows it",
         )
     hosts = comm.allgather(socket.gethostname())
     mine = "127.0.0.1" if len(set(hosts)) == 1 else hosts[0]

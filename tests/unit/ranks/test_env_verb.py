@@ -58,35 +58,20 @@ def test_a_table_shows_each_number_with_its_source(tmp_path: Path, capsys: pytes
     assert "node_rank         -                 the environment does not say" in lines
 
 
-def test_explain_shows_chosen_and_rejected_and_why(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_launcher_outside_is_a_note(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = record(tmp_path / "env", env_of("ranks/slurm-22.05-mpirun-mpich5", 3))
-    assert main(["env", "--explain", "--json", "--from", path]) == 0
-    findings = json.loads(capsys.readouterr().out)["findings"]
-    ranks = {f["launcher"]: (f["value"], f["status"]) for f in findings if f["number"] == "rank"}
-    assert ranks == {"mpich": (3, "chosen"), "srun": (1, "rejected")}
-    assert main(["env", "--explain", "--from", path]) == 0
-    assert "outside: mpich was started inside it" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize(
-    ("name", "shown"),
-    [("slurm-22.05-batch-plain", "SLURM_STEP_ID is not set"), ("nested-mpich1-in-openmpi2", "undecided")],
-)
-def test_explain_shows_what_there_was_also_when_it_is_refused(
-    name: str, shown: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    path = record(tmp_path / "env", env_of(f"ranks/{name}"))
-    assert main(["env", "--explain", "--from", path]) == 4
-    assert shown in capsys.readouterr().out
-    assert main(["env", "--explain", "--json", "--from", path]) == 4
-    assert json.loads(capsys.readouterr().out)["error"]["message"]
+    assert main(["env", "--from", path]) == 0
+    assert (
+        "\nnote: srun: rank 1 of 2 (SLURM_PROCID, SLURM_STEP_NUM_TASKS) is outside: mpich was started inside it\n"
+        in (capsys.readouterr().out)
+    )
 
 
 def test_no_output_shows_a_secret(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     secrets = {"PBS_JOBCOOKIE": "s3cret", "SLURM_JWT": "s3cret", "HF_TOKEN": "s3cret", "PMI_SHARED_SECRET": "s3cret"}
     for env in (load("pbs/env_two_node")["env"], env_of("ranks/slurm-22.05-batch-srun"), {"PMI_SIZE": "2"}):
         path = record(tmp_path / "env", env | secrets)
-        for options in ([], ["--json"], ["--explain"], ["--explain", "--json"]):
+        for options in ([], ["--json"]):
             main(["env", "--from", path, *options])
     printed = capsys.readouterr()
     assert "s3cret" not in printed.out + printed.err
