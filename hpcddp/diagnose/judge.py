@@ -110,8 +110,7 @@ class _Judge:
         #: Nothing says that the job has failed.
         self._seems_well = not has_failed if has_failed is not None else not (self._ends or self._exit_status or ended)
         lost = [mark for mark in self._of(LOST, LATE) if mark.is_raised or mark.rank is not None]
-        of_ranks = [mark for mark in lost if not _OF_LAUNCHER.search(mark.body)]
-        self._lost = [mark for mark in of_ranks if not (mark.is_logged and self._seems_well)]
+        self._lost = [mark for mark in lost if not _OF_LAUNCHER.search(mark.body)]
 
     def _of(self, *levels: str) -> list[Mark]:
         return [mark for mark in self._marks if mark.level in levels]
@@ -204,9 +203,7 @@ class _Judge:
         """By the place in one log; of several logs by time, as far as lines have one, and the rank that ended first."""
         if len({mark.log for mark in marks}) == 1:
             return lambda mark: (mark.number,)
-        first = self._first_end
         return lambda mark: (
-            first is None or mark.rank != first.rank,
             self._logs[mark.log].find_time(mark.number) or float("inf"),
             mark.log,
             mark.number,
@@ -247,8 +244,6 @@ class _Judge:
         if mark.rank is not None:
             return {mark.rank}
         ended = {rank: end.host for end in self._of(END) for rank in end.ranks or (end.rank,) if rank is not None}
-        if {*ended} != self._world:  # the launcher's tasks are no ranks, but the agents of some
-            return {-1, -2}
         return {rank for rank, host in ended.items() if mark.host and host == mark.host}
 
     def _guess_rank(self, first: Mark | None) -> int | None:
@@ -471,16 +466,8 @@ class _Judge:
         first = named or min(late, key=self._order(late))
         rank = named.ranks[0] if named is not None else None
         if rank is None:
-            rank = self._find_unended(late) if first.cause == "rendezvous" else self._find_absent(late)
+            rank = self._find_missing(hangs=True) if first.cause == "rendezvous" else self._find_absent(late)
         return self._cause(first, rank)
-
-    def _find_unended(self, late: Sequence[Mark]) -> int | None:
-        """The only rank that did not end by itself, where nobody has signed the errors of those that did."""
-        if any(mark.rank is not None for mark in late):
-            return self._find_missing(hangs=True)
-        ended = {rank for end in self._ends if end.status for rank in end.ranks or (end.rank,)}
-        others = self._world - ended
-        return next(iter(others)) if ended and len(others) == 1 else None
 
     def _find_absent(self, late: Sequence[Mark]) -> int | None:
         """The rank that the others waited for: that complains of nothing, or only of their end, or elsewhere."""
@@ -489,16 +476,6 @@ class _Judge:
         if any("monitoredBarrier" in mark.body for mark in late):  # rank 0 waits for each rank in turn
             others = self._world - {0} - {mark.rank for mark in self._lost}
             return next(iter(others)) if len(others) == 1 else None if others else 0
-        works = {}
-        for log in self._logs:
-            for line in log.lines:
-                if b"last enqueued work" in line and (
-                    found := re.search(rb"Rank (\d+)\].*last enqueued work: (\d+)", line)
-                ):
-                    works[int(found[1])] = int(found[2])
-        behind = [rank for rank, work in works.items() if work == min(works.values())]
-        if len(set(works.values())) > 1 and len(behind) == 1:
-            return behind[0]
         waited = {mark.rank for mark in late}
         others = self._world - waited
         if len(others) == 1:

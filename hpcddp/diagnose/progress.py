@@ -32,13 +32,12 @@ def forget_caught(log: Log) -> None:
 
     They were caught if a line like another comes more often behind the last of them than there are ranks, which print
     no second one once another has ended, or more than once, where all ends that the launcher tells of have other
-    reasons; if these are other statuses than 1; and if there are more of them than ranks, of which each ends once: then
-    what all ranks have raised, and what was raised before, was caught.
+    reasons; and if there are more of them than ranks, of which each ends once: then what all ranks have raised, and
+    what was raised before, was caught.
     """
     of_others = (CLUSTER, REQUEST, SENDER)
     last: dict[str, int] = {}
     raised: Counter[str] = Counter()
-    chains = set[int]()
     for mark in log.marks:
         is_weak = mark.level == WEAK and mark.cause != "singletons" and "\n" not in mark.body
         is_open = is_weak or mark.level in {RAISED, CAUSE}
@@ -46,30 +45,20 @@ def forget_caught(log: Log) -> None:
         is_wait = mark.level == LATE or (mark.is_raised and mark.level == LOST)
         if (is_own or mark.level == RAISED or is_wait) and not mark.is_signed:
             last[_key(mark)] = mark.number
-            raised[_key(mark)] += mark.is_raised and mark.level == RAISED and mark.chain not in chains
-            chains.add(mark.chain)
+            raised[_key(mark)] += mark.is_raised and mark.level == RAISED
     if not last:
         return
     ends = [mark for mark in log.marks if mark.level == END and (mark.signal or mark.status is not None)]
     lost = {mark.rank for mark in log.marks if mark.level == LOST and mark.is_signed}
     is_explained = bool(ends) and all(end.signal or end.status != 1 or end.rank in lost for end in ends)
-    ended = {rank for end in ends for rank in end.ranks}
-    size = max(log.world_size, *(rank + 1 for rank in ended), 1)
-    size = len(ended) if len(ended) > 1 and max(ended) < len(ended) else size  # of all ranks that have begun
+    size = max(log.world_size, *(rank + 1 for end in ends for rank in end.ranks), 1)
     progress = find_progress(log, min(last.values()), 1 if is_explained else size)
     over = {key for key, number in last.items() if number < progress}
-    if is_explained and not any(end.signal for end in ends):
-        over |= {key for key in raised if raised[key]}
     total = 0
     for key in sorted(+raised, key=lambda one: (raised[one] >= size, -last[one])) if size > 1 else ():
         over |= {key} if total > 0 and total + raised[key] > size else set()
         total += raised[key]
-    chains = {mark.chain for mark in log.marks if mark.chain and not mark.is_signed and _key(mark) in over}
-    log.marks = [
-        mark
-        for mark in log.marks
-        if mark.is_signed or not (_key(mark) in over or (mark.chain in chains and mark.chain))
-    ]
+    log.marks = [mark for mark in log.marks if mark.is_signed or _key(mark) not in over]
 
 
 def _key(mark: Mark) -> str:

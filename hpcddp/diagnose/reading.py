@@ -31,9 +31,6 @@ FIRST, RERAISED, ACCIDENT = "first", "reraised", "accident"
 #: What stands in front of a traceback that ends nothing.
 _IGNORED = ("Exception ignored in", "Logging error", "Exception in thread", "atexit")
 _LEVEL = re.compile(r"\b(ERROR|WARN\w*|CRITICAL|EXCEPTION)\b")
-_RETRIED = re.compile(
-    r"(?i)\bretr(y|ies|ying)|attempt \d+ (of|/)|trying again|skipp(ed|ing)|ignor(ed|ing)|fall(ing|s)? ?back"
-)
 _OF_LAUNCHER = re.compile(rb"\s*$|srun: |slurmstepd|hpcddp: |hint: ")  # which may speak after ranks are started again
 #: What counts the attempts of a job script that tries again, or of a job that is queued again.
 _COUNTED = re.compile(rb"(?i)\b(attempt|try|retry|restart(?: count)?)\b\W{0,3}(\d{1,3})\b")
@@ -288,7 +285,6 @@ class _Open:
         self.is_logged, self.is_ignored = is_logged, is_ignored
         self.link = ""
         self.frames: list[str] = []
-        self.lines = 0
 
     def was_caught(self) -> bool:
         """Whether the traceback does not begin where its program, process or thread began."""
@@ -535,16 +531,13 @@ class _LogReader:
         text = before.split("\r")[-1]
         if not text.strip() or _FRAME.search(text):
             return False
-        return bool(_RETRIED.search(text) or (find_time(text.encode()) is not None and _LEVEL.search(text)))
+        return find_time(text.encode()) is not None and _LEVEL.search(text) is not None
 
     def _strip(self, line: str) -> tuple[str, str]:
         """The line without what says whose it is, and that."""
         prefix = ""
         while (found := _PREFIX.match(line, len(prefix))) is not None:
             prefix += found[0]
-        inside = re.search(r"\[rank\d+\]:? ", line) if not prefix else None
-        if inside is not None and inside.start() > 0 and "%|" in line[: inside.start()]:  # behind a progress bar
-            return line[inside.end() :].strip(), inside[0]
         return line[len(prefix) :].strip(), prefix
 
     def _go_on(self, at: int, line: str, rank: int | None, host: str) -> bool:
@@ -553,7 +546,6 @@ class _LogReader:
             if not line.startswith(one.prefix.rstrip()):
                 continue
             body = line[len(one.prefix.rstrip()) :].removeprefix(":").removeprefix(" ") if one.prefix else line
-            one.lines += 1
             if not one.prefix and _PREFIX.match(line):
                 continue
             if 'File "' in body and body.startswith((" ", "\t")):
@@ -565,8 +557,6 @@ class _LogReader:
                 self._open.remove(one)
                 self._end(at, line, body.strip(), one, rank, host)
                 return True
-            if one.lines > 400:
-                self._open.remove(one)
         return False
 
     def _end(self, at: int, line: str, body: str, one: _Open, rank: int | None, host: str) -> None:
