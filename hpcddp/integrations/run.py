@@ -64,8 +64,6 @@ def count_saved_bytes(optimizers: Iterable[Optimizer]) -> int:
 
 _NOTES_S = 1.0  # between two lines on how far the loop is
 _ATTACHED = "_hpcddp_is_attached"  # what a trainer has then
-#: No checkpoint but those that the framework or the script makes.
-CALLER_DECIDES = SaveEvery()
 
 
 def find_absolute_attempt(env: Mapping[str, str]) -> AttemptFolder | None:
@@ -107,7 +105,7 @@ class Run:
         *,
         global_batch: int | None = None,
         keep: int = 2,
-        save_every: SaveEvery = CALLER_DECIDES,
+        save_every: SaveEvery,
     ) -> None:
         self.ranks = ranks
         self.attempt = attempt
@@ -235,14 +233,14 @@ class Run:
 
     @contextmanager
     def saving(self, step: int, epoch: int = 0) -> Iterator[Path]:
-        """Every rank saves into the folder; the checkpoint is there once all have left the body."""
-        with self._timed(step, epoch) as entries:
-            if self.ranks.is_first:
-                make_partial(self.attempt, step)
-            self.ranks.wait()
-            with at_files():
-                yield name_partial(self.attempt, step)
-            self._complete(step, entries)
+        """Every rank saves into the folder; the checkpoint is there once all have left the body. HeldError on rank 0,
+        as `check_held`."""
+        began = time.monotonic()
+        self._begin_save(step)
+        self.ranks.wait()
+        with at_files():
+            yield name_partial(self.attempt, step)
+        self._end_save(step, epoch, began)
 
     def save_began(self) -> None:
         """The framework begins to save, in a way of its own."""
@@ -254,10 +252,28 @@ class Run:
     def note_saved(self, path: str, step: int, epoch: int) -> None:
         """The framework has saved to `path`, on this rank; the checkpoint counts once all ranks say so."""
         self._own_save.close()
-        with self._timed(step, epoch, self._save_began) as entries:
-            if self.ranks.is_first:
-                make_partial(self.attempt, step)
-            self._complete(step, entries | {"path": os.path.abspath(path)})
+        self._begin_save(step)
+        self._end_save(step, epoch, self._save_began, path=os.path.abspath(path))
+
+    def _begin_save(self, step: int) -> None:
+        self._saves.save_begins()
+        if self.ranks.is_first:
+            make_partial(self.attempt, step)
+
+    def _end_save(self, step: int, epoch: int, began: float, **more: str) -> None:
+        """This rank has written; the checkpoint is complete once all have. `more`: for the manifest."""
+        self.ranks.wait()
+        self._saves.check_held()  # the writing may have taken minutes
+        if self.ranks.is_first:
+            entries = {"step": step, "epoch": epoch, "framework": self._framework, "global_batch": self.global_batch}
+            entries |= {"world_size": self.ranks.world_size, "seconds": time.monotonic() - began}
+            complete_checkpoint(self.attempt, step, self._keep, entries | more)
+        self.ranks.wait()
+        self._asks_save = False
+        self._knows_save_s = True
+        self._saved_at = step, epoch
+        self._saves.note_saved(step, epoch, time.monotonic() - began)
+        self._saves.save_returns()
 
     def finish(self) -> None:
         """The loop has ended without an error."""
@@ -286,28 +302,6 @@ class Run:
             with suppress(OSError, LaunchError):
                 reason = f"rank {self.ranks.rank}: {what}"
                 write_failure(self.attempt, reason, step=self._saved_at[0], epoch=self._saved_at[1])
-
-    @contextmanager
-    def _timed(self, step: int, epoch: int, began: float | None = None) -> Iterator[dict[str, Any]]:
-        """Around a save: its entries for the manifest, and the state after it. HeldError on rank 0, as `check_held`."""
-        began = time.monotonic() if began is None else began
-        self._saves.save_begins()
-        entries = {"step": step, "epoch": epoch, "framework": self._framework}
-        yield entries | {"world_size": self.ranks.world_size, "global_batch": self.global_batch, "began": began}
-        self._asks_save = False
-        self._knows_save_s = True
-        self._saved_at = step, epoch
-        self._saves.note_saved(step, epoch, time.monotonic() - began)
-        self._saves.save_returns()
-
-    def _complete(self, step: int, entries: Mapping[str, Any]) -> None:
-        self.ranks.wait()
-        self._saves.check_held()  # the writing may have taken minutes
-        if self.ranks.is_first:
-            seconds = time.monotonic() - entries["began"]
-            known = {name: value for name, value in entries.items() if name != "began"}
-            complete_checkpoint(self.attempt, step, self._keep, known | {"seconds": seconds})
-        self.ranks.wait()
 
 
 @contextmanager
