@@ -112,8 +112,6 @@ class Launcher(Record):
     #: Variables of which one alone shows this launcher, where half a row is looked for; None: the numbers' own. Empty
     #: where they stand in shells as well, or are another row's.
     stray: tuple[str, ...] | None = None
-    #: Whether it sets local rank and local size both or neither.
-    local_pair: bool = False
     #: Whether it serves PMI-1 on the socket that PMI_FD names.
     pmi_socket: bool = False
     #: Whether `programs` were seen with the real launcher: without one among the parents, it started nothing here.

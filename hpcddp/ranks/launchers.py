@@ -177,11 +177,9 @@ MPI_LAUNCHERS: dict[str, Launcher] = {
         *("PMI_ID", "", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
         marks=("PMI_ID",),
         excluded_by=("PMI_RANK", "PMI_SIZE", "MV2_COMM_WORLD_RANK"),
-        optional=("local_rank", "local_world_size"),
         programs=_HYDRA_PROGRAMS,
         launch_option="--control-port",
         host=("PMI_HOSTNAME",),
-        local_pair=True,
     ),
     "mvapich": Launcher(
         "mvapich",
