@@ -194,9 +194,6 @@ def plan_here(args: argparse.Namespace, allocation: Allocation | None, env: Mapp
     if (renamed := remark_name(plan)) is not None:
         tell(renamed)
     _refuse_another_dialect(plan.outer_launcher, plan.outer_program, site, env)
-    outer = LAUNCHERS.get(plan.outer_launcher)
-    if outer is not None and (remark := outer.call_remark(env)):
-        tell(remark)
     return plan
 
 

@@ -102,23 +102,9 @@ def read_row(key: str, env: Mapping[str, str]) -> Candidate:
     source = {number: v for number, v in variables.items() if v in env}
     numbers: dict[str, int | None] = dict.fromkeys(NUMBERS)
     numbers |= {number: _parse(row, number, v, env) for number, v in source.items()}
-    _refuse_half_pair(row, numbers, source, env)
     if row.layout_file:
         _read_layout(row, numbers, source, env)
     return Candidate(key, row, numbers, source)
-
-
-def _refuse_half_pair(
-    row: Launcher, numbers: Mapping[str, int | None], source: Mapping[str, str], env: Mapping[str, str]
-) -> None:
-    """A local rank without a local size is half a row as well where the launcher sets both or neither."""
-    pair = ("local_rank", "local_world_size")
-    if row.local_pair and (numbers[pair[0]] is None) != (numbers[pair[1]] is None):
-        there, missing = pair if numbers[pair[1]] is None else pair[::-1]
-        raise LaunchError(
-            f"half a row from {row.name}: {_shown([source[there]], env)}, but {getattr(row, missing)} not set",
-            f"start the program with `{_command(row)}`, or unset {source[there]} if it is a leftover",
-        )
 
 
 def _parse(row: Launcher, number: str, variable: str, env: Mapping[str, str]) -> int:

@@ -21,10 +21,6 @@ RESOURCE_MANAGER, MPI, AGENT = 0, 1, 2
 HANDED_ON = "hpcddp-"
 
 
-def _nothing(_env: Mapping[str, str]) -> str:
-    return ""
-
-
 class JobStep(Record):
     """What is to be known of a launcher whose variables the scheduler sets in shells as well, where they say nothing
     about a rank: its launches are steps of a job, which may be smaller than the job. Pure functions of an environment.
@@ -112,8 +108,6 @@ class Launcher(Record):
     #: Variables of which one alone shows this launcher, where half a row is looked for; None: the numbers' own. Empty
     #: where they stand in shells as well, or are another row's.
     stray: tuple[str, ...] | None = None
-    #: Whether it sets local rank and local size both or neither.
-    local_pair: bool = False
     #: Whether it serves PMI-1 on the socket that PMI_FD names.
     pmi_socket: bool = False
     #: Whether `programs` were seen with the real launcher: without one among the parents, it started nothing here.
@@ -185,8 +179,6 @@ class Launcher(Record):
     #: The container runtimes that it starts itself: from the image, and what is mounted beside the job's folder and its
     #: run folder, to its options in groups as the script's lines are.
     containers: Mapping[str, Callable[[str, str], tuple[Words, ...]]] = _NO_CONTAINERS
-    #: What a person should know who calls it in this environment; "" for nothing.
-    call_remark: Callable[[Mapping[str, str]], str] = _nothing
 
     #: Whether it fills `$NAME` in its program's arguments, so that a dollar sign has to stand twice to arrive once
     #: (torch's agents: string.Template, with local_rank).

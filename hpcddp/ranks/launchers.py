@@ -19,12 +19,11 @@ from hpcddp.ranks.launcher import (
     each_with,
     host_words,
 )
-from hpcddp.ranks.slurm_step import FIRST_SPECIAL_STEP, SLURM_STEP
+from hpcddp.ranks.slurm_step import SLURM_STEP
 from hpcddp.record import TYPE_CHECKING
-from hpcddp.units import read_number
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator
 
     from hpcddp.ranks.launcher import LaunchRequest, Words
 
@@ -177,11 +176,9 @@ MPI_LAUNCHERS: dict[str, Launcher] = {
         *("PMI_ID", "", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
         marks=("PMI_ID",),
         excluded_by=("PMI_RANK", "PMI_SIZE", "MV2_COMM_WORLD_RANK"),
-        optional=("local_rank", "local_world_size"),
         programs=_HYDRA_PROGRAMS,
         launch_option="--control-port",
         host=("PMI_HOSTNAME",),
-        local_pair=True,
     ),
     "mvapich": Launcher(
         "mvapich",
@@ -238,18 +235,6 @@ def _pyxis_options(image: str, mounts: str) -> tuple[Words, ...]:
 def _cscs_options(image: str, _mounts: str) -> tuple[Words, ...]:
     """CSCS' Container Engine, a plugin of srun: the environment's own file names its mounts."""
     return ((f"--environment={image}",),)
-
-
-def _describe_srun_in_step(env: Mapping[str, str]) -> str:
-    """srun waits in a shell that is itself a step with the job's resources (srun --pty bash). The interactive step of
-    salloc, whose id is one of Slurm's own, holds none."""
-    step = read_number(env.get("SLURM_STEP_ID", ""))
-    if step is None or step >= FIRST_SPECIAL_STEP or env.get("SLURM_OVERLAP", "") in {"1", "yes"}:
-        return ""
-    return (
-        f"this shell is step {step} of its job and may hold what the ranks need: if srun waits"
-        " (step creation temporarily disabled), export SLURM_OVERLAP=1, which is srun --overlap"
-    )
 
 
 def _torchrun_line(job: LaunchRequest) -> Iterator[Words]:
@@ -365,7 +350,6 @@ LAUNCHERS: dict[str, Launcher] = {
         warned_by_scheduler=True,
         cpus_per_rank=("SLURM_CPUS_PER_TASK", "SRUN_CPUS_PER_TASK"),  # since 22.05 (Slurm's RELEASE_NOTES)
         containers={"pyxis": _pyxis_options, "cscs": _cscs_options},
-        call_remark=_describe_srun_in_step,
     ),
     # TACC's, a script: https://docs.tacc.utexas.edu/hpc/stampede3/
     "ibrun": Launcher(

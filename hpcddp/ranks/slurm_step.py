@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from hpcddp.ranks.candidates import Candidate
     from hpcddp.ranks.launcher import RankInfo
 
-FIRST_SPECIAL_STEP = 0xFFFFFFF0  # ids from here on are Slurm's own: batch (…fb), extern (…fc), interactive (…fa)
+_FIRST_SPECIAL_STEP = 0xFFFFFFF0  # ids from here on are Slurm's own: batch (…fb), extern (…fc), interactive (…fa)
 
 
 def _is_task(env: Mapping[str, str]) -> bool:
@@ -31,7 +31,7 @@ def _is_task(env: Mapping[str, str]) -> bool:
     """
     step = env.get("SLURM_STEP_ID", "")
     number = read_number(step)
-    if number is None or number >= FIRST_SPECIAL_STEP:
+    if number is None or number >= _FIRST_SPECIAL_STEP:
         return False
     if env.get("SLURM_STEP_NUM_TASKS") == "1" and (read_number(env.get("SLURM_NTASKS", "1")) or 1) > 1:
         return False

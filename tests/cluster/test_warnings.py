@@ -101,17 +101,6 @@ signal.pause()
     assert sorted(path.name for path in shared.glob("signal-*")) == ["signal-0", "signal-1"]
 
 
-def test_launch_from_a_step_that_holds_the_job_is_told_of_overlap(cluster: Cluster, shared: Path) -> None:
-    launch = "hpcddp launch --name here --ranks-per-node 1 -- sh -c 'echo rank $RANK'"
-    inside = ["salloc", "--quiet", "-N1", "-n2", "srun", "-n1", "-c2", "bash", "-c"]
-    told = cluster.sh([*inside, launch.replace("launch", "launch --dry-run", 1)], cwd=shared)
-    assert "this shell is step 0 of its job" in told.stderr
-    done = cluster.sh([*inside, f"SLURM_OVERLAP=1 {launch}"], cwd=shared)
-    assert done.returncode == 0, done.stderr
-    assert "rank 0" in done.stdout
-    assert "this shell is step" not in done.stderr
-
-
 @pytest.mark.parametrize(("asked", "name"), [("mpich", "impi"), ("mpich", "openmpi4"), ("openmpi", "mpich")])
 def test_launch_does_not_give_one_mpi_the_options_of_another(
     cluster: Cluster, shared: Path, asked: str, name: str

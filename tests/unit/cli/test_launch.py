@@ -237,25 +237,6 @@ def test_the_line_of_one_mpi_is_not_given_to_the_mpiexec_of_another(tmp_path: Pa
     assert f"hint: --launcher {flavour}, or put the folder of intelmpi's mpiexec.hydra first on PATH" in said.stderr
 
 
-IN_A_STEP = predict_environment("srun", ["node1"], [1], 0)
-SALLOC = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "node1", "SLURM_TASKS_PER_NODE": "2", "SLURM_NTASKS": "2"}
-
-
-@pytest.mark.parametrize(
-    ("shell", "told"),
-    [
-        (IN_A_STEP, True),
-        (IN_A_STEP | {"SLURM_OVERLAP": "1"}, False),
-        (IN_A_STEP | {"SLURM_STEP_ID": "4294967290"}, False),  # salloc's own interactive step
-        ({}, False),
-    ],
-)
-def test_srun_from_inside_a_step_is_told_of_overlap(tmp_path: Path, shell: dict[str, str], told: bool) -> None:
-    said = launch(tmp_path, "--launcher", "srun", "--dry-run", "--", "true", **(SALLOC | shell))
-    assert said.returncode == 0, said.stderr
-    assert ("export SLURM_OVERLAP=1, which is srun --overlap" in said.stderr) == told
-
-
 def test_what_is_left_of_a_pbs_job_is_the_walltime(tmp_path: Path) -> None:
     started = time.time() - 1800
     said = time.strftime("%a %b %d %H:%M:%S %Y", time.localtime(started))
