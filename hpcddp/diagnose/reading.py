@@ -38,7 +38,7 @@ _COUNTED = re.compile(rb"(?i)\b(attempt|try|retry|restart(?: count)?)\b\W{0,3}(\
 SURVIVED = re.compile(
     r"(?i)\bwill retry|retrying|trying again|ignor(ed|ing)\b|fall(ing|s)? ?back|(go(es|ing)|carry(ing)?) on\b"
     r"|\b(continu(es|ing)|instead|without it)\b|\bus(e|ing) (the |its |a )?(default|built|slow)"
-    r"|(default|built-in)\w*\b.*\b(used|taken)\b"
+    r"|(default|built-in)\w*\b.*\b(used|taken)\b|(?-i:\bWARN(ING)?\b)|\"warn(ing)?\""
 )
 _EXIT = re.compile(
     r"(?i)\bexit(?:ed)?(?: with)?[ _](?:status|code)\W{0,3}(\d{1,3})\b|\b(?:status|rc)[ =]\(?(\d{1,3})\)?\s*$"
@@ -456,6 +456,16 @@ class _LogReader:
         if "hpcddp: rank " in line and (report := _REPORT.search(line)):
             self._quoted = int(report[1]), report[2]
             return False
+        if f"{_TRACEBACK}:\\n" in line:  # a field of a JSON line
+            lines = line.partition(_TRACEBACK)[2].replace('\\"', '"').split("\\n")
+            one = _Open(at, "", self._log.find_rank(line), self._new_chain(), is_logged=True, is_ignored=False)
+            one.frames = [text for text in lines if 'File "' in text]
+            if (
+                not SURVIVED.search(line)
+                and (found := _EXCEPTION.match(re.sub(r'"?[,}\]]*$', "", lines[-1]))) is not None
+            ):
+                self._end(at, line, found[0], one, rank, self._log.source.host)
+            return True
         if _TRACEBACK in line:
             whole = line.partition(_TRACEBACK)[0]
             is_original, is_group = whole.endswith("Original "), whole.endswith("+ Exception Group ")
@@ -563,6 +573,8 @@ class _LogReader:
             fits = (row for row in ROWS if row.level not in {RECORD, RESTART} and row.match(said))
             self._rows[said] = next(fits, None)
         row = self._rows[said]
+        if "CalledProcessError" in body and "[rank" in one.prefix:  # no launcher's, but a rank's
+            row = None
         if one.was_caught() and "[rank" not in one.prefix and self._is_passed(one, at):
             self._pass(at, body)
             return
