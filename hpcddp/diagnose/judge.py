@@ -82,9 +82,7 @@ class _Judge:
         own = {log.source.rank for log in logs}  # of these, what a report quotes is there in full
         marks = [mark for log in logs for mark in log.marks]
         self._marks = [mark for mark in marks if not (mark.is_quoted and mark.rank in own)]
-        ends = sorted(
-            (mark for mark in self._of(END) if not self._is_doubled(mark)), key=lambda one: (one.log, one.number)
-        )
+        ends = sorted(self._of(END), key=lambda one: (one.log, one.number))
         #: A launcher ends the ranks that are left by SIGTERM: they were well.
         sweeps = [(mark.log, mark.number) for mark in self._of(LOST) if _SWEEPS.search(mark.body)]
         first = {(mark.log, mark.number) for mark in ends[:1] if mark.rank is not None}
@@ -115,13 +113,6 @@ class _Judge:
     def _of(self, *levels: str) -> list[Mark]:
         return [mark for mark in self._marks if mark.level in levels]
 
-    def _is_doubled(self, mark: Mark) -> bool:
-        """MPICH prints an exit code above the signal that it stands for."""
-        return "EXIT CODE" in mark.body and any(
-            other.log == mark.log and "EXIT STRING" in other.body and 0 < other.number - mark.number < 8
-            for other in self._marks
-        )
-
     def judge(self) -> Cause:
         for find in (
             self._find_singletons,
@@ -133,14 +124,9 @@ class _Judge:
         ):
             if (cause := find()) is not None:
                 return cause
-        if self._has_failed is None and not is_done(self._logs, len(self._world)):
-            return Cause("unknown")
-        is_empty = all(not line.strip() for log in self._logs for line in log.lines)
-        is_bad = bool(self._has_failed) or bool(self._exit_status) or bool(self._ends) or bool(self._lost)
-        is_bad |= (
-            is_empty or any(log.is_cut for log in self._logs)
-        ) and self._has_failed is None  # which shows nothing
-        return Cause("unknown") if is_bad else Cause("none")
+        is_bad = self._has_failed or self._exit_status or self._ends or self._lost
+        is_shown = self._has_failed is False or is_done(self._logs, len(self._world))
+        return Cause("none") if is_shown and not is_bad else Cause("unknown")
 
     # Causes
 
@@ -279,18 +265,12 @@ class _Judge:
         signals = [mark for mark in ends if mark.signal or (mark.status or 0) > 128]
         taken = [mark for mark in ends if mark.cause in {"killed", "interrupted"}]
         others = [mark for mark in signals if _signal(mark) not in {_SIGTERM}]
-        named = [mark for mark in ends if mark.cause == "interrupted"]
-        if named and self._exit_status != _TIMEOUT_STATUS:
-            return self._cause(named[0], None)
         if taken and (not others or taken[0].number < others[0].number):
             return self._of_signal(taken[0], None)
         if others:
-            best = next(
-                (mark for mark in others if "first observed" not in mark.body and mark.rank is not None), others[0]
-            )
             rank = self._rank_of_end(others)
             said = self._find_said(others[0], rank)
-            return self._of_signal(best, rank) if said is None else self._cause(said, rank)
+            return self._of_signal(others[0], rank) if said is None else self._cause(said, rank)
         marks = self._of(MARK)
         if marks:
             return self._cause(marks[0], self._guess_rank(marks[0]))
@@ -529,17 +509,13 @@ class _Judge:
         """What a shell, or the program itself, says of errors, where nothing else is known and the job has failed."""
         is_bad = bool(self._has_failed) or bool(self._exit_status) or bool(self._ends)
         said = [mark for mark in self._of(RAISED) if not mark.is_raised]
-        weak = [mark for mark in self._of(WEAK) if mark.cause != "singletons"]
+        weak = [mark for mark in self._of(WEAK) if mark.cause != "singletons" and "\n" not in mark.body]
         weak = [mark for mark in weak if not MAY_BE_MISSING.search(mark.text) or self._is_last(mark)]
         ran = self._has_run
         if not ran and self._has_failed is None:  # a job script that ended with an error of a program in it
             is_bad = is_bad or any(self._is_last(mark) for mark in (*said, *weak))
         if said and is_bad:
             return self._cause(said[-1], said[-1].rank)
-        refused = [mark for mark in weak if "\n" in mark.body]
-        if refused and is_bad:
-            return self._cause(refused[-1], refused[-1].rank)
-        weak = [mark for mark in weak if mark not in refused]
         if weak and not ran and (is_bad or self._has_failed is None):
             return self._cause(weak[-1], None)
         return None

@@ -38,7 +38,7 @@ _COUNTED = re.compile(rb"(?i)\b(attempt|try|retry|restart(?: count)?)\b\W{0,3}(\
 SURVIVED = re.compile(
     r"(?i)\bwill retry|retrying|trying again|ignor(ed|ing)\b|fall(ing|s)? ?back|(go(es|ing)|carry(ing)?) on\b"
     r"|\b(continu(es|ing)|instead|without it)\b|\bus(e|ing) (the |its |a )?(default|built|slow)"
-    r"|(default|built-in)\w*\b.*\b(used|taken)\b"
+    r"|(default|built-in)\w*\b.*\b(used|taken)\b|(?-i:\bWARN(ING)?\b)|\"warn(ing)?\""
 )
 _EXIT = re.compile(
     r"(?i)\bexit(?:ed)?(?: with)?[ _](?:status|code)\W{0,3}(\d{1,3})\b|\b(?:status|rc)[ =]\(?(\d{1,3})\)?\s*$"
@@ -127,7 +127,6 @@ class Log:
         self.lines = text.split(b"\n")
         self.marks: list[Mark] = []
         self.exit_status: int | None = None
-        self.is_cut = False  # inside of a traceback
         self.passed = set[int]()  # the last lines of tracebacks that ended nothing
         labels = (_LABEL.search(line) for line in (text[:_SAMPLE] + text[-_SAMPLE:]).split(b"\n"))
         self.ranks = {*_read_number({*_NAMED.findall(text)})}
@@ -348,7 +347,6 @@ class _LogReader:
                     self._look(at, piece, kind)
         self._forget_attempts(text)
         self._log.marks = [mark for mark in self._log.marks if not (mark.is_caught and mark.body in self._bodies)]
-        self._log.is_cut = any(not one.is_ignored and not one.is_logged and one.frames for one in self._open)
 
     def _forget_attempts(self, text: bytes) -> None:
         """Remove what was said before the last attempt began. One begins with the word that ranks are started again
@@ -458,6 +456,16 @@ class _LogReader:
         if "hpcddp: rank " in line and (report := _REPORT.search(line)):
             self._quoted = int(report[1]), report[2]
             return False
+        if f"{_TRACEBACK}:\\n" in line:  # a field of a JSON line
+            lines = line.partition(_TRACEBACK)[2].replace('\\"', '"').split("\\n")
+            one = _Open(at, "", self._log.find_rank(line), self._new_chain(), is_logged=True, is_ignored=False)
+            one.frames = [text for text in lines if 'File "' in text]
+            if (
+                not SURVIVED.search(line)
+                and (found := _EXCEPTION.match(re.sub(r'"?[,}\]]*$', "", lines[-1]))) is not None
+            ):
+                self._end(at, line, found[0], one, rank, self._log.source.host)
+            return True
         if _TRACEBACK in line:
             whole = line.partition(_TRACEBACK)[0]
             is_original, is_group = whole.endswith("Original "), whole.endswith("+ Exception Group ")
@@ -482,8 +490,6 @@ class _LogReader:
             follows = self._chained == prefix.strip() + "|" or is_original or "The above" in before
             chain = self._last[2].chain if follows and self._last[2] is not None else self._new_chain()
             is_ignored = any(word in before for word in _IGNORED)
-            if follows and self._last[2] is not None and self._last[2].is_logged:
-                is_logged = True
             self._open.append(_Open(at, prefix, rank, chain, is_logged=is_logged, is_ignored=is_ignored))
             self._open[-1].link = FIRST if is_original else self._link if follows else ""
             self._chained = ""
@@ -567,6 +573,8 @@ class _LogReader:
             fits = (row for row in ROWS if row.level not in {RECORD, RESTART} and row.match(said))
             self._rows[said] = next(fits, None)
         row = self._rows[said]
+        if "CalledProcessError" in body and "[rank" in one.prefix:  # no launcher's, but a rank's
+            row = None
         if one.was_caught() and "[rank" not in one.prefix and self._is_passed(one, at):
             self._pass(at, body)
             return
@@ -626,6 +634,10 @@ class _LogReader:
             rank, host = self._read_hydra(at, rank, host)
             if "EXIT CODE" in body and status in _KILLS:  # of MPICH, whose string below may be cut off
                 signal, status = status, None
+        if "EXIT STRING" in body:  # which says more than the code above it
+            near = range(at + self._log.skipped - 7, at + self._log.skipped + 1)
+            marks = self._log.marks
+            self._log.marks = [one for one in marks if "EXIT CODE" not in one.body or one.number not in near]
         host = match.groupdict().get("host") or match.groupdict().get("host_too") or host
         mark = Mark(
             row, row.level, self._log.number, at + 1 + self._log.skipped, line.strip(), body,
