@@ -27,31 +27,48 @@ def two_lines() -> Iterator[None]:
         raise
 
 
+# What this process has to say of the error that ends it. One hook of Python's asks, and is put in place by the first
+# error of hpcddp's: what a script or a library has put there before runs as ever.
+
+_last: tuple[HpcddpError, str] | None = None  # the newest error, and the line of the script that made it
+_more: list[tuple[type[BaseException], Callable[[], str]]] = []
+_usual: list[Callable[..., object]] = []  # the hooks that were there before; empty while they run
+
+
+def _report(kind: type[BaseException], value: BaseException, trace: TracebackType | None) -> None:
+    if _last is not None and value is _last[0]:
+        error, line = _last
+        print(f"hpcddp: {line and line + ': '}{error}", file=sys.stderr, flush=True)
+        if hasattr(sys, "ps1"):  # at Python's prompt, which goes on
+            return
+        sys.exit(error.exit_code)
+    usual = _usual.pop() if _usual else sys.__excepthook__  # a hook that has replaced this one may call it again
+    try:
+        usual(kind, value, trace)
+    finally:
+        _usual.append(usual)
+    for found, line_of in _more:
+        if issubclass(kind, found) and (text := line_of()):
+            print(text, file=sys.stderr, flush=True)
+
+
+def _hook() -> None:
+    if sys.excepthook is not _report:
+        _usual[:] = [sys.excepthook]
+        sys.excepthook = _report
+
+
 def _report_if_last(error: HpcddpError, line: str = "") -> None:
     """Print the two lines if this very error ends the process. `line`: of the script, `train.py:41`."""
-    usual = sys.excepthook
-
-    def report(kind: type[BaseException], value: BaseException, trace: TracebackType | None) -> None:
-        if value is error:
-            print(f"hpcddp: {line and line + ': '}{value}", file=sys.stderr, flush=True)
-            if hasattr(sys, "ps1"):  # at Python's prompt, which goes on
-                return
-            sys.exit(error.exit_code)
-        usual(kind, value, trace)
-
-    sys.excepthook = report
+    global _last  # the process ends once, and Python asks one hook
+    _last = error, line
+    _hook()
 
 
 def add_line(kind: type[BaseException], line: Callable[[], str]) -> None:
     """Where an error of this kind ends the process, print this line behind its traceback, unless it is empty."""
-    usual = sys.excepthook
-
-    def report(found: type[BaseException], value: BaseException, trace: TracebackType | None) -> None:
-        usual(found, value, trace)
-        if issubclass(found, kind) and (told := line()):
-            print(told, file=sys.stderr, flush=True)
-
-    sys.excepthook = report
+    _more.append((kind, line))
+    _hook()
 
 
 class Opening(AbstractContextManager[_T]):

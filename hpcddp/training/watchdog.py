@@ -28,7 +28,7 @@ from hpcddp.guard.hpcddp_stand import Quiet, count_collectives, describe_frame, 
 from hpcddp.runs.hang import Hang, Stand, find_hang, format_stands, read_hang_limits
 from hpcddp.runs.heartbeat import OWN, VARIABLE, WAITS, Page, Position, open_page
 from hpcddp.training.activity import is_at_files, waits_for_ranks
-from hpcddp.training.rendezvous.failure import Failure
+from hpcddp.training.rendezvous.failure import Failure, claim_first
 from hpcddp.training.rendezvous.group import Group
 from hpcddp.training.rendezvous.process_group import open_group
 from hpcddp.training.torch_compat import Store, second_connection
@@ -195,8 +195,7 @@ class Watchdog:
             return
         hang = Hang(*json.loads(store.get(key)))
         first = hang.ranks[0]
-        failure = Failure(first, self._group.members[first].host, hang.message)
-        store.compare_set("failure", "", json.dumps(failure))
+        claim_first(store, Failure(first, self._group.members[first].host, hang.message), self._group.members[0].host)
         end = time.monotonic() + 2 * _LONGEST_PAUSE_S
         if self._rank == 0:  # it hosts the store, and is the last; its main thread may wake when others leave
             self._tell(hang)
