@@ -190,7 +190,7 @@ ROWS: dict[str, tuple[Body, Mistake, dict[str, Any]]] = {
             mistakes.MODEL_UNWRAPPED,
             {"kind": SEQUENTIAL},
         )
-        for options in MODES
+        for options in ({}, SPLIT)
     },
     "a compiled copy of the bare model is called": (
         partial(fit, call=lambda p: torch.compile(p.model, backend="eager")),
@@ -208,7 +208,7 @@ ROWS: dict[str, tuple[Body, Mistake, dict[str, Any]]] = {
             mistakes.LAYER_UNUSED,
             {"kind": "TwoHeads", "name": "second.weight has no gradient"},
         )
-        for options in MODES
+        for options in ({}, SPLIT)
     },
     **{
         f"a layer is replaced, {wraps}": (
@@ -235,14 +235,11 @@ ROWS: dict[str, tuple[Body, Mistake, dict[str, Any]]] = {
         mistakes.LAYER_UNFROZEN,
         {"name": "0.weight of Sequential"},
     ),
-    **{
-        f"a layer is frozen, {options}": (
-            partial(fit, epochs=2, before=freeze(1), **options),
-            mistakes.LAYER_UNUSED,
-            {"name": "0.weight requires none any more", "kind": SEQUENTIAL},
-        )
-        for options in ({}, EXACT)
-    },
+    "a layer is frozen": (
+        partial(fit, epochs=2, before=freeze(1)),
+        mistakes.LAYER_UNUSED,
+        {"name": "0.weight requires none any more", "kind": SEQUENTIAL},
+    ),
 }
 
 
@@ -533,6 +530,10 @@ RIGHT: dict[str, Body] = {
         )
         for options in MODES
     },
+    # exact mode uses no DDP
+    "exact, the model from before prepare is called": partial(fit, call=lambda p: p.model, **EXACT),
+    "exact, an unused layer": partial(fit, make=TwoHeads, **EXACT),
+    "exact, a layer is frozen": partial(fit, epochs=2, before=freeze(1), **EXACT),
     "an average": partial(
         fit, more=[AveragedModel(make_model())], step=step_and(lambda p: p.more[0].update_parameters(p.model))
     ),
