@@ -191,7 +191,7 @@ ROWS: dict[str, tuple[Body, Mistake, dict[str, Any]]] = {
             mistakes.MODEL_UNWRAPPED,
             {"kind": SEQUENTIAL},
         )
-        for options in WITH_DDP
+        for options in ({}, SPLIT)
     },
     "a compiled copy of the bare model is called": (
         partial(fit, call=lambda p: torch.compile(p.model, backend="eager")),
@@ -209,7 +209,7 @@ ROWS: dict[str, tuple[Body, Mistake, dict[str, Any]]] = {
             mistakes.LAYER_UNUSED,
             {"kind": "TwoHeads", "name": "second.weight has no gradient"},
         )
-        for options in WITH_DDP
+        for options in ({}, SPLIT)
     },
     **{
         f"a layer is replaced, {wraps}": (
@@ -531,9 +531,10 @@ RIGHT: dict[str, Body] = {
         )
         for options in MODES
     },
-    "an exact run that calls the model from before prepare": partial(fit, call=lambda p: p.model, **EXACT),
-    "an exact run with an unused layer": partial(fit, make=TwoHeads, **EXACT),
-    "an exact run that freezes a layer": partial(fit, epochs=2, before=freeze(1), **EXACT),
+    # exact mode uses no DDP
+    "exact, the model from before prepare is called": partial(fit, call=lambda p: p.model, **EXACT),
+    "exact, an unused layer": partial(fit, make=TwoHeads, **EXACT),
+    "exact, a layer is frozen": partial(fit, epochs=2, before=freeze(1), **EXACT),
     "an average": partial(
         fit, more=[AveragedModel(make_model())], step=step_and(lambda p: p.more[0].update_parameters(p.model))
     ),
