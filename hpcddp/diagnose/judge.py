@@ -1,7 +1,9 @@
 """Which of the lines that say something is the first cause, and which rank is at fault.
 
 In this order: what a rank raised, or the scheduler, the kernel or the launcher said, the first of it; else how the rank
-ended that ended first; else who did not come while others waited. What follows from another rank's end is no cause.
+ended that ended first; else who did not come while others waited. Of exceptions those that torch has signed ended their
+rank; a traceback that does not begin where its program began was caught, and counts where no other is there. What
+follows from another rank's end is no cause, nor is what a program has survived. That nothing failed has to be proven.
 """
 
 from __future__ import annotations
