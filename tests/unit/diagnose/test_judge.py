@@ -427,6 +427,23 @@ def test_a_job_script_whose_output_ends_with_an_error_failed_by_it(told):
     assert told(line, has_failed=False).class_ == "none"
 
 
+def test_a_command_of_the_job_script_that_fails_behind_the_ranks_or_in_two_lines_is_the_cause(told):
+    well = "".join(f"rank {n % 2} of 2 step {n}\n" for n in range(6)) + "all epochs done\n"
+    line = "cp: cannot stat 'out/model.pt': No such file or directory\n"
+    assert (told(well + line).class_, told(well + line).rank) == ("file-missing", None)
+    assert told(line + well).class_ == "none"
+    tar = "tar: /scratch/x.tar: Cannot open: No such file or directory\ntar: Error is not recoverable: exiting now\n"
+    assert told(tar).class_ == "file-missing"
+
+
+def test_a_program_that_says_it_aborts_has_crashed_only_if_a_signal_ended_it(told):
+    words = "[1] validation metric is NaN, aborting\n"
+    lost = "".join(f"[{rank}] {line}\n" for rank in (0, 2) for line in raised(rank, RESET).splitlines())
+    assert (told(words + lost).class_, told(words + lost).rank) == ("exit-status", 1)
+    ended = "YOUR APPLICATION TERMINATED WITH THE EXIT STRING: Aborted (signal 6)\n"
+    assert told(words + lost + ended).class_ == "crash"
+
+
 def test_a_program_that_is_not_everywhere_is_a_cause_as_the_last_line_only(told):
     line = "/var/spool/job00005/slurm_script: line 18: module: command not found\n"
     assert told(line).class_ == "command"
