@@ -1,7 +1,9 @@
 """Which of the lines that say something is the first cause, and which rank is at fault.
 
 In this order: what a rank raised, or the scheduler, the kernel or the launcher said, the first of it; else how the rank
-ended that ended first; else who did not come while others waited. What follows from another rank's end is no cause.
+ended that ended first; else who did not come while others waited. Of exceptions those that torch has signed ended their
+rank; a traceback that does not begin where its program began was caught, and counts where no other is there. What
+follows from another rank's end is no cause, nor is what a program has survived. That nothing failed has to be proven.
 """
 
 from __future__ import annotations
@@ -62,7 +64,9 @@ _OF_ANOTHER = re.compile(r"^hpcddp: (?:\S+: )?rank (?P<rank>\d+) on \S+ failed: 
 _FOLLOWS = re.compile(r"^hpcddp: (?:\S+: )?(?:a rank failed, and rank |rank 0 left before|rank 0 did not say)")
 _IN_USE = re.compile(r"EADDRINUSE|[Aa]ddress already in use")
 _SWEEPS = re.compile(r"srun: |CANCELLED AT")
+_ABORTS = re.compile(r"abort(ing|ed)?[.!]*$")  # which a program may print that exits with a status
 _CANCELLED = re.compile(r"CANCELLED AT|job killed: ")
+_COMMAND = re.compile(r"[a-z][\w.-]*: (?!error)")  # one of a job script
 _WORDS = re.compile(r"[A-Za-z]{2,}")
 
 
@@ -159,7 +163,7 @@ class _Judge:
 
     def _is_no_crash(self, mark: Mark) -> bool:
         """Whether the words are those of a crash, and the rank has ended with a status of its own, or torchrun tells of
-        no signal but its own."""
+        no signal but its own, or nobody of any where a program says that it aborts."""
         if mark.cause != "crash" or mark.is_raised:
             return False
         ended = {rank: end for end in self._ends if end.status for rank in end.ranks or (end.rank,)}
@@ -167,7 +171,8 @@ class _Judge:
         if end is not None:
             return not _signal(end)
         told = self._of(END)
-        return any("exitcode" in one.body for one in told) and all(_signal(one) in {0, _SIGTERM} for one in told)
+        is_told = any("exitcode" in one.body for one in told) or _ABORTS.search(mark.body) is not None
+        return is_told and all(_signal(one) in {0, _SIGTERM} and "EXIT STRING" not in one.body for one in told)
 
     def _is_too_late(self, mark: Mark) -> bool:
         """Whether the scheduler ended a job, of which ranks had ended badly before, and others waited for them."""
@@ -514,6 +519,9 @@ class _Judge:
         ran = self._has_run
         if not ran and self._has_failed is None:  # a job script that ended with an error of a program in it
             is_bad = is_bad or any(self._is_last(mark) for mark in (*said, *weak))
+        ended = [mark for mark in (*said, *weak) if ran and _COMMAND.match(mark.text) and self._is_last(mark)]
+        if ended and self._has_failed is None:  # behind the ranks
+            return self._cause(ended[-1], None)
         if said and is_bad:
             return self._cause(said[-1], said[-1].rank)
         if weak and not ran and (is_bad or self._has_failed is None):
@@ -523,7 +531,9 @@ class _Judge:
     def _is_last(self, mark: Mark) -> bool:
         """Whether its log ends with it, as that of ranks which are ended while they wait."""
         log = self._logs[mark.log]
-        return not any(line.strip() for line in log.lines[mark.number - log.skipped :])
+        by = _COMMAND.match(mark.text)
+        others = (line for line in log.lines[mark.number - log.skipped :] if line.strip())
+        return all(by is not None and line.startswith(by[0].encode()) for line in others)
 
     def _cause(self, mark: Mark, rank: int | str | None) -> Cause:
         log = self._logs[mark.log]

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 #: What does not begin a line of a program's own.
 _NOT_OWN = re.compile(
-    rb"(?:\[[\w,@-]+\](?:<std\w+>)?: ?|\d+: )?"
+    rb"(?:(?:\[[\w,@-]+\](?:<std\w+>)?:?|\d+:)(?: |(?=\S)))?"
     rb"(?:\s|\[rank\d|Traceback|During handling|The above|srun: |slurmstepd|hpcddp: |hint: |[-=*]{5}|frame #|=   "
     rb"|\[?[EWI]\d{4} [\d:.]+ (\d+ )?(torch/|\w+\.cpp)|<omitting|Exception raised|Thread 0x|\S+: line \d+: .*not found)"
 )

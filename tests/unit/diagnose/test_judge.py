@@ -250,6 +250,54 @@ def test_a_line_with_an_errors_name_near_a_traceback_that_was_caught_is_no_part_
     assert told(caught + beside + raised(0, LATE)).class_ == "hang"
 
 
+INSIDE = raised(None, "KeyError: 'seed'").replace("<module>", "read")
+IS_ON = (
+    "config: 'lr' must be positive, aborting\nE1126 x.py:1] failed (exitcode: 1) local_rank: 0 (pid: 7) of binary: p\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("log", "class_"),
+    [
+        (INSIDE + "apex is not there, falling back to torch\n" + IS_ON, "exit-status"),
+        ("r0: no cache, the default is used\n" + INSIDE + IS_ON, "exit-status"),
+        ("2026-11-25 19:09:02 WARNING no seed\n" + INSIDE + IS_ON, "exit-status"),
+        (INSIDE + "apex is not there, falling back to torch\n" + 2 * INSIDE + IS_ON, "exit-status"),  # of other ranks
+        ("r0: no cache, the default is used\n" + raised(None, "KeyError: 'seed'"), "exception"),  # it ended there
+        (INSIDE + "E1126 x.py:1] failed (exitcode: 1) local_rank: 0 (pid: 7) of binary: p\n", "exception"),
+        (f"WARNING: {MISSING}\n" + IS_ON, "exit-status"),
+    ],
+)
+def test_an_error_that_its_program_says_it_goes_on_after_is_no_cause(told, log, class_):
+    assert told(log).class_ == class_
+
+
+def test_a_wait_for_another_rank_that_was_over_before_steps_is_no_cause(told):
+    late = "[E1126 16:46:16.9 socket.cpp:1028] [c10d] The client socket has timed out after 25000ms while trying to\n"
+    steps = "".join(f"rank {n % 2}/2 step {n}\n" for n in range(8))
+    assert told(late + steps + "srun: error: node2: task 1: Terminated\n" + raised(0, RESET)).class_ == "killed"
+
+
+def test_the_rank_that_waits_for_clients_is_the_first_and_another_did_not_come(told):
+    error = "torch.distributed.DistStoreError: Timed out after 11 seconds waiting for clients. 1/2 clients joined."
+    cause = told(raised(None, "ModuleNotFoundError: No module named 'x'") + raised(None, error))
+    assert (cause.class_, cause.rank) == ("import", 1)
+
+
+def test_a_traceback_in_a_field_of_a_json_line_is_read(told):
+    field = raised(None, "KeyError: 'decay'").replace("\n", "\\n").removesuffix("\\n")
+    line = f'{{"level": "error", "rank": 1, "msg": "step failed", "exc": "{field}"}}\n'
+    cause = told(line + raised(0, RESET))
+    assert (cause.class_, cause.rank, cause.line) == ("exception", 1, 1)
+    assert told(line.replace("error", "warning") + raised(0, RESET)).class_ != "exception"
+
+
+def test_a_command_that_failed_in_a_rank_is_its_error_and_in_the_launcher_none(told):
+    error = "subprocess.CalledProcessError: Command '['false']' returned non-zero exit status 1."
+    assert told(raised(1, error) + raised(0, RESET)).class_ == "exception"
+    assert told(raised(None, error)).class_ == "unknown"
+
+
 def test_what_torch_load_raises_and_no_other_row_names_is_the_checkpoints(told):
     log = raised(0, "EOFError").replace("/u/train.py", "/lib/torch/serialization.py").replace("<module>", "load")
     assert told(log, has_failed=True).class_ == "checkpoint"
@@ -377,6 +425,23 @@ def test_a_job_script_whose_output_ends_with_an_error_failed_by_it(told):
     assert (told(line).class_, told(line).text) == ("file-missing", line.strip())
     assert told(f"{line}all done\n").class_ == "none"
     assert told(line, has_failed=False).class_ == "none"
+
+
+def test_a_command_of_the_job_script_that_fails_behind_the_ranks_or_in_two_lines_is_the_cause(told):
+    well = "".join(f"rank {n % 2} of 2 step {n}\n" for n in range(6)) + "all epochs done\n"
+    line = "cp: cannot stat 'out/model.pt': No such file or directory\n"
+    assert (told(well + line).class_, told(well + line).rank) == ("file-missing", None)
+    assert told(line + well).class_ == "none"
+    tar = "tar: /scratch/x.tar: Cannot open: No such file or directory\ntar: Error is not recoverable: exiting now\n"
+    assert told(tar).class_ == "file-missing"
+
+
+def test_a_program_that_says_it_aborts_has_crashed_only_if_a_signal_ended_it(told):
+    words = "[1] validation metric is NaN, aborting\n"
+    lost = "".join(f"[{rank}] {line}\n" for rank in (0, 2) for line in raised(rank, RESET).splitlines())
+    assert (told(words + lost).class_, told(words + lost).rank) == ("exit-status", 1)
+    ended = "YOUR APPLICATION TERMINATED WITH THE EXIT STRING: Aborted (signal 6)\n"
+    assert told(words + lost + ended).class_ == "crash"
 
 
 def test_a_program_that_is_not_everywhere_is_a_cause_as_the_last_line_only(told):
