@@ -13,8 +13,8 @@ from collections.abc import Callable
 from pathlib import Path
 from xml.etree import ElementTree
 
-from hpcddp.schedulers.registry import find_scheduler, parse_jobs
-from hpcddp.schedulers.row import Answer
+from hpcddp.schedulers.registry import find_scheduler
+from hpcddp.schedulers.row import CommandAnswer
 
 JOBS = 10_000
 CAPTURES = Path(__file__).parents[1] / "tests/captures"
@@ -59,10 +59,13 @@ PLAIN: dict[str, tuple[Callable[[], str], Callable[[str], object]]] = {
 for name, (make, read) in PLAIN.items():
     text = make()
     row = find_scheduler(name)
-    found = parse_jobs(row, Answer(0, text, ""))
+    found = row.commands.parse_jobs(CommandAnswer(0, text, ""), row.states)
     assert len(found.jobs) == JOBS, name
     assert found.problem == "", found.problem
-    ours, plain = seconds(lambda r=row, t=text: parse_jobs(r, Answer(0, t, ""))), seconds(lambda f=read, t=text: f(t))
+    ours, plain = (
+        seconds(lambda r=row, t=text: r.commands.parse_jobs(CommandAnswer(0, t, ""), r.states)),
+        seconds(lambda f=read, t=text: f(t)),
+    )
     print(
         f"{name:10}  {JOBS} jobs, {len(text) / 2**20:.1f} MiB: {ours:.3f} s, {ours / plain:.1f} times the plain reading"
     )

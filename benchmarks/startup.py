@@ -22,7 +22,7 @@ from pathlib import Path
 from hpcddp import guard
 from hpcddp.cli.render import build_parser
 from hpcddp.cli.request import read_plan
-from hpcddp.script.site_file import find_folder
+from hpcddp.script.site_file import find_data_folder
 
 SILENT = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
 HERE = Path(__file__).parent
@@ -72,7 +72,7 @@ def commands(job_file: Path) -> dict[str, list[str]]:
     args.command = REQUEST[REQUEST.index("--") + 1 :]
     planned = as_data(read_plan(args, clean_environment()))
     job_file.write_text(json.dumps(planned, default=lambda _: None))
-    templates = Path(find_folder("templates"))
+    templates = Path(find_data_folder("templates"))
     bare = [str(HERE / "bare_render.py"), str(templates), str(templates / f"sites/{SITE}.yaml"), str(job_file)]
     return {
         "python -c pass": [sys.executable, "-c", "pass"],

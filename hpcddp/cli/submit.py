@@ -12,7 +12,7 @@ from hpcddp.cli.request import named_site, read_keys, request_parser
 from hpcddp.cli.streams import tell, tell_each, write_exactly
 from hpcddp.errors import RequestError
 from hpcddp.login.planning import choose_site, read_request, this_process
-from hpcddp.login.submit import Parts, check_parts, plan_parts, submit_parts
+from hpcddp.login.submit import Parts, check_parts, list_unverified, plan_parts, submit_parts
 from hpcddp.schedulers.registry import find_scheduler
 
 _DESCRIPTION = """\
@@ -62,6 +62,7 @@ def run(args: argparse.Namespace, env: Mapping[str, str]) -> int:
         _show(parts)
         return 0
     queued = submit_parts(parts, env)
+    tell_each(list_unverified(parts, env))
     for one, part in zip(queued, parts.parts, strict=True):
         tell(str(part))
         write_exactly(f"{one.job}\n")

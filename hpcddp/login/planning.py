@@ -45,7 +45,7 @@ def see_spawn(spec: JobSpec) -> tuple[JobSpec, tuple[str, ...]]:
     """
     if spec.ranks is not None or not spec.command or find_agent(spec.command):
         return spec, ()
-    path = _find_python_file(spec.command, spec.workdir or "")
+    path = find_python_file(spec.command, spec.workdir or "")
     line = _spawning_line(os.path.join(spec.workdir or "", path))
     if not line:
         return spec, ()
@@ -62,7 +62,7 @@ def see_spawn(spec: JobSpec) -> tuple[JobSpec, tuple[str, ...]]:
     return spec._replace(ranks="node", sources=sources), (remark,)
 
 
-def _find_python_file(command: tuple[str, ...], folder: str) -> str:
+def find_python_file(command: tuple[str, ...], folder: str) -> str:
     """The first file of Python among the words, whatever starts it (`env A=B python`, `uv run`, `numactl`), or that of
     the module behind -m; "" if there is none here."""
     for before, word in pairwise(("", *command)):

@@ -14,7 +14,7 @@ from hpcddp.login.background import name_job, output_of, start_job
 from hpcddp.login.find_run import call_run, find_newest_jobs, find_run, list_all_runs
 from hpcddp.login.judge import ask_schedulers, judge
 from hpcddp.login.on_disk import read_on_disk
-from hpcddp.login.planning import on_path, request_of
+from hpcddp.login.planning import find_python_file, on_path, request_of
 from hpcddp.ranks.frameworks import FRAMEWORK_VARIABLES
 from hpcddp.ranks.launchers import LAUNCHERS
 from hpcddp.record import Record
@@ -35,6 +35,7 @@ from hpcddp.runs.submitted import (
     read_submissions,
     script_of,
 )
+from hpcddp.runs.verified import is_verified, note_verified
 from hpcddp.schedulers.job_id import parse_id
 from hpcddp.schedulers.registry import all_schedulers, find_current_job, find_scheduler
 from hpcddp.schedulers.row import Scheduler
@@ -346,6 +347,22 @@ def _find_other_words(part: Part) -> Iterator[str]:
     if words and "…" not in words and words != [*part.request.command] and not takes:
         name = call_run(part.run)
         yield f"run {name} was begun with {shlex.join(words)}; to take these words: --resume {name}"
+
+
+def list_unverified(parts: Parts, env: Mapping[str, str]) -> list[str]:
+    """A line for each training script that `hpcddp verify` has not run, the first time that it is submitted."""
+    told: dict[str, None] = {}
+    for part in parts.parts:
+        folder, command = part.plan.spec.workdir or "", part.plan.command
+        name = find_python_file(command, folder)
+        script = os.path.join(folder, name)
+        if not name or is_verified(script, env):
+            continue
+        with suppress(OSError), open(script, "rb") as file:
+            if b"hpcddp.runtime(" in file.read(2**20):
+                note_verified(script, env)
+                told[f"{name} was never verified: hpcddp verify -- {shlex.join(command)}"] = None
+    return list(told)
 
 
 def submit_parts(parts: Parts, env: Mapping[str, str]) -> list[Submission]:

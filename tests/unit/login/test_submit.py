@@ -499,3 +499,16 @@ def test_a_scheduler_that_does_not_answer_lets_no_second_job_in(
     assert "no controller: whether job 4711 of" in said
     assert submit("--name", "train", "--fresh", *TRAIN) == 5
     assert os.listdir("runs") == ["train"]
+
+
+def test_a_training_script_that_was_never_verified_is_mentioned_once(
+    here: Path, program: Program, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program("sbatch", SBATCH)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(here / "cache"))
+    Path("train.py").write_text("import hpcddp\nwith hpcddp.runtime() as rt: pass\n")
+    Path("other.py").write_text("print('no runtime')\n")
+    said = "train.py was never verified: hpcddp verify -- python train.py --lr 1\n"
+    for name, script, is_told in (("a", "train.py", True), ("b", "train.py", False), ("c", "other.py", False)):
+        assert submit("--name", name, "--", "python", script, *(["--lr", "1"] if script == "train.py" else [])) == 0
+        assert (said in capsys.readouterr().err) == is_told
