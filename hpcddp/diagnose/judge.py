@@ -212,7 +212,7 @@ class _Judge:
         if first.cause == "host-memory" and first.level == CAUSE and not first.is_raised:  # the scheduler's word
             near = [mark for mark in found if mark.cause == first.cause and not mark.is_raised]
             named = {rank for mark in near for rank in mark.ranks or self._list_ranks_on(mark)}
-            return next(iter(named)) if len(named) == 1 else self._guess_rank(first) if not named else None
+            return next(iter(named)) if len(named) == 1 else self._guess_rank() if not named else None
         if _BY_LAUNCHER.match(first.body):
             return None
         if first.cause in _OF_NOBODY and not first.ranks and not (first.cause == "rendezvous" and first.is_raised):
@@ -228,7 +228,7 @@ class _Judge:
             return first.rank
         if first.cause == "rendezvous":  # rank 0 opens the port
             return 0 if first.frame and _IN_USE.search(first.body) else None
-        return self._guess_rank(first)
+        return self._guess_rank()
 
     def _list_ranks_on(self, mark: Mark) -> set[int]:
         """The rank of a line, or those that ended on its host."""
@@ -237,14 +237,12 @@ class _Judge:
         ended = {rank: end.host for end in self._of(END) for rank in end.ranks or (end.rank,) if rank is not None}
         return {rank for rank, host in ended.items() if mark.host and host == mark.host}
 
-    def _guess_rank(self, first: Mark | None) -> int | None:
+    def _guess_rank(self) -> int | None:
         """The rank of a line that nobody has signed: the one that is not among those that have seen it end, or that the
         launcher names."""
         missing = self._find_missing()
         if missing is not None:
             return missing
-        if first is not None and first.log and (own := self._logs[first.log].source.rank) is not None:
-            return own
         end = self._first_end
         if end is not None and not any(mark.rank == end.rank for mark in self._lost):
             return end.rank
@@ -278,7 +276,7 @@ class _Judge:
             return self._of_signal(others[0], rank) if said is None else self._cause(said, rank)
         marks = self._of(MARK)
         if marks:
-            return self._cause(marks[0], self._guess_rank(marks[0]))
+            return self._cause(marks[0], self._guess_rank())
         if signals and not late:
             return self._of_signal(signals[0], signals[0].rank if signals[0].rank is not None else self._find_missing())
         return self._find_own_end(ends)

@@ -72,7 +72,7 @@ _ERROR_LEVEL = re.compile(rb"\b(ERROR|CRITICAL|FATAL|Error|error:)")
 _NAMED = re.compile(rb"ank[ :=]?(\d+)\b")
 _MOST_RANKS = 1_000_000
 _OF_FILE = re.compile(r"(?:rank|task|proc)[-_.]?0*(\d+)\b|attempt_\d+/(\d+)/std(?:out|err)\.log$")
-_LOGS = re.compile(r"\.(out|err|log|txt)$|\.[oe]\d+(\.\d+|-\d+)?$")
+LOG_NAME = re.compile(r"\.(out|err|log|txt)$|\.[oe]\d+(\.\d+|-\d+)?$")
 _REPORT = re.compile(r"hpcddp: rank (\d+) on ([\w.-]+) .* The end of its output:")
 _KILLS = {4, 6, 7, 8, 9, 11, 15}
 _SIGNALS = {name_signal(number): number for number in range(1, 32)} | {
@@ -153,11 +153,6 @@ def _read_number(groups: Iterable[bytes | str | None]) -> list[int]:
     return [int(text) for text in groups if text and len(text) < 7]
 
 
-def is_log_name(name: str) -> bool:
-    """Whether a file of that name is taken for a log."""
-    return _LOGS.search(name) is not None
-
-
 def find_logs(paths: Iterable[str]) -> list[LogFile]:
     """The logs of these files and folders. RequestError for one that is not there, or a folder without any."""
     found: dict[str, LogFile] = {}
@@ -165,7 +160,7 @@ def find_logs(paths: Iterable[str]) -> list[LogFile]:
         names = [path]
         if os.path.isdir(path):
             found_in = (os.path.join(folder, name) for folder, _, files in os.walk(path) for name in files)
-            names = sorted(name for name in found_in if is_log_name(name) and os.path.isfile(name))
+            names = sorted(name for name in found_in if LOG_NAME.search(name) and os.path.isfile(name))
             if not names:
                 raise RequestError(f"there is no log in {path}", "name the files: hpcddp diagnose FILE …")
         for name in names:
@@ -552,8 +547,6 @@ class _LogReader:
             if not line.startswith(one.prefix.rstrip()):
                 continue
             body = line[len(one.prefix.rstrip()) :].removeprefix(":").removeprefix(" ") if one.prefix else line
-            if not one.prefix and _PREFIX.match(line):
-                continue
             if 'File "' in body and body.startswith((" ", "\t")):
                 one.frames.append(body)
                 return True
