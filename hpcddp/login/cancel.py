@@ -15,7 +15,7 @@ from hpcddp.login.on_disk import RunJob, read_on_disk
 from hpcddp.record import Record
 from hpcddp.runs.folder import RunFolder, job_of, show_path
 from hpcddp.runs.lock import release_run
-from hpcddp.runs.submitted import is_in, list_sweep_runs
+from hpcddp.runs.submitted import list_sweep_runs
 from hpcddp.schedulers.registry import find_scheduler
 from hpcddp.schedulers.row import Commands, JobFound
 from hpcddp.schedulers.run import run_program
@@ -73,13 +73,8 @@ def cancel_runs(runs: Sequence[RunFolder], env: Mapping[str, str], *, now: bool)
 def _is_among(one: _LiveJob, others: Iterable[_LiveJob]) -> bool:
     """Whether it is one of an array's jobs that wait together, which are ended together."""
     own = one.found.id
-    same = (other.found.id for other in others if other.job.scheduler == one.job.scheduler and other is not one)
-    return own.array_index.isdecimal() and any(
-        several.number == own.number
-        and not several.array_index.isdecimal()
-        and is_in(several.array_index, int(own.array_index))
-        for several in same
-    )
+    same = (other.found.id for other in others if other.job.scheduler == one.job.scheduler)
+    return own.array_index.isdecimal() and any(own.matches(each) and not own.is_same(each) for each in same)
 
 
 def _cancel(commands: Commands, jobs: Sequence[_LiveJob], env: Mapping[str, str], *, now: bool) -> list[str]:

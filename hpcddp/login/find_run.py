@@ -13,8 +13,8 @@ from hpcddp.runs.folder import RUNS, RunFolder, job_of, list_attempts, show_path
 from hpcddp.runs.jsonfile import read_first_line
 from hpcddp.runs.lock import read_holds
 from hpcddp.runs.start import is_run
-from hpcddp.runs.submitted import is_in, list_submissions, list_sweep_runs, read_submissions, read_sweep
-from hpcddp.schedulers.job_id import JobId, parse_id
+from hpcddp.runs.submitted import list_submissions, list_sweep_runs, read_submissions, read_sweep
+from hpcddp.schedulers.job_id import JobId, is_in, parse_id
 from hpcddp.schedulers.registry import find_scheduler
 
 
@@ -128,12 +128,11 @@ def find_waiting_point(run: RunFolder) -> tuple[str, JobId] | None:
 def find_array_jobs(run: RunFolder) -> list[tuple[str, JobId]]:
     """Scheduler and id of the job that each array of this run's sweep has for it, the newest one last: of `lr.7` those
     with index 7."""
-    base, _, index = run.path.rpartition(".")
-    folder = RunFolder(base)
-    sweep = read_sweep(folder) if base and re.fullmatch(r"\d+", index, re.ASCII) else None
-    if sweep is None or not is_in(sweep.array, int(index)):
+    index, folder = run.array_index, RunFolder(run.path.removesuffix(f".{run.array_index}"))
+    sweep = read_sweep(folder) if index and folder.path else None
+    if sweep is None or not is_in(sweep.array, index):
         return []
-    arrays = [one for one in read_submissions(folder) if is_in(one.array, int(index))]
+    arrays = [one for one in read_submissions(folder) if is_in(one.array, index)]
     of_index = [(one, find_scheduler(one.scheduler).commands.of_index) for one in arrays]
     return [(one.scheduler, parse_id(one.job).at(index, form)) for one, form in of_index]
 

@@ -21,7 +21,8 @@ from hpcddp.runs.attempt import choose_error, choose_lines, read_log_end
 from hpcddp.runs.folder import AttemptFolder, RunFolder, show_path
 from hpcddp.runs.lock import Holder, HolderEnd
 from hpcddp.runs.state import AT_ITS_END, RunState, correct_killed
-from hpcddp.runs.submitted import Sweep, is_in, list_indices, list_sweep_runs, read_sweep
+from hpcddp.runs.submitted import Sweep, list_sweep_runs, read_sweep
+from hpcddp.schedulers.job_id import list_indices
 from hpcddp.schedulers.registry import find_scheduler
 from hpcddp.schedulers.row import JobFound
 from hpcddp.schedulers.run import ask_jobs
@@ -125,13 +126,13 @@ class Answers:
 
     def of(self, job: RunJob) -> list[JobFound]:
         """What is known of a job; of an array each of its jobs; of one of an array also several that wait together."""
-        holder, index = job.holder if job.holds else None, job.id.array_index
-        near = self._found.get((job.scheduler, job.id.number), [])
-        found = [one for one in near if job.id.covers(one.id)]
+        holder = job.holder if job.holds else None
+        found = [one for one in self._found.get((job.scheduler, job.id.number), []) if job.id.matches(one.id)]
         if job.is_here and job.submission is not None:
             found = [one for one in [find_job(job.submission)] if one is not None]
-        elif not found and index:
-            found = [one._replace(id=job.id) for one in near if is_in(one.id.array_index, int(index))]
+        elif job.id.array_index:
+            own = [one for one in found if job.id.is_same(one.id)]
+            found = own or [one._replace(id=job.id) for one in found]
         if not any(one.state in LIVE for one in found):
             if holder is not None and job.is_alive:
                 return [JobFound(job.id, "running")]
@@ -217,7 +218,7 @@ def _judge_ended(base: RunStatus, one: OnDisk, found: Sequence[JobFound]) -> Run
     """No job of the run lives: what the ranks wrote last, else how the job ended."""
     last = one.holder.id if one.holder is not None else None
     base = base._replace(job=str(last or ""), left_s=None, exit_status=one.end.status)
-    its = [each for each in found if last is None or last.covers(each.id)]  # not of a next one that never began
+    its = [each for each in found if last is None or last.matches(each.id)]  # not of a next one that never began
     job = next(iter(its), None)
     if one.left:
         return base._replace(state="unfinished", why=one.left)
@@ -396,7 +397,7 @@ def _judge_sweep(one: OnDisk, verdict: RunVerdict, about: Sweep, runs: Sequence[
     counts: dict[str, int] = {}
     for run in runs:
         counts[run.state] = counts.get(run.state, 0) + 1
-        left.discard(int(run.path.rpartition(".")[2]))
+        left.discard(int(RunFolder(run.path).array_index))
     for _, found in verdict.live:  # of those that have no folder yet
         its = list_indices(found.id.array_index) & left if found.id.array_index else left
         if its:

@@ -28,7 +28,6 @@ from hpcddp.runs.submitted import (
     begin_submission,
     drop_submission,
     has_submissions,
-    list_indices,
     list_sweep_runs,
     note_submission,
     note_sweep,
@@ -36,7 +35,7 @@ from hpcddp.runs.submitted import (
     script_of,
 )
 from hpcddp.runs.verified import is_verified, note_verified
-from hpcddp.schedulers.job_id import parse_id
+from hpcddp.schedulers.job_id import list_indices, parse_id
 from hpcddp.schedulers.registry import all_schedulers, find_current_job, find_scheduler
 from hpcddp.schedulers.row import Scheduler
 from hpcddp.schedulers.run import queue_job
@@ -124,7 +123,7 @@ def plan_part(plan: JobPlan, env: Mapping[str, str], index: str = "", waited: Se
     request = whole.of_index(index)
     _check_free(request, plan, waited, env)
     indices = list_indices(plan.options.array)
-    there = [one.path.rpartition(".")[2] for one in list_sweep_runs(array)] if indices else [""]
+    there = [one.array_index for one in list_sweep_runs(array)] if indices else [""]
     # what holds a run was asked about before
     outlooks = {one: foresee(request.of_index(one), lambda _scheduler, _job: "gone") for one in there}
     done = [one for one in outlooks.values() if one.kind == FINISHED and read_on_disk(one.run).is_done]
@@ -255,7 +254,7 @@ def _check_free(request: RunRequest, plan: JobPlan, waited: Sequence[str], env: 
     # jobs of another scheduler are not asked about: it need not be one of this machine
     jobs = [job for job in one.jobs if job.is_here or job.scheduler == plan.site.scheduler]
     first = [parse_id(job) for job in waited if not request.fresh]  # what runs is not set aside
-    one = one._replace(jobs=tuple(job for job in jobs if not any(before.covers(job.id) for before in first)))
+    one = one._replace(jobs=tuple(job for job in jobs if not any(before.matches(job.id) for before in first)))
     if any(not job.is_here for job in one.jobs):
         _check_commands(plan, env)
     answers = ask_schedulers([one], env)

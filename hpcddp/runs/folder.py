@@ -51,6 +51,12 @@ class RunFolder(_RunPath):
     sweep = _Below("sweep.json")  # of a sweep, which is no run: its axes; its runs lie beside it, `NAME.1`, …
     rendezvous = _Below("rendezvous")  # where rank 0 publishes its address if no launcher gives it
 
+    @property
+    def array_index(self) -> str:
+        """`7` of `NAME.7`, the run of one index of a sweep or an array; "" of another name."""
+        number = self.path.rpartition(".")[2] if "." in self.path else ""
+        return number if number.isascii() and number.isdigit() and str(int(number)) == number else ""
+
     def stop_request(self, job: str) -> str:
         """Asks the job of this name, as its attempts have it, to save and end."""
         return os.path.join(self.path, "stop", job)

@@ -6,7 +6,6 @@ A folder is made before its job is queued, and says afterwards which job it was:
 from __future__ import annotations
 
 import os
-import re
 import shutil
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -14,6 +13,7 @@ from contextlib import suppress
 from hpcddp.record import TYPE_CHECKING, Record
 from hpcddp.runs.folder import RunFolder
 from hpcddp.runs.jsonfile import DamagedFileError, read_record, write_object
+from hpcddp.schedulers.job_id import is_in
 
 if TYPE_CHECKING:
     from hpcddp.runs.folder import AttemptFolder
@@ -135,25 +135,8 @@ def list_sweep_runs(run: RunFolder) -> list[RunFolder]:
     parent, name = os.path.split(run.path)
     with os.scandir(parent or ".") as entries:
         names = [entry.name for entry in entries if entry.is_dir()]
-    found = [re.fullmatch(re.escape(name) + r"\.(0|[1-9]\d*)", one, re.ASCII) for one in names]
-    numbers = sorted(int(one[1]) for one in found if one is not None)
-    return [RunFolder(f"{run.path}.{number}") for number in numbers if is_in(sweep.array, number)]
-
-
-def is_in(array: str, number: int) -> bool:
-    """Whether `1-9%2` has this index."""
-    return any(number in span for span in _list_spans(array))
-
-
-def list_indices(array: str) -> set[int]:
-    """Of `5-9999%2` or `1,3,7-9:2`; none of another text."""
-    return {index for span in _list_spans(array) for index in span}
-
-
-def _list_spans(array: str) -> list[range]:
-    span = r"(\d{1,9})(?:-(\d{1,9})(?::([1-9]\d{0,8}))?)?"
-    parts = (re.fullmatch(span, part, re.ASCII) for part in array.partition("%")[0].split(","))
-    return [range(int(one[1]), int(one[2] or one[1]) + 1, int(one[3] or 1)) for one in parts if one is not None]
+    numbers = [RunFolder(one).array_index for one in names if one == f"{name}.{RunFolder(one).array_index}"]
+    return [RunFolder(f"{run.path}.{one}") for one in sorted(filter(None, numbers), key=int) if is_in(sweep.array, one)]
 
 
 # `attempts/<name>/job.json`: which job an attempt runs in, its nodes, and when it ends, as its supervisor knows it.

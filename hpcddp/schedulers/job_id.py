@@ -1,4 +1,5 @@
-"""The ids of jobs, as schedulers, attempts' names and people write them: parsed, compared and spelled here alone."""
+"""The ids of jobs, as schedulers, attempts' names and people write them, and the indices of arrays: parsed, compared
+and spelled here alone."""
 
 from __future__ import annotations
 
@@ -46,9 +47,12 @@ class JobId(Record):
         """Whether both mean one job, whatever server the ids name."""
         return not self._called.isdisjoint(other._called)
 
-    def covers(self, other: JobId) -> bool:
-        """Whether the other is this job, or of this array."""
-        return self.is_same(other) or (self.array_index == "" and self.number == other.number)
+    def matches(self, other: JobId) -> bool:
+        """Whether what a scheduler shows as `other` says something of this: it is this job, a job of this array, or
+        several of its array that wait together, this one among them."""
+        if self.is_same(other) or self.number != other.number:
+            return self.is_same(other)
+        return not self.array_index or (self.array_index.isdecimal() and is_in(other.array_index, self.array_index))
 
     @property
     def _called(self) -> set[tuple[str, str]]:
@@ -61,3 +65,24 @@ def parse_id(text: str) -> JobId:
 
     found = re.fullmatch(_FORM, text, re.ASCII)
     return JobId(text, text) if found is None else JobId(text, found[1], found[2] or found[3] or "")
+
+
+# The indices of an array: `5-9999%2`, or `1,3,7-9:2`.
+
+
+def is_in(array: str, index: str | int) -> bool:
+    """Whether `1-9%2` has this index."""
+    return any(int(index) in span for span in _list_spans(array))
+
+
+def list_indices(array: str) -> set[int]:
+    """Of `5-9999%2` or `1,3,7-9:2`; none of another text."""
+    return {index for span in _list_spans(array) for index in span}
+
+
+def _list_spans(array: str) -> list[range]:
+    import re
+
+    span = r"(\d{1,9})(?:-(\d{1,9})(?::([1-9]\d{0,8}))?)?"
+    parts = (re.fullmatch(span, part, re.ASCII) for part in array.partition("%")[0].split(","))
+    return [range(int(one[1]), int(one[2] or one[1]) + 1, int(one[3] or 1)) for one in parts if one is not None]

@@ -220,7 +220,7 @@ def ask_job(name: str, job: str, env: Mapping[str, str]) -> JobsFound:
     scheduler = find_scheduler(name)
     commands, wanted = scheduler.commands, parse_id(job)
     found = ask_jobs(name, [job], env)
-    its = tuple(one for one in found.jobs if wanted.covers(one.id) or wanted.is_same(one.id))
+    its = tuple(one for one in found.jobs if wanted.matches(one.id))
     if its or not commands.ended:
         return JobsFound(its, found.problem)
     try:
@@ -233,7 +233,7 @@ def ask_job(name: str, job: str, env: Mapping[str, str]) -> JobsFound:
 def _list_missing(ids: Sequence[str], found: JobsFound, answer: CommandAnswer) -> list[str]:
     """The jobs of which an answer says nothing at all."""
     said = [*(one.id for one in found.jobs), *map(parse_id, answer.stderr.split())]
-    return [job for job in ids if not any(parse_id(job).covers(one) for one in said)]
+    return [job for job in ids if not any(parse_id(job).matches(one) for one in said)]
 
 
 def name_user(number: int) -> str:

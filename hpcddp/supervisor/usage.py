@@ -14,6 +14,8 @@ from contextlib import suppress
 
 from hpcddp.ranks.cgroups import list_cgroups
 from hpcddp.record import TYPE_CHECKING
+from hpcddp.runs.folder import job_of
+from hpcddp.schedulers.job_id import parse_id
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -140,7 +142,7 @@ class Sampler:
         self, attempt: AttemptFolder, host: str, env: Mapping[str, str], phases: Callable[[], list[float]]
     ) -> None:
         self._path, self._phases = attempt.usage(host), phases
-        self._host, self._env, self._job = host, env, attempt.name.partition(".")[0]
+        self._host, self._env = host, env
         self._attempt = attempt.name
         self._line: dict[str, Any] = {}
         self._began = time.monotonic()
@@ -165,7 +167,8 @@ class Sampler:
         import json  # not before the rank has started
 
         self._dump = json.dumps
-        self._processes, self._cgroup, self._gpus = Processes(self._attempt), Cgroup(self._job), Gpus(self._env)
+        job = parse_id(job_of(self._attempt))
+        self._processes, self._cgroup, self._gpus = Processes(self._attempt), Cgroup(job.number), Gpus(self._env)
         self._file = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
 
     def _look(self, together: int) -> None:

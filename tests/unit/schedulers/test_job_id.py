@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from hpcddp.runs.folder import RunFolder
 from hpcddp.runs.lock import Holder
 from hpcddp.schedulers.job_id import JobId, parse_id
 from hpcddp.schedulers.registry import CurrentJob, find_current_job, find_scheduler
@@ -39,7 +40,7 @@ def test_what_names_a_job_is_told_from_what_names_a_run(text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("one", "other", "is_same", "covers"),
+    ("one", "other", "is_same", "matches"),
     [
         ("47", "47.pbs1", True, True),
         ("47_3", "47[3].pbs1", True, True),
@@ -54,17 +55,34 @@ def test_what_names_a_job_is_told_from_what_names_a_run(text: str) -> None:
         ("", "47", False, False),
     ],
 )
-def test_jobs_are_compared_whoever_has_written_their_ids(one: str, other: str, is_same: bool, covers: bool) -> None:
+def test_jobs_are_compared_whoever_has_written_their_ids(one: str, other: str, is_same: bool, matches: bool) -> None:
     a, b = parse_id(one), parse_id(other)
-    assert (a.is_same(b), b.is_same(a), a.covers(b)) == (is_same, is_same, covers)
+    assert (a.is_same(b), b.is_same(a), a.matches(b)) == (is_same, is_same, matches)
 
 
 def test_slurms_own_number_of_an_arrays_job_means_that_job_alone() -> None:
     job = JobId("12_3", "12", "3", raw="15")
     assert parse_id("15").is_same(job)
-    assert parse_id("15").covers(job)
+    assert parse_id("15").matches(job)
     assert not parse_id("15_3").is_same(job)
     assert not parse_id("12").is_same(job)
+
+
+@pytest.mark.parametrize(
+    ("job", "indices", "matches"),
+    [("12_7", "5-9%2", True), ("12_7", "1,3,7-9:2", True), ("12_8", "7-9:2", False), ("13_7", "5-9", False)],
+)
+def test_jobs_of_an_array_that_wait_together_match_each_of_them(job: str, indices: str, matches: bool) -> None:
+    several = JobId(f"12_[{indices}]", "12", indices)
+    assert (parse_id(job).matches(several), several.matches(parse_id(job))) == (matches, False)
+
+
+@pytest.mark.parametrize(
+    ("path", "index"),
+    [("runs/lr.7", "7"), ("runs/lr.0", "0"), ("runs/lr.07", ""), ("runs/lr", ""), ("runs.7/lr", ""), ("7", "")],
+)
+def test_the_run_of_an_index_has_it_behind_its_name(path: str, index: str) -> None:
+    assert RunFolder(path).array_index == index
 
 
 @pytest.mark.parametrize(
