@@ -1,5 +1,4 @@
-"""Where a thread stands; and what tells a rank's agent where the main thread of a plain script does, and how to ask a
-rank for its stacks.
+"""Runs in every rank: reports the line of its main thread to the rank's agent, and writes its stacks on request.
 
 Standard library only, and nothing of hpcddp: the rank's Python may be another one. `runs/heartbeat.py` reads the page.
 """
@@ -272,7 +271,7 @@ class ThreadWatch:
         self._looked = now
 
     def _sleeps(self) -> bool:
-        """Not of a GPU's backward pass, which runs in another thread."""
+        """Whether the main thread sleeps in the kernel and no GPU is in use, whose backward pass has its own thread."""
         cuda = getattr(sys.modules.get("torch"), "cuda", None)
         return self._read_state() == b"S" and not (cuda is not None and cuda.is_initialized())
 

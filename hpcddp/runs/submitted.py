@@ -146,7 +146,7 @@ def is_in(array: str, number: int) -> bool:
 
 
 def list_indices(array: str) -> set[int]:
-    """Of `5-9999%2` or `1,3,7-9:2`; none of another text."""
+    """Parse an array specification: `5-9999%2` or `1,3,7-9:2`. Empty if malformed."""
     return {index for span in _list_spans(array) for index in span}
 
 

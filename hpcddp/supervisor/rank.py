@@ -226,7 +226,7 @@ def _find_unopened(ranks: Iterable[Rank], there: list[Rank]) -> list[Rank]:
 
 
 def describe_stand(one: Rank) -> str:
-    """What such a rank does; of one that has ended, what the others do."""
+    """Why this rank counts as stuck, for the message."""
     if one.status is not None:
         return "others wait for it in hpcddp's runtime"
     if one.beat.is_stopped:

@@ -122,8 +122,8 @@ def _name_cause(cause: Event | None, signal: str) -> str:
 
 
 def _judge(ended: AttemptEnd, attempt: AttemptFolder) -> AttemptEnd:
-    """What the launcher's status does not say: srun gives that of its own signal where a rank failed, Open MPI 5 gives
-    0 where a host was lost."""
+    """Replace the launcher's exit status by the first cause's where it hides it: srun gives that of its own signal
+    where a rank failed, Open MPI 5 gives 0 where a host was lost."""
     if ended.cause is None or ended.signal or _is_over(attempt, ended.cause):
         return ended
     return ended._replace(status=ended.cause.exit_status or ended.status or _LOST)

@@ -107,11 +107,11 @@ class OptimizerGradients:
         return _is_zero(self._one.grad)  # zero_grad(set_to_none=False), or clipped and kept
 
     def expect_backward(self, *, alone: bool) -> None:
-        """A backward pass comes. `alone`: it reaches this optimizer, for the run has no other."""
+        """Prepare for a backward pass. `alone`: it reaches this optimizer, for the run has no other."""
         self._before = None if alone else [look_at(parameter) for parameter in self._chosen]
 
     def note_backward(self, batch: int) -> None:
-        """It is over, and the gradients are those of the whole batch."""
+        """Record that the last backward pass is over: the gradients are those of the whole batch."""
         if self._before is not None:
             pairs = zip(self._chosen, self._before, strict=True)
             reached = next((parameter for parameter, look in pairs if not is_as_before(parameter, look)), None)
