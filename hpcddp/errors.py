@@ -23,7 +23,7 @@ class HpcddpError(Exception):
 
 
 class RequestError(HpcddpError):
-    """What was asked for cannot be: an option, a job file, a value."""
+    """An invalid request: an option, a job file, a value."""
 
     exit_code = 2
 

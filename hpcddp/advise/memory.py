@@ -112,7 +112,7 @@ PRECISIONS = {
     "bf16": Precision("bf16", 2, 2),
 }
 #: Numbers per weight that torch's optimizers keep between two steps.
-STATES = {"adamw": 2, "adam": 2, "sgd": 0, "momentum": 1, "rmsprop": 1, "adagrad": 1}
+OPTIMIZER_STATES = {"adamw": 2, "adam": 2, "sgd": 0, "momentum": 1, "rmsprop": 1, "adagrad": 1}
 
 
 def count_elements(parameters: Iterable[Parameter]) -> int:
@@ -201,7 +201,7 @@ def spike(model: Model, split: ParallelDims, work: Work) -> Spike:
     (torch's `full_tensor`: the gathered shards and the tensor).
     Of ZeRO-1 rank 0 gets the states of one rank after the other (torch's `consolidate_state_dict`), with a copy.
     """
-    weight, states = work.precision.weight, STATES[work.optimizer]
+    weight, states = work.precision.weight, OPTIMIZER_STATES[work.optimizer]
     rests = next(one for one in _moments(model, split, work) if one.moment == _STEP)
     device = 0.0
     if split.shard > 1 or split.tensor > 1:
@@ -256,14 +256,14 @@ def _stages(known: Activations | None, micro_batch: int) -> Stages:
 
 def _step_extra(elements: int, largest: int, work: Work) -> float:
     """What the optimizer's step holds for a moment: two copies of one weight, or one of each (torch's `foreach`)."""
-    if STATES[work.optimizer] == 0:
+    if OPTIMIZER_STATES[work.optimizer] == 0:
         return 0.0
     return float(work.precision.weight * (2 * largest if work.loops else elements))
 
 
 def _whole(model: Model, split: ParallelDims, work: Work) -> list[Memory]:
     """Each rank has the whole model. With several ranks DDP has buckets for all gradients at all times."""
-    weight, states = work.precision.weight, STATES[work.optimizer]
+    weight, states = work.precision.weight, OPTIMIZER_STATES[work.optimizer]
     trained = count_trained(model.parameters)
     with_state = zero_share(model.parameters, split.ranks) if split.zero else trained
     largest = max((one.elements for one in model.parameters if one.trained), default=0)
@@ -295,7 +295,7 @@ def _sharded(model: Model, split: ParallelDims, work: Work) -> list[Memory]:
     use; in the backward pass two more have whole gradients: that of the block at work, and that of the block before,
     which is being summed over the ranks. At the end the gradients of the rest are there twice for the same reason.
     """
-    weight, gathered, states = work.precision.weight, work.precision.gathered, STATES[work.optimizer]
+    weight, gathered, states = work.precision.weight, work.precision.gathered, OPTIMIZER_STATES[work.optimizer]
     stages = _stages(model.gathered, work.micro_batch)
     rest, head = (*model.before, *model.behind), count_trained(model.behind)
     block = max((count_elements(one) for one in model.blocks), default=0)

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from functools import cache
 
 from hpcddp.advise.choice import Target, advise_on
-from hpcddp.advise.memory import PRECISIONS, STATES, Model, Work
+from hpcddp.advise.memory import OPTIMIZER_STATES, PRECISIONS, Model, Work
 from hpcddp.advise.report import GIB, Advice, advice_record, format_advice, parse_memory, parse_parameters
 from hpcddp.cli.parser import VerbParser
 from hpcddp.errors import RequestError
@@ -51,7 +51,7 @@ def build_parser() -> VerbParser:
     )
     training.add_argument(
         "--optimizer",
-        choices=tuple(STATES),
+        choices=tuple(OPTIMIZER_STATES),
         default="adamw",
         metavar="O",
         help="adamw (the default), adam, sgd, momentum, rmsprop or adagrad",

@@ -16,8 +16,7 @@ from hpcddp.ranks.launchers import LAUNCHERS
 from hpcddp.record import Record
 from hpcddp.runs import attempt
 from hpcddp.runs.folder import COMMAND, SEPARATOR, RunFolder, find_attempt
-from hpcddp.runs.heartbeat import NO_RANK
-from hpcddp.runs.heartbeat import VARIABLE as HEARTBEAT
+from hpcddp.runs.heartbeat import HEARTBEAT_VARIABLE, NO_RANK
 
 TYPE_CHECKING = False  # typing costs a quarter of this verb's time; mypy knows the name
 
@@ -156,7 +155,7 @@ def _make_agent(env: Mapping[str, str], info: RankInfo | None, hostname: str) ->
     """None where no supervisor listens, and in a rank that has such a process beside it already.
     `info`: None where the environment does not say which rank this is."""
     folder = find_attempt(env) if env.get("HPCDDP_LOG_RANKS") == "1" else None
-    if folder is None or env.get(HEARTBEAT):
+    if folder is None or env.get(HEARTBEAT_VARIABLE):
         return None
     from hpcddp.supervisor.agent import Agent
     from hpcddp.supervisor.wire import read_listener
@@ -211,7 +210,7 @@ def _run_with_agent(
     from hpcddp.supervisor.wire import Ended
 
     stderr = None if log else Stderr(job_output)
-    env[HEARTBEAT] = agent.path
+    env[HEARTBEAT_VARIABLE] = agent.path
     agent.outlive()
     try:
         by_scheduler = info.launcher in LAUNCHERS and LAUNCHERS[info.launcher].of_scheduler

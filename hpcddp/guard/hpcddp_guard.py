@@ -1,10 +1,10 @@
-"""A rank of W that trains without a process group of W ranks is warned at its first step, and ended at its 50th.
-One that sends nothing in its group is warned at its 64th.
+"""Finds ranks that train alone: warns at the first optimizer step outside of a process group of all ranks, and ends the
+rank at its 50th. A rank that sends nothing in its group is warned at its 64th.
 
-W ranks that never met train W copies of one model, and end with 0: Accelerate, Lightning and HF's Trainer do where they
+Ranks that never met train copies of one model and exit with 0: Accelerate, Lightning and HF's Trainer do where they
 find no GPU, and so does a script that starts processes itself.
 
-A rank's end waits for gloo's threads: torch would abort by chance.
+The exit of a rank waits for gloo's threads: torch would abort by chance.
 """
 
 from __future__ import annotations

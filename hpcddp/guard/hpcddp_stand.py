@@ -1,5 +1,4 @@
-"""Where a thread stands; and what tells a rank's agent where the main thread of a plain script does, and how to ask a
-rank for its stacks.
+"""Runs in every rank: reports the line of its main thread to the rank's agent, and writes its stacks on request.
 
 Standard library only, and nothing of hpcddp: the rank's Python may be another one. `runs/heartbeat.py` reads the page.
 """
@@ -21,7 +20,7 @@ else:
 
 #: What a rank's main thread does where it stands: something of its own; it may wait for other ranks or for its device,
 #: or compute; it waits for other ranks.
-OWN, MAY_WAIT, WAITS = range(3)
+NO_WAIT, MAY_WAIT, WAITS = range(3)
 #: Where in the page the first rank's entry is, and the bytes of each: an agent's ranks (torchrun) have one each.
 STAND_AT, STAND = 512, 512
 #: The signal at which a rank writes its stacks. A process that does not catch it ignores it.
@@ -87,7 +86,7 @@ def judge_wait(module: str, line: str) -> int:
 
     if module.startswith(_COLLECTIVES) and not module.startswith(_NO_COLLECTIVES):
         return WAITS
-    return MAY_WAIT if module.startswith(_MAY_WAIT_IN) or (not module and re.search(_MAY_WAIT_CALL, line)) else OWN
+    return MAY_WAIT if module.startswith(_MAY_WAIT_IN) or (not module and re.search(_MAY_WAIT_CALL, line)) else NO_WAIT
 
 
 def has_compiled() -> bool:
@@ -166,7 +165,7 @@ class Entry:
         self,
         looks: int = 0,
         stood_s: float = 0.0,
-        waits: int = OWN,
+        waits: int = NO_WAIT,
         line: str = "",
         inside: str = "",
         quiet_s: float = 0.0,
@@ -272,7 +271,7 @@ class ThreadWatch:
         self._looked = now
 
     def _sleeps(self) -> bool:
-        """Not of a GPU's backward pass, which runs in another thread."""
+        """Whether the main thread sleeps in the kernel and no GPU is in use, whose backward pass has its own thread."""
         cuda = getattr(sys.modules.get("torch"), "cuda", None)
         return self._read_state() == b"S" and not (cuda is not None and cuda.is_initialized())
 
@@ -288,21 +287,21 @@ class ThreadWatch:
         self._before, self._used_s, self._looks = places, used_s, self._looks + 1
         if not stands and not self._stood and self._nth % _WRITTEN:
             return
-        line, inside, waits = "Python's end (atexit)", "", OWN
+        line, inside, waits = "Python's end (atexit)", "", NO_WAIT
         if is_known := stands or frame is not None:
             frame = frame or sys._current_frames().get(thread)
             line, inside, waits = (line, inside, waits) if frame is None else describe_frame(frame)
         elif has_compiled():
             line = ""
-        waits = OWN if waits == MAY_WAIT and not self._has_group else waits  # there is nobody to wait for
+        waits = NO_WAIT if waits == MAY_WAIT and not self._has_group else waits  # there is nobody to wait for
         uses = used_s - before_s > _EVERY_S * _LEAST_CPU
         children, has_children = self._children, False
-        if stands and waits == OWN and not uses:
+        if stands and waits == NO_WAIT and not uses:
             self._children = measure_children(os.getpid())
             has_children = self._children > children
-        quiet_s = self._quiet.look(is_own=is_known and waits == OWN and not has_children)
+        quiet_s = self._quiet.look(is_own=is_known and waits == NO_WAIT and not has_children)
         uses |= has_children
-        works = waits == OWN and (uses or self._read_state() == b"D")
+        works = waits == NO_WAIT and (uses or self._read_state() == b"D")
         self._stood = self._stood + 1 if stands and not works else 0
         self._entry.write(self._looks, self._stood * _EVERY_S, waits, line, inside, quiet_s)
 

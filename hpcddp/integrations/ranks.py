@@ -87,18 +87,18 @@ class Ranks:
         return next((name for name in asked if name != SAVE), None)
 
     def leave(self) -> None:
-        """The loop has ended, on every rank after the same step. RequestError if not so."""
+        """Check that the loop has ended after the same step on every rank. RequestError if not."""
         self.last_vote()
         self.vote(_LEFT, ())
         self.last_vote()
 
     def wait(self) -> None:
-        """For all ranks to come here."""
+        """Wait until all ranks are here (collective)."""
         if self._group is not None:
             dist.all_reduce(torch.zeros(1), group=self._group)
 
     def agree(self, mine: Any) -> list[Any]:
-        """What each rank has."""
+        """Gather `mine` from every rank (collective)."""
         if self._group is None:
             return [mine]
         everyones: list[Any] = [None] * self.world_size

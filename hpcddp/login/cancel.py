@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from hpcddp.errors import SchedulerError
 from hpcddp.login.background import end_job, end_process
 from hpcddp.login.find_run import call_run
-from hpcddp.login.judge import WAITS, ask_schedulers, judge
+from hpcddp.login.judge import WAITING, ask_schedulers, judge
 from hpcddp.login.on_disk import RunJob, read_on_disk
 from hpcddp.record import Record
 from hpcddp.runs.folder import RunFolder, job_of, show_path
@@ -40,7 +40,7 @@ class _LiveJob(Record):
 
     @property
     def waits(self) -> bool:
-        return self.found.state in WAITS
+        return self.found.state in WAITING
 
     @property
     def is_by_hand(self) -> bool:

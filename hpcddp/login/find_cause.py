@@ -17,7 +17,7 @@ from hpcddp.runs.logs import LogFile, list_sources, order_attempts
 from hpcddp.runs.submitted import read_submissions
 from hpcddp.schedulers.registry import scripted_schedulers
 from hpcddp.schedulers.run import ask_job
-from hpcddp.supervisor.notice import END, FAILURE, send_left
+from hpcddp.supervisor.notice import ON_END, ON_FAILURE, send_left
 
 
 class Found(Record):
@@ -72,11 +72,12 @@ def send_notices(run: RunFolder, status: RunStatus, env: Mapping[str, str]) -> l
 
     def describe_end() -> tuple[str, str, str]:
         if status.state != "failed":
-            return END, "has ended" if status.state in {"finished", "ended"} else f"is {status.state}", status.why
+            return ON_END, "has ended" if status.state in {"finished", "ended"} else f"is {status.state}", status.why
         cause = Cause("unknown")
         with suppress(HpcddpError):
             cause = diagnose_status(run, status)
-        return FAILURE, "has failed", status.why if cause.class_ == "unknown" else format_cause(cause, "cause").strip()
+        why = status.why if cause.class_ == "unknown" else format_cause(cause, "cause").strip()
+        return ON_FAILURE, "has failed", why
 
     return send_left(order_attempts(run), env, None if status.lives else describe_end)
 

@@ -31,7 +31,7 @@ from hpcddp.units import printable
 #: A job in one of these states has not ended.
 LIVE = ("queued", "held", "running", "suspended", "exiting", "moved", "unknown")
 #: Of these, one that has not begun.
-WAITS = ("queued", "held")
+WAITING = ("queued", "held")
 #: Of a sweep's runs, what its own state is called after.
 _BY_WEIGHT = (
     *("running", "suspended", "exiting", "queued", "held", "moved", "unknown"),
@@ -168,9 +168,9 @@ def judge(one: OnDisk, answers: Answers) -> RunVerdict:
     """What became of a run, and which of its jobs live."""
     found = [(job, each) for job in one.jobs for each in answers.of(job)]
     live = [(job, _with_reason(job, each, one.jobs)) for job, each in found if _lives(job, each)]
-    live.sort(key=lambda pair: (pair[1].state in WAITS, pair[0].holder is None, pair[0].before != ""))
+    live.sort(key=lambda pair: (pair[1].state in WAITING, pair[0].holder is None, pair[0].before != ""))
     base = _with_progress(one)
-    if live and live[0][1].state not in WAITS:
+    if live and live[0][1].state not in WAITING:
         status = _judge_running(base, one, *live[0])
     elif live and not one.is_finished:
         each = live[0][1]
@@ -185,7 +185,7 @@ def _lives(job: RunJob, found: JobFound) -> bool:
     person goes on: it counts once its scheduler has started it again since, or is about to."""
     if found.state not in LIVE:
         return False
-    if job.holder is None or job.holds or found.state in WAITS:
+    if job.holder is None or job.holds or found.state in WAITING:
         return True
     return found.state in {"running", "suspended"} and _has_started_since(found, job.holder)
 
@@ -198,7 +198,7 @@ def _has_started_since(found: JobFound, holder: Holder) -> bool:
 def _with_reason(job: RunJob, found: JobFound, others: Sequence[RunJob]) -> JobFound:
     """A chain's next job waits for the one before, which not every scheduler tells from a hold."""
     waits_for = job.before and any(str(one.id) == job.before for one in others)
-    if found.state in WAITS and waits_for and not found.reason:
+    if found.state in WAITING and waits_for and not found.reason:
         return found._replace(state="queued", reason=f"waits for {job.before}")
     return found
 
@@ -335,7 +335,7 @@ def _with_progress(one: OnDisk) -> RunStatus:
 def say_end(one: OnDisk, attempt: AttemptFolder, status: RunStatus) -> str:
     """Why this attempt of the run has ended; "" while it runs."""
     is_last = one.holder is not None and one.holder.attempt == attempt.name
-    if (lost := read_lost(attempt)) or (is_last and status.lives and status.state not in WAITS):
+    if (lost := read_lost(attempt)) or (is_last and status.lives and status.state not in WAITING):
         return lost
     if is_last and not status.lives and status.why:
         return status.why
@@ -408,7 +408,7 @@ def _judge_sweep(one: OnDisk, verdict: RunVerdict, about: Sweep, runs: Sequence[
     order = sorted(counts, key=_BY_WEIGHT.index)
     best, said = _find_best(runs)
     why = "; ".join(filter(None, [", ".join(f"{counts[state]} {state}" for state in order), said]))
-    waits = next((found for _, found in verdict.live if found.state in WAITS), None)
+    waits = next((found for _, found in verdict.live if found.state in WAITING), None)
     return RunStatus(
         verdict.status.name,
         verdict.status.path,

@@ -21,7 +21,7 @@ from hpcddp.record import Record
 from hpcddp.runs.folder import RunFolder, cannot_write, list_holders, show_path
 from hpcddp.runs.jsonfile import write_object
 from hpcddp.runs.lock import name_end
-from hpcddp.runs.settings import RUN, read_recorded
+from hpcddp.runs.settings import RUN_GROUP, read_recorded
 from hpcddp.runs.start import FINISHED, RESUMES, Outlook, RunRequest, begin_run, foresee, is_run, set_run_aside
 from hpcddp.runs.submitted import (
     Submission,
@@ -341,7 +341,7 @@ def _find_other_words(part: Part) -> Iterator[str]:
     have words of their own."""
     outlook = part.outlooks.get("")
     recorded = read_recorded(outlook.run) if outlook is not None and outlook.kind == RESUMES else None
-    words = recorded.settings.get(RUN, {}).get("command") if recorded is not None else None
+    words = recorded.settings.get(RUN_GROUP, {}).get("command") if recorded is not None else None
     takes = part.request.takes_words or "command" in (part.plan.spec.accept or ())
     if words and "…" not in words and words != [*part.request.command] and not takes:
         name = call_run(part.run)

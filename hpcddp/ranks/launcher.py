@@ -243,7 +243,7 @@ if TYPE_CHECKING:
 
 
 #: The launcher's path, which the script has looked for.
-PROGRAM = FromShell("$launcher")
+LAUNCHER_PROGRAM = FromShell("$launcher")
 #: The variables that every job's ranks get for `hpcddp exec`.
 EXPORTED_ALWAYS = ("HPCDDP_PYTHON", "HPCDDP_RUN_DIR", "HPCDDP_ATTEMPT", "HPCDDP_DEADLINE", "HPCDDP_LOG_RANKS")
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from hpcddp.ranks.launcher import (
     AGENT,
+    LAUNCHER_PROGRAM,
     MPI,
-    PROGRAM,
     RESOURCE_MANAGER,
     FromShell,
     FrontEnd,
@@ -47,7 +47,7 @@ def _openmpi_line(job: LaunchRequest) -> Iterator[Words]:
     if job.oversubscribe:
         mapping = "slot:OVERSUBSCRIBE" if job.nodes == 1 else f"{mapping}:OVERSUBSCRIBE"
     hosts = host_words(job, "-hostfile")
-    yield PROGRAM, "-np", str(job.processes), "--map-by", mapping, "--bind-to", "none", *hosts
+    yield LAUNCHER_PROGRAM, "-np", str(job.processes), "--map-by", mapping, "--bind-to", "none", *hosts
     yield job.launcher_options
     yield "-x", "PATH", *each_with("-x", job.exported)
     yield tuple(each_with("-x", job.exported_always))
@@ -57,7 +57,7 @@ def _openmpi_line(job: LaunchRequest) -> Iterator[Words]:
 def _hydra_line(job: LaunchRequest, file_option: str) -> Iterator[Words]:
     """MPICH and Intel MPI forward the whole environment."""
     size = ("-n", str(job.processes), "-ppn", str(job.processes_per_node))
-    yield PROGRAM, *size, *host_words(job, file_option)
+    yield LAUNCHER_PROGRAM, *size, *host_words(job, file_option)
     yield job.launcher_options
 
 
@@ -200,7 +200,7 @@ def _pals_line(job: LaunchRequest) -> Iterator[Words]:
     """PALS asks PBS for the job's hosts."""
     counts = ("-n", str(job.processes), "--ppn", str(job.processes_per_node), "--depth", str(job.cpus_per_process))
     bind = ("--cpu-bind", job.bind) if job.bind else ()
-    yield PROGRAM, *counts, *bind
+    yield LAUNCHER_PROGRAM, *counts, *bind
     yield job.launcher_options
 
 
@@ -219,7 +219,7 @@ def _ibrun_line(job: LaunchRequest) -> Iterator[Words]:
     (https://docs.tacc.utexas.edu/hpc/vista/#mps). Its -n has to stand with -o, the place in the list of hosts where it
     begins (https://docs.tacc.utexas.edu/hpc/stampede3/#launching-mpiconcurrent)."""
     count = ("-n", str(job.processes), "-o", "0")
-    yield "env", f"TACC_TASKS_PER_NODE={job.processes_per_node}", PROGRAM, *count
+    yield "env", f"TACC_TASKS_PER_NODE={job.processes_per_node}", LAUNCHER_PROGRAM, *count
     yield job.launcher_options
 
 

@@ -12,7 +12,7 @@ from hpcddp.record import Record
 from hpcddp.runs.folder import MANIFEST, AttemptFolder, RunFolder, list_attempts, list_checkpoints, list_run_folders
 from hpcddp.runs.jsonfile import damaged, read_object
 from hpcddp.runs.metrics import LogLine, MetricsReader, StepLine
-from hpcddp.runs.settings import RUN, read_recorded, settings_at
+from hpcddp.runs.settings import RUN_GROUP, read_recorded, settings_at
 from hpcddp.runs.state import check_run_folder
 from hpcddp.units import format_count, shorten
 
@@ -101,9 +101,9 @@ def _read_conditions(run: RunFolder, attempts: list[AttemptFolder]) -> Iterator[
             raise damaged(attempt.versions, str(error)) from error
     recorded = read_recorded(run)
     for settings in () if recorded is None else (settings_at(recorded, 0), recorded.settings):
-        groups = {group: values for group, values in settings.items() if group != RUN}
+        groups = {group: values for group, values in settings.items() if group != RUN_GROUP}
         yield {f"{group}.{name}": value for group, values in groups.items() for name, value in values.items()}
-        yield {name: value for name, value in settings.get(RUN, {}).items() if name in {"samples", "shuffle"}}
+        yield {name: value for name, value in settings.get(RUN_GROUP, {}).items() if name in {"samples", "shuffle"}}
 
 
 def describe_attempt(versions: Mapping[str, Any]) -> dict[str, Any]:

@@ -124,7 +124,7 @@ def choose_attempt(env: Mapping[str, str], run_dir: str | None = None) -> Attemp
 
 
 def cannot_write(run: RunFolder, error: OSError) -> LaunchError:
-    """What is told of it."""
+    """The error for a run folder that cannot be written."""
     hint = "choose one that every node can write: run_dir in the job file, or another folder to start in"
     if error.errno in {errno.ENOSPC, errno.EDQUOT}:
         hint = "make room there, or choose another run folder: run_dir in the job file, or another folder to start in"

@@ -6,8 +6,8 @@ from __future__ import annotations
 import math
 
 from hpcddp.errors import RequestError
+from hpcddp.guard.hpcddp_stand import NO_WAIT, WAITS
 from hpcddp.record import TYPE_CHECKING, Record
-from hpcddp.runs.heartbeat import OWN, WAITS
 from hpcddp.units import format_count
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ class Stand(Record):
     line: str  # `train.py:41, in evaluate: total = rt.sum(total)`
     inside: str  # what that line is in, the innermost function: `barrier`; empty: nothing
     seconds: float  # how long it has stood there; 0: it gets on
-    waits: int = OWN  # whether it waits for other ranks, as `runs.heartbeat` has it
+    waits: int = NO_WAIT  # whether it waits for other ranks, as `runs.heartbeat` has it
     collectives: int = 0  # that it has called in the group of all ranks; 0: not known
     quiet_s: float = 0.0  # how long it has done something of its own without a read or a write, at any line
 
@@ -92,13 +92,13 @@ def find_hang(stands: dict[int, Stand], world_size: int, end_s: float) -> Hang |
     are_messages = all(stand.is_message for stand in stands.values())
     if len(stands) < world_size or (len(set(at.values())) < 2 and not are_messages):
         return None
-    is_waited_for = any(stand.waits != OWN for stand in stands.values())
+    is_waited_for = any(stand.waits != NO_WAIT for stand in stands.values())
     if min(stand.idle_s if is_waited_for else stand.seconds for stand in stands.values()) < end_s:
         return None
     counts = {count for _, count in at.values()}
     lines = [line for line, _ in at.values()]
     sizes = sorted((lines.count(line), line) for line in set(lines))
-    own = [rank for rank, stand in stands.items() if stand.waits == OWN]
+    own = [rank for rank, stand in stands.items() if stand.waits == NO_WAIT]
     behind = [rank for rank, (_, count) in at.items() if count == min(counts)]
     fewest = [rank for rank, (line, _) in at.items() if line == sizes[0][1]]
     if len(sizes) > 1 and sizes[0][0] == sizes[1][0]:

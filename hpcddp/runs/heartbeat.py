@@ -10,11 +10,10 @@ from __future__ import annotations
 import os
 from contextlib import suppress
 
-from hpcddp.guard import hpcddp_stand
-from hpcddp.guard.hpcddp_stand import STAND, STAND_AT
+from hpcddp.guard.hpcddp_stand import MAY_WAIT, NO_WAIT, STAND, STAND_AT, WAITS
 from hpcddp.record import Record
 
-VARIABLE = "HPCDDP_HEARTBEAT"
+HEARTBEAT_VARIABLE = "HPCDDP_HEARTBEAT"
 #: The rank of a process whose environment does not say which one it is.
 NO_RANK = -1
 #: Bytes of the numbers that a rank writes at the page's begin.
@@ -37,15 +36,11 @@ class Beat(Record):
     is_stopped: bool = False
 
 
-#: What a rank's main thread does where it stands.
-OWN, MAY_WAIT, WAITS = hpcddp_stand.OWN, hpcddp_stand.MAY_WAIT, hpcddp_stand.WAITS
-
-
 class Position(Record):
-    """Where the rank's main thread stands: the line, and one of OWN, MAY_WAIT and WAITS. An empty text: it gets on."""
+    """Where the rank's main thread stands: its line, and whether it waits for others. An empty text: it gets on."""
 
     text: str = ""
-    waits: int = OWN
+    waits: int = NO_WAIT
 
 
 class PageEntry(Record):
@@ -112,7 +107,7 @@ class Page:
         """What was written last."""
         written = os.pread(self.file, _PLACE, _PLACE_AT).strip(b"\0").decode(errors="replace")
         waits = written[:1]  # a program may write there, too
-        return Position(written[1:], int(waits)) if waits in {str(OWN), str(MAY_WAIT), str(WAITS)} else Position()
+        return Position(written[1:], int(waits)) if waits in {str(NO_WAIT), str(MAY_WAIT), str(WAITS)} else Position()
 
     def read_entries(self) -> list[PageEntry]:
         """Of each rank that writes to this page, as `guard/hpcddp_stand.py` does; an agent has several."""

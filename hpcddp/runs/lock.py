@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     Ask = Callable[[str, str], str | None]
 
 #: A job in one of these states has no process any more. `gone`: its scheduler does not know it any more.
-ENDED = frozenset({"finished", "cancelled", "failed", "gone"})
+_FINAL_STATES = frozenset({"finished", "cancelled", "failed", "gone"})
 
 
 #: In the name of an attempt that `hpcddp launch` began by hand in an allocation: one job may have several.
@@ -117,7 +117,7 @@ def has_ended(holder: Holder, mine: Holder, ask: Ask) -> bool | None:
         return True
     if holder.job and (holder.scheduler, holder.job) != (mine.scheduler, mine.job):
         state = ask(holder.scheduler, holder.job)
-        return None if state is None else state in ENDED
+        return None if state is None else state in _FINAL_STATES
     # the same kernel: another process namespace, which cannot be looked into; another one: the host has started anew
     if same_host and holder.machine.partition(" ")[0] != mine.machine.partition(" ")[0]:
         return True

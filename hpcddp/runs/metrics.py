@@ -147,11 +147,11 @@ class LengthLine(NamedTuple):
     total_steps: int
 
 
-Line: TypeAlias = StepLine | AtLine | LogLine | LengthLine
+MetricLine: TypeAlias = StepLine | AtLine | LogLine | LengthLine
 _DAMAGE = (ValueError, KeyError, TypeError, OverflowError, RecursionError)  # what a line that is none of these gives
 
 
-def _parse(text: bytes, path: str) -> Line | None:
+def _parse(text: bytes, path: str) -> MetricLine | None:
     """None for another kind of line, and an empty one. One of _DAMAGE; SchemaError."""
     if not text.strip():
         return None
@@ -190,7 +190,7 @@ class MetricsReader:
         self._offset = 0  # in bytes; always behind a line end
         self._number = 0  # of the line before the offset
 
-    def read(self) -> Iterator[Line]:
+    def read(self) -> Iterator[MetricLine]:
         """The new lines; other kinds of them are passed over.
 
         RequestError names a line that cannot be read. SchemaError if another hpcddp wrote the file;
@@ -256,7 +256,7 @@ def read_latest(path: str) -> Latest:
             tail = file.read()
     except OSError:
         return Latest()
-    lines: list[Line] = []
+    lines: list[MetricLine] = []
     recent: list[StepLine | AtLine] = []
     for text, is_recent in ((head, False), (tail, True)):
         for one in text.split(b"\n")[:-1]:

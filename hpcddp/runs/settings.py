@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 #: Variables in which the job says which settings are accepted, and which are kept: names with commas between them.
 ACCEPT, KEEP = "HPCDDP_ACCEPT", "HPCDDP_KEEP"
-RUN, SCRIPT = "run", "script"
+RUN_GROUP, SCRIPT_GROUP = "run", "script"
 _LARGEST = 1 << 20  # bytes of a file whose content is compared
 _PROGRAM = b"\x7fELF"  # an interpreter, a compiled program: what such a file begins with
 _LEAST_NAME = 3  # characters of a job's id that is looked for in words: a shorter one may be any number
@@ -57,17 +57,17 @@ class SettingDifference(Record):
     @property
     def names(self) -> set[str]:
         """What it is called in `--accept` and `--keep`: a group's name means all of its settings."""
-        return {self.group, self.group.partition("[")[0], self.name, self.path} - {"", RUN}
+        return {self.group, self.group.partition("[")[0], self.name, self.path} - {"", RUN_GROUP}
 
     @property
     def path(self) -> str:
         """Its whole name."""
-        return self.name if self.group == RUN else f"{self.group}.{self.name}" if self.name else self.group
+        return self.name if self.group == RUN_GROUP else f"{self.group}.{self.name}" if self.name else self.group
 
     @property
     def word(self) -> str:
         """The shortest of its names, for a hint."""
-        return self.group if self.group == SCRIPT or not self.name else self.name
+        return self.group if self.group == SCRIPT_GROUP or not self.name else self.name
 
     @property
     def can_be_accepted(self) -> bool:
@@ -77,12 +77,12 @@ class SettingDifference(Record):
     @property
     def can_be_kept(self) -> bool:
         """Whether a start can go on with the recorded value."""
-        if self.group in {RUN, SCRIPT}:
+        if self.group in {RUN_GROUP, SCRIPT_GROUP}:
             return self.name in _CAN_BE_KEPT
         return self.can_be_accepted and self.name not in {"", "class"}
 
     def __str__(self) -> str:
-        if self.group == SCRIPT:
+        if self.group == SCRIPT_GROUP:
             return f"{self.name} has changed"
         old, new = self.old, self.new
         if isinstance(old, list) and isinstance(new, list) and self.name in {"command", _NEITHER}:
@@ -145,7 +145,7 @@ def compare_settings(recorded: Settings, now: Settings) -> list[SettingDifferenc
             classes = [
                 settings[group].get("class", "there") if group in settings else None for settings in (recorded, now)
             ]
-            found += [SettingDifference(group, "", *classes)] if group not in {RUN, SCRIPT} else []
+            found += [SettingDifference(group, "", *classes)] if group not in {RUN_GROUP, SCRIPT_GROUP} else []
             continue
         old, new = recorded[group], now[group]
         names = (name for name in old if name in new and old[name] != new[name] and repr(old[name]) != repr(new[name]))
@@ -168,7 +168,7 @@ def decide(
     keepable = [one for one in differences if one.can_be_kept and keep is not None]
     accepted = [one for one in differences if one.can_be_accepted and not one.names.isdisjoint(accept)]
     kept = [one for one in keepable if not one.names.isdisjoint(keep or ()) and one not in accepted]
-    changed = [one for one in differences if one.group == SCRIPT and one not in accepted]
+    changed = [one for one in differences if one.group == SCRIPT_GROUP and one not in accepted]
     accepted += changed
     left = [one for one in differences if one not in accepted and one not in kept]
     if left:
@@ -194,7 +194,7 @@ def check_unchanged(run: RunFolder, decision: Decision, hints: Hints) -> None:
     if decision.changed:
         raise RequestError(
             f"run {show_path(run.path)} is finished, and {' and '.join(map(str, decision.changed))} since",
-            f"{hints.option.format('accept', SCRIPT)} takes its weights all the same; to begin anew: {hints.anew}",
+            f"{hints.option.format('accept', 'script')} takes its weights all the same; to begin anew: {hints.anew}",
         )
 
 
@@ -218,9 +218,9 @@ def renew(recorded: Recorded | None, now: Settings, decision: Decision, step: in
         return Recorded(settings)
     for one in decision.kept:
         settings[one.group][one.name] = one.old
-    for group in (RUN, SCRIPT):  # what this start does not know stays, such as its words in a notebook
+    for group in (RUN_GROUP, SCRIPT_GROUP):  # what this start does not know stays, such as its words in a notebook
         settings[group] = {**recorded.settings.get(group, {}), **settings.get(group, {})}
-    if all(one.group == SCRIPT for one in decision.accepted):  # which no checkpoint has
+    if all(one.group == SCRIPT_GROUP for one in decision.accepted):  # which no checkpoint has
         return Recorded(settings, recorded.before)
     replaced = {"step": step, "settings": recorded.settings, "at": time.strftime("%Y-%m-%dT%H:%M:%S%z")}
     return Recorded(settings, (*recorded.before, replaced))
@@ -251,12 +251,12 @@ def describe_start(attempt: AttemptFolder, main: str | None, env: Mapping[str, s
 
     owner: dict[str, Any] = {"owner": name_user(os.getuid())}
     if is_interactive():
-        return {RUN: owner, SCRIPT: {}}
+        return {RUN_GROUP: owner, SCRIPT_GROUP: {}}
     names = {attempt.name, job_of(attempt.name), attempt.run.path}
     known = "|".join(re.escape(one) for one in sorted(names, key=len, reverse=True) if len(one) >= _LEAST_NAME)
     command = [re.sub(rf"(?<!\w)(?:{known})(?!\w)", "…", word) for word in find_command(env)]
     words = (*filter(None, env.get(COMMAND, "").split(SEPARATOR)), *sys.orig_argv[1:])
-    return {RUN: {**owner, "command": command}, SCRIPT: _hash_files(attempt.run, words, main)}
+    return {RUN_GROUP: {**owner, "command": command}, SCRIPT_GROUP: _hash_files(attempt.run, words, main)}
 
 
 def _hash_files(run: RunFolder, words: Sequence[str], main: str | None) -> dict[str, str]:

@@ -61,14 +61,14 @@ def take_request(attempt: AttemptFolder) -> str:
 
 
 def write_answer(attempt: AttemptFolder, answer: StacksAnswer) -> None:
-    """Of ranks that have not answered their agent is named. OSError."""
+    """Write the answer; unanswered ranks are listed with the reason. OSError."""
     silent = [RankStacks(rank, host, "", "its agent does not answer") for rank, host in answer.awaited.items()]
     ranks = [one._asdict() for one in sorted([*answer.ranks, *silent])]
     write_object(_path(attempt, answer.request), {"time": time.time(), "ranks": ranks})
 
 
 def read_answer(attempt: AttemptFolder, request: str) -> list[RankStacks] | None:
-    """None: there is none yet. It is removed. DamagedFileError."""
+    """Read the answer and remove it; None if there is none yet. DamagedFileError."""
     content = read_object(_path(attempt, request))
     if content is None:
         return None

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 #: `JobPlan.rank_maker` of a command that makes ranks and is no known agent.
 SOME_COMMAND = "the command"
 #: The signal that `signal` of a job file asks for.
-WARNING = "USR1"
+WARNING_SIGNAL = "USR1"
 
 
 class PlannedBy(Record):

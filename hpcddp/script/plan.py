@@ -19,7 +19,7 @@ from hpcddp.runs.settings import ACCEPT, KEEP
 from hpcddp.schedulers.registry import find_scheduler, scripted_schedulers
 from hpcddp.script.agents import plan_rank_maker
 from hpcddp.script.container import plan_container, plan_python
-from hpcddp.script.jobplan import SOME_COMMAND, WARNING, JobPlan, PlannedBy
+from hpcddp.script.jobplan import SOME_COMMAND, WARNING_SIGNAL, JobPlan, PlannedBy
 from hpcddp.script.recover import (
     check_placeholders,
     check_recovery_keys,
@@ -577,7 +577,8 @@ def _remarks(plan: JobPlan) -> list[str]:
         raise RequestError(f"signal {format_walltime(signal_s)} is not within {plan.walltime}", "--set signal=0:02:00")
     if signal_s and plan.rank_maker not in {"", SOME_COMMAND}:
         raise RequestError(
-            f"signal: {plan.rank_maker} is the command, so it gets SIG{WARNING}, and ends at it before its ranks",
+            f"signal: {plan.rank_maker} is the command, so it gets SIG{WARNING_SIGNAL}, "
+            "and ends at it before its ranks",
             "let hpcddp start the ranks: leave its words out of the command",
         )
     remarks += filter(None, [remark_name(plan), _remark_output(plan), _remark_literal(plan)])

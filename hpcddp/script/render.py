@@ -9,7 +9,7 @@ import jinja2
 
 from hpcddp.errors import SiteError
 from hpcddp.ranks.launchers import LAUNCHERS
-from hpcddp.script.jobplan import WARNING
+from hpcddp.script.jobplan import WARNING_SIGNAL
 from hpcddp.script.plan import JobPlan
 from hpcddp.script.scheduler_options import check_script
 from hpcddp.script.site_file import find_data_folder
@@ -26,7 +26,7 @@ def render_script(plan: JobPlan) -> str:
     and SiteError for directives that cannot stand together."""
     template = f"{plan.site.scheduler}.sh.j2"
     try:
-        text = _environment().get_template(template).render(job=plan, warning=WARNING)
+        text = _environment().get_template(template).render(job=plan, warning=WARNING_SIGNAL)
     except jinja2.TemplateError as e:
         block = re.fullmatch(r"Required block '(\w+)' not found", e.message or "")
         if block:

@@ -20,7 +20,7 @@ from hpcddp.script.site import Site
 from hpcddp.script.spec import JobSpec
 
 #: The keys of a job file that not every scheduler has an option for. Not `signal`: a script can warn its ranks itself.
-KEYS = ("mem_gb", "gpu_type", "reservation", "constraint", "exclusive", "output", "mail", "mail_to", "array",
+_KEYS = ("mem_gb", "gpu_type", "reservation", "constraint", "exclusive", "output", "mail", "mail_to", "array",
         "array_limit", "dependency", "hold", "requeue", "chain")  # fmt: skip
 _AFTER = re.compile(r"(afterok|afterany|afternotok|after)((?::[0-9][A-Za-z0-9_.\[\]-]*)+)").fullmatch
 
@@ -90,7 +90,7 @@ def plan_scheduler_options(spec: JobSpec, site: Site, requested: Mapping[str, st
 
 
 def _check_known(spec: JobSpec, site: Site, rules: Directives, requested: Mapping[str, str]) -> None:
-    for key in KEYS:
+    for key in _KEYS:
         if spec.asks_for(key) and key not in rules.options:
             raise RequestError(
                 f"site {site.name} cannot take {key}: its scheduler, {site.scheduler}, has no option for it",

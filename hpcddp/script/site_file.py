@@ -216,7 +216,7 @@ def read_gpu_order(value: object, where: str) -> tuple[str, ...]:
 
 def read_block(make: Callable[..., Any], readers: Mapping[str, Reader], value: object, where: str) -> Any:
     """A nested mapping as one frozen value."""
-    return make(**{FIELDS.get(k, k): v for k, v in read_mapping(value, readers, where).items()})
+    return make(**{SITE_FIELDS.get(k, k): v for k, v in read_mapping(value, readers, where).items()})
 
 
 def _make_launcher(**fields: Any) -> SiteLauncher:
@@ -283,7 +283,7 @@ SITE: dict[str, Reader] = {
         notes=read_lines,
     ),
 }
-FIELDS = {**fields_of(Limit), **fields_of(Site)}
+SITE_FIELDS = {**fields_of(Limit), **fields_of(Site)}
 
 
 def site_keys(rows: Sequence[Scheduler]) -> dict[str, Reader]:
@@ -365,7 +365,7 @@ def _make_site(name: str, where: str, raw: Mapping[str, Any], guide: str, path: 
         if variable in KEYS and variable != "gpu_type":  # for which a site may have its own word
             raise SiteError(f"{where}: {variable!r} in vars is a key of every job file already", "give it another name")
     del found["schema"]
-    return Site(name=name, file=path, guide=guide, **{FIELDS.get(key, key): v for key, v in found.items()})
+    return Site(name=name, file=path, guide=guide, **{SITE_FIELDS.get(key, key): v for key, v in found.items()})
 
 
 # Where the package's data folders are: inside the package (wheel) or beside it (checkout, editable install, sdist).

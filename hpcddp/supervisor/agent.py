@@ -14,9 +14,9 @@ import sys
 import time
 from contextlib import suppress
 
-from hpcddp.guard.hpcddp_stand import ASK_FOR_STACKS
+from hpcddp.guard.hpcddp_stand import ASK_FOR_STACKS, NO_WAIT
 from hpcddp.ranks.lookup_warning import split_output
-from hpcddp.runs.heartbeat import OWN, Beat, PageEntry, Position, make_page
+from hpcddp.runs.heartbeat import Beat, PageEntry, Position, make_page
 from hpcddp.signals import ENDING
 from hpcddp.supervisor import wire
 from hpcddp.supervisor.leftover import end_left, find_left, find_marked, kill_left
@@ -88,9 +88,9 @@ class Agent:
 
     def measure(self) -> None:
         """Write what the job uses of this node, if this is the agent of its first rank."""
-        from hpcddp.supervisor.usage import Sampler  # of one agent on each node
+        from hpcddp.supervisor.usage import UsageSampler  # of one agent on each node
 
-        Sampler(self._attempt, self._host, self._env, self._read_phases).start()
+        UsageSampler(self._attempt, self._host, self._env, self._read_phases).start()
 
     def _read_phases(self) -> list[float]:
         """Of the first rank that says them."""
@@ -252,7 +252,9 @@ class Agent:
                 self._send(wire.PlainStand(one.rank, one.world_size, one.line, one.inside, *one[5:9]))
             elif one.looks and _read_state(one.process) in {"", "Z"}:
                 over_s = time.monotonic() - self._over.setdefault(one.rank, time.monotonic())
-                self._send(wire.PlainStand(one.rank, one.world_size, "its end", "", over_s, OWN, one.collectives, 0.0))
+                self._send(
+                    wire.PlainStand(one.rank, one.world_size, "its end", "", over_s, NO_WAIT, one.collectives, 0.0)
+                )
             self._looks[one.rank] = one.looks
 
     def _send_stacks(self, request: str) -> None:

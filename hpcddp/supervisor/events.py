@@ -73,7 +73,7 @@ class Event(Record):
 
     @property
     def is_of_another(self) -> bool:
-        """Whether it ended since another one did."""
+        """Whether it failed because another rank had failed."""
         return (self.kind == ERROR and self.is_loss) or self.is_clean_up
 
     @property

@@ -64,7 +64,7 @@ BY_SCRIPT = "as the script says"
 _ASK_AGAIN_S = 300.0
 _SAME_S = 10  # schedulers round, and count from different moments
 #: Seconds between two looks into the run folder: a shared file system shows a new file late anyway.
-LOOK_S = 3.0
+POLL_S = 3.0
 _ANSWER_S = 5.0  # for the ranks' stacks
 
 
@@ -190,7 +190,7 @@ class StackRequests:
 
     def __init__(self, attempt: AttemptFolder, reports: Reports, clock: Callable[[], float] = time.monotonic) -> None:
         self._attempt, self._reports, self._clock = attempt, reports, clock
-        self._requests = Repeated(lambda: take_request(attempt), LOOK_S, clock)
+        self._requests = Repeated(lambda: take_request(attempt), POLL_S, clock)
         self._until = 0.0
 
     def look(self) -> None:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from typing import Any
 
-EVENTS = END, FAILURE, RESTART, STALL = "end", "failure", "restart", "stall"
+EVENTS = ON_END, ON_FAILURE, ON_RESTART, ON_STALL = "end", "failure", "restart", "stall"
 FORMATS = ("slack", "discord", "ntfy", "teams", "json")
 #: The end of a host's name -> the form that it takes; others get JSON.
 _HOSTS = {
@@ -38,14 +38,14 @@ _SEND_S = 10.0  # for one message
 _END_S = 15.0  # that the job's end waits for the last one, when nothing else is left to do
 _STALE_S = 120.0  # after which nobody sends any more what is called so
 _SENDING, _SENT, _LEFT = ".sending", ".sent", ".left"
-_OF_END = rf"-({END}|{FAILURE})-"
+_OF_END = rf"-({ON_END}|{ON_FAILURE})-"
 _EXAMPLE = "notify: {on: [failure, stall], webhook: 'file:~/.config/hpcddp/webhook'}"
 
 
 class Notify(Record):
     """Where notices go. `webhook`: `env:NAME` or `file:PATH`, of what has the address. `format`: "" is its host's."""
 
-    on: tuple[str, ...] = (FAILURE, RESTART, STALL)
+    on: tuple[str, ...] = (ON_FAILURE, ON_RESTART, ON_STALL)
     webhook: str = ""
     format: str = ""
     mail: str = ""
@@ -264,19 +264,19 @@ class Notices:
 
     def stall(self, attempt: AttemptFolder, text: str) -> None:
         """The ranks wait for each other. `text`: where they stand."""
-        self._send(STALL, attempt, "makes no progress", lambda: text)
+        self._send(ON_STALL, attempt, "makes no progress", lambda: text)
 
     def restart(self, attempt: AttemptFolder, why: str) -> None:
         """The ranks are started again, in this attempt."""
         self.open(attempt)
-        self._send(RESTART, attempt, "is started again", lambda: why)
+        self._send(ON_RESTART, attempt, "is started again", lambda: why)
 
     def end(self, attempt: AttemptFolder, status: int | None, by: str, why: str) -> None:
         """The job has ended with this status. `by`: the signal that came; "": none has."""
-        event = FAILURE if status and status != UNFINISHED and not by else END
-        what = "has failed" if event == FAILURE else "has ended, unfinished" if status else "has ended"
+        event = ON_FAILURE if status and status != UNFINISHED and not by else ON_END
+        what = "has failed" if event == ON_FAILURE else "has ended, unfinished" if status else "has ended"
         why = why or (f"{by} came" if by else "")
-        self._send(event, attempt, what, lambda: _find_cause(attempt, why) if event == FAILURE else why)
+        self._send(event, attempt, what, lambda: _find_cause(attempt, why) if event == ON_FAILURE else why)
 
     def finish(self) -> None:
         """Wait a moment for what is still sent; the login node sends the rest."""

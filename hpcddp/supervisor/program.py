@@ -179,7 +179,7 @@ class Writer:
         _thread.start_new_thread(self._write_on, ())
 
     def write(self, descriptor: int, data: bytes) -> None:
-        """Now or later; it does not wait."""
+        """Queue bytes for the writer thread; never blocks."""
         with self._lock:
             self.left += len(data)
         self._queue.put((descriptor, data))

@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 
 from hpcddp.errors import UNFINISHED
+from hpcddp.guard.hpcddp_stand import MAY_WAIT, NO_WAIT, WAITS
 from hpcddp.record import TYPE_CHECKING, Record
 from hpcddp.runs.hang import Stand, find_hang, format_stands
-from hpcddp.runs.heartbeat import MAY_WAIT, OWN, WAITS, Beat, Position
+from hpcddp.runs.heartbeat import Beat, Position
 from hpcddp.supervisor.events import GONE, SILENT
 
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ STARTING = "starting"  # its program has not opened hpcddp's runtime, nor touche
 STEPPING = "stepping"  # it has, and gets on
 STANDING = "standing"  # its main thread stands
 CLOSED = "closed"  # it has left the runtime: what its program does then, it does not say
-LOST = "lost"  # its connection broke, and may come again
+DISCONNECTED = "lost"  # its connection broke, and may come again
 HELD = "held"  # it has ended by a signal, and its agent waits for ranks that still save
 ENDED = "ended"
 # What may happen in them.
@@ -44,14 +45,14 @@ class RankState(Record):
     is_there: bool = False
 
 
-_LIVES = {BREAKS: LOST, FALLS_SILENT: SILENT, ENDS: ENDED, WAITS_FOR_OTHERS: HELD}
+_LIVES = {BREAKS: DISCONNECTED, FALLS_SILENT: SILENT, ENDS: ENDED, WAITS_FOR_OTHERS: HELD}
 STATES = {
     STARTING: RankState({OPENS: STEPPING, TOUCHES: STEPPING, **_LIVES}, is_there=True),
     STEPPING: RankState({STANDS: STANDING, CLOSES: CLOSED, **_LIVES}, is_there=True),
     STANDING: RankState({MOVES: STEPPING, CLOSES: CLOSED, **_LIVES}, is_there=True),
     CLOSED: RankState({OPENS: STEPPING, **_LIVES}, is_there=True),
-    SILENT: RankState({BREAKS: LOST, ENDS: ENDED, WAITS_FOR_OTHERS: HELD}, is_event=True, is_there=True),
-    LOST: RankState({CALLS: _BACK, STAYS_AWAY: GONE}),
+    SILENT: RankState({BREAKS: DISCONNECTED, ENDS: ENDED, WAITS_FOR_OTHERS: HELD}, is_event=True, is_there=True),
+    DISCONNECTED: RankState({CALLS: _BACK, STAYS_AWAY: GONE}),
     GONE: RankState({CALLS: _BACK}, is_event=True),
     HELD: RankState({BREAKS: ENDED}),
     ENDED: RankState({}),
@@ -68,7 +69,7 @@ class PlainRank:
 
     def note(self, stand: Stand, now: float) -> None:
         self.stand, self.told = stand if stand.line else None, now
-        self.waited = stand if stand.waits != OWN else self.waited
+        self.waited = stand if stand.waits != NO_WAIT else self.waited
 
 
 class Rank:
@@ -96,7 +97,7 @@ class Rank:
         after = STATES[self.state].next.get(what, self.state)
         if after == self.state:
             return False
-        if after == LOST:
+        if after == DISCONNECTED:
             self._before = self.state
         self.state, self.since = after or self._before, now
         self.has_opened |= self.state == STEPPING
@@ -226,7 +227,7 @@ def _find_unopened(ranks: Iterable[Rank], there: list[Rank]) -> list[Rank]:
 
 
 def describe_stand(one: Rank) -> str:
-    """What such a rank does; of one that has ended, what the others do."""
+    """Why this rank counts as stuck, for the message."""
     if one.status is not None:
         return "others wait for it in hpcddp's runtime"
     if one.beat.is_stopped:
@@ -241,7 +242,7 @@ def describe_stall(
 ) -> str:
     """Where ranks stand in the runtime, if some of them have waited for others for `stall_s` (None: for ever); else
     empty. `end_s`: as `PlainHang`."""
-    waits = [one for one in ranks if one.state == STANDING and one.place.waits != OWN]
+    waits = [one for one in ranks if one.state == STANDING and one.place.waits != NO_WAIT]
     if stall_s is None or not any(now - one.since >= stall_s for one in waits):
         return ""
     stood_s = {one.rank: now - one.since if one.state == STANDING else 0.0 for one in ranks}
@@ -264,9 +265,9 @@ def find_stands(ranks: Iterable[Rank], now: float, fresh_s: float = _FRESH_S) ->
     for one in ranks:
         for rank, plain in one.plain.items():
             if one.status is not None:
-                stand = Stand(_OVER, "", now - one.since, OWN) if one.is_well else None
+                stand = Stand(_OVER, "", now - one.since, NO_WAIT) if one.is_well else None
             elif one.beat.is_stopped:
-                stand = Stand(_STOPPED, "", now - plain.told, OWN)
+                stand = Stand(_STOPPED, "", now - plain.told, NO_WAIT)
             else:
                 stand = plain.stand if now - plain.told < fresh_s else None
             if stand is not None and (one.is_there or one.status is not None):
@@ -286,7 +287,7 @@ class PlainHang:
         """What is to be printed now, and the ranks that the others wait for, if they have for too long."""
         fresh_s = min(_FRESH_S, (self._end_s or _FRESH_S) / 2)  # who leaves a collective has half of the time to say so
         stands = find_stands(ranks, now, fresh_s)
-        waited_s = max((stand.seconds for stand in stands.values() if stand.waits != OWN), default=0.0)
+        waited_s = max((stand.seconds for stand in stands.values() if stand.waits != NO_WAIT), default=0.0)
         if self._stall_s is None or waited_s < self._stall_s:
             self._is_told = False
             return "", []
@@ -299,7 +300,7 @@ class PlainHang:
 
 def find_late(ranks: Iterable[Rank], now: float) -> list[int]:
     """Find those that do something of their own while others wait for them in a collective."""
-    return [rank for rank, stand in find_stands(ranks, now).items() if stand.waits == OWN]
+    return [rank for rank, stand in find_stands(ranks, now).items() if stand.waits == NO_WAIT]
 
 
 def describe_late(rank: int, ranks: Collection[Rank], now: float) -> str:
@@ -308,7 +309,7 @@ def describe_late(rank: int, ranks: Collection[Rank], now: float) -> str:
     owner = next(one for one in ranks if rank in one.plain)
     others = [(one, plain) for one in ranks for other, plain in one.plain.items() if other != rank and plain.waited]
     waiting = [plain.waited for one, plain in others if plain.stand == plain.waited or (one.status and not one.is_well)]
-    is_late = owner.status is not None or stand is None or stand.waits == OWN
+    is_late = owner.status is not None or stand is None or stand.waits == NO_WAIT
     where = next((f"; others wait {'for it ' if is_late else ''}at {waited}" for waited in waiting), "")
     if owner.status is not None:
         return where.removeprefix("; ") or "others wait for it"

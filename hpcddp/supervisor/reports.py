@@ -36,11 +36,11 @@ from hpcddp.supervisor.events import (
 from hpcddp.supervisor.rank import (
     BREAKS,
     CALLS,
+    DISCONNECTED,
     ENDS,
     FALLS_SILENT,
     FIRST_STEP,
     HELD,
-    LOST,
     MOVES,
     SAVES_S,
     STANDS,
@@ -171,7 +171,7 @@ class Reports:
         first = min((event.at for event in self.events), default=now)
         unexplained = bool(self.events) and all(event.is_of_another for event in self.events)
         are_swept = all(event.is_of_another or event.kind == GONE for event in self.events) and any(
-            one.state == LOST or one.is_noted for one in self.ranks.values()
+            one.state == DISCONNECTED or one.is_noted for one in self.ranks.values()
         )
         self._find_lost(now, -1, 2 * self._address.every_s + _BACK_S)
         for one in self.ranks.values():
@@ -248,7 +248,7 @@ class Reports:
         """Ranks whose connection broke, or that say nothing, for longer than that."""
         for one in self.ranks.values():
             since, heard = one.since, one.heard
-            if one.state == LOST and now - since > away_s and one.change(STAYS_AWAY, now):
+            if one.state == DISCONNECTED and now - since > away_s and one.change(STAYS_AWAY, now):
                 self._add(one, GONE, since)
             elif one.is_there and now - heard > silent_s and one.change(FALLS_SILENT, now):
                 self._add(one, SILENT, heard)

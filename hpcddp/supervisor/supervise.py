@@ -16,8 +16,7 @@ from hpcddp.record import TYPE_CHECKING
 from hpcddp.runs.chain import list_job_runs
 from hpcddp.runs.folder import AttemptFolder, cannot_write, job_of
 from hpcddp.runs.hang import read_hang_limits
-from hpcddp.runs.heartbeat import NO_RANK
-from hpcddp.runs.heartbeat import VARIABLE as HEARTBEAT
+from hpcddp.runs.heartbeat import HEARTBEAT_VARIABLE, NO_RANK
 from hpcddp.runs.jsonfile import read_object
 from hpcddp.runs.lock import BY_HAND, release_run
 from hpcddp.runs.start import FRESH
@@ -28,7 +27,7 @@ from hpcddp.signals import name_signal
 from hpcddp.supervisor.events import ERROR, UNFIT, UNKNOWN, Event
 from hpcddp.supervisor.follow import (
     BY_SCRIPT,
-    LOOK_S,
+    POLL_S,
     FollowUp,
     MovingEnd,
     Repeated,
@@ -122,8 +121,8 @@ def _name_cause(cause: Event | None, signal: str) -> str:
 
 
 def _judge(ended: AttemptEnd, attempt: AttemptFolder) -> AttemptEnd:
-    """What the launcher's status does not say: srun gives that of its own signal where a rank failed, Open MPI 5 gives
-    0 where a host was lost."""
+    """Replace the launcher's exit status by the first cause's where it hides it: srun gives that of its own signal
+    where a rank failed, Open MPI 5 gives 0 where a host was lost."""
     if ended.cause is None or ended.signal or _is_over(attempt, ended.cause):
         return ended
     return ended._replace(status=ended.cause.exit_status or ended.status or _LOST)
@@ -166,7 +165,7 @@ class Attempts:
         self._notices.open(first)
         self._reports = Reports(order.stall_limit_s if order.max_restarts else 0, self._env)
         self._recovery: Recovery | None = None
-        self._stop_requests = Repeated(partial(stop_if_asked, first.run.stop_request(job_of(first.name))), LOOK_S)
+        self._stop_requests = Repeated(partial(stop_if_asked, first.run.stop_request(job_of(first.name))), POLL_S)
         self._is_checked = False
 
     def prepare(self, first: AttemptFolder, script: str, left: int) -> None:
@@ -209,7 +208,7 @@ class Attempts:
         self._stack_requests = StackRequests(attempt, self._reports)
         self._note_end()
         env = {**self._env, **_variables(attempt, self._staged, end, self._env), FRESH: order.fresh}
-        env.pop(HEARTBEAT, None)  # of a rank of another job, in which this one was started
+        env.pop(HEARTBEAT_VARIABLE, None)  # of a rank of another job, in which this one was started
         if order.preflight and not self._is_checked:
             self._is_checked = True
             ended = self._check_nodes(attempt, env)

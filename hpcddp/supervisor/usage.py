@@ -135,7 +135,7 @@ class Gpus:
                     self.each[len(self._rows) - 1] = self._rows[-1]
 
 
-class Sampler:
+class UsageSampler:
     """Looks, and writes. `phases`: seconds of the node's first rank by what it did, as its page has them."""
 
     def __init__(

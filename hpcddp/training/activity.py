@@ -1,6 +1,6 @@
-"""What a rank is at where its main thread stands, for the supervisor: a checkpoint's files, or waiting for other ranks.
+"""Markers that a rank sets for the supervisor while it uses checkpoint files or waits for other ranks.
 
-The code that does it marks it: from outside, a call that waits looks like any other.
+The code that waits sets them: from outside, a call that waits looks like any other.
 """
 
 from __future__ import annotations

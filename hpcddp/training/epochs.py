@@ -77,7 +77,7 @@ class Epochs:
             loop.check_caught()
             if loop.inside:
                 saves.in_tail_of_last(loop.step_ends)
-                loop.seed_between()
+                loop.reseed()
         saves.last_step = None
         self._close()
         if not saves.is_finished and saves.is_due_at_end:

@@ -139,7 +139,7 @@ class TrainingLoop:
             second.forget()
         self._saves.loop_starts()
         self._pace.step_began()
-        self.seed_between()
+        self.reseed()
 
     def _check_loop(self, epoch: int, opened: int | None) -> None:
         """Refuse a loop over the batches of this epoch that a resumed run would not find again. `opened`: the epoch
@@ -203,15 +203,15 @@ class TrainingLoop:
         if self._trial is not None:
             self._trial.step_ends()
 
-    def seed_between(self) -> None:
-        """What draws random numbers before the next batch starts, draws by the number of steps."""
+    def reseed(self) -> None:
+        """Seed the global generators by the run's seed and the number of steps, until the next batch starts."""
         seed_generators("between", self._seed, self._saves.steps)
 
     def settle(self) -> None:
         """The loop was left, perhaps in the middle: end what is still open. A batch that was only looked at is none."""
         if self.inside and (self._backwards or self.stepped or self._stepping):
             self.step_ends()
-            self.seed_between()
+            self.reseed()
         elif self.inside:
             self.let_go()
 

@@ -96,7 +96,7 @@ class Progress:
         return known
 
     def _write(self, text: str) -> None:
-        """Nobody to read it is no reason to end a training."""
+        """Write the text; a closed pipe does not end a training."""
         if self._out is None:
             return
         try:

@@ -1,7 +1,7 @@
-"""What all ranks do at one step: save, stop, finish early; and what one of them may ask all for.
+"""Agreement of all ranks on the step at which they save, stop or finish early.
 
-A rank that asks inside a step raises a flag in the step's sums. If all ranks ask at one step, it is granted at this
-step; else at the step where all of them have heard of it.
+A rank requests it by a flag in the step's sums. If all ranks request it at one step, it happens at this step; otherwise
+at the step where all of them know of it.
 """
 
 from __future__ import annotations

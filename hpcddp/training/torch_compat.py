@@ -257,10 +257,10 @@ def local_part(tensor: Tensor) -> Tensor:
     return part
 
 
-Look = tuple[Tensor | None, int]  # a gradient, and how often it was changed in place
+GradientVersion = tuple[Tensor | None, int]  # a gradient, and how often it was changed in place
 
 
-def look_at(parameter: Tensor) -> Look:
+def gradient_version(parameter: Tensor) -> GradientVersion:
     """The gradient that a parameter has now: a change of it, or another one, is not equal to it."""
     gradient = parameter.grad
     if gradient is None:
@@ -269,9 +269,9 @@ def look_at(parameter: Tensor) -> Look:
     return gradient, gradient._version
 
 
-def is_as_before(parameter: Tensor, before: Look) -> bool:
+def is_as_before(parameter: Tensor, before: GradientVersion) -> bool:
     """Whether it has this gradient still, unchanged."""
-    now, version = look_at(parameter)
+    now, version = gradient_version(parameter)
     return now is before[0] and version == before[1]
 
 

@@ -24,9 +24,17 @@ from typing import Any
 from torch.distributed import DistNetworkError, DistStoreError
 
 from hpcddp.errors import PEER_FAILED
-from hpcddp.guard.hpcddp_stand import Quiet, count_collectives, describe_frame, has_compiled, list_frames
+from hpcddp.guard.hpcddp_stand import (
+    NO_WAIT,
+    WAITS,
+    Quiet,
+    count_collectives,
+    describe_frame,
+    has_compiled,
+    list_frames,
+)
 from hpcddp.runs.hang import Hang, Stand, find_hang, format_stands, read_hang_limits
-from hpcddp.runs.heartbeat import OWN, VARIABLE, WAITS, Page, Position, open_page
+from hpcddp.runs.heartbeat import HEARTBEAT_VARIABLE, Page, Position, open_page
 from hpcddp.training.activity import is_at_files, waits_for_ranks
 from hpcddp.training.rendezvous.failure import Failure, claim_first
 from hpcddp.training.rendezvous.group import Group
@@ -143,7 +151,7 @@ class Watchdog:
         """For how many seconds the watched thread has made no batch, collective, read or write."""
         batches, self._batches = self._batches, self._beats()
         frame = None if has_compiled() else _frame_of(self._watched)
-        is_own = frame is not None and describe_frame(frame)[2] == OWN and not waits_for_ranks(self._watched)
+        is_own = frame is not None and describe_frame(frame)[2] == NO_WAIT and not waits_for_ranks(self._watched)
         return self._quiet.look(is_own=is_own and batches == self._batches)
 
     def _connection(self) -> Store:
@@ -303,7 +311,7 @@ class Heartbeat:
 @contextmanager
 def beating(env: Mapping[str, str]) -> Iterator[Heartbeat]:
     """Beat in the body, if anybody listens."""
-    heartbeat = Heartbeat(open_page(env.get(VARIABLE)))
+    heartbeat = Heartbeat(open_page(env.get(HEARTBEAT_VARIABLE)))
     try:
         yield heartbeat
     finally:

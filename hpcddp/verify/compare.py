@@ -15,7 +15,7 @@ _SMALL_LOSS = 1e-2  # below it, a loss is compared absolutely
 _PEERS = "PeerFailedError"
 _NUMBER = re.compile(r"-?\d+\.?\d*(?:[eE][-+]?\d+)?")
 
-Event = dict[str, Any]
+TraceEvent = dict[str, Any]
 Place = tuple[int, int]  # the opening of a runtime in the script, and the step, from 0
 
 
@@ -24,19 +24,19 @@ class TrialRecord(NamedTuple):
 
     title: str  # such as `2 ranks`
     ranks: int
-    events: list[list[Event]]  # by rank
+    events: list[list[TraceEvent]]  # by rank
     stuck: tuple[int, ...] = ()
     took_s: float = 0.0
     stacks: tuple[str, ...] = ()  # where those ranks are
     output: str = ""  # of rank 0
 
-    def of_kind(self, kind: str, rank: int = 0) -> list[Event]:
+    def of_kind(self, kind: str, rank: int = 0) -> list[TraceEvent]:
         """This rank's events of one kind."""
         return _of_kind(self.events[rank], kind)
 
-    def steps(self, rank: int = 0) -> dict[Place, list[Event]]:
+    def steps(self, rank: int = 0) -> dict[Place, list[TraceEvent]]:
         """The events of each step, in order."""
-        found: dict[Place, list[Event]] = {}
+        found: dict[Place, list[TraceEvent]] = {}
         for event in self.events[rank]:
             if event["kind"] in {"batch", "loss", "gradients", "weights"}:
                 found.setdefault((event["opening"], event["step"]), []).append(event)
@@ -57,9 +57,9 @@ class Mismatch(NamedTuple):
     ranks: int = 1
 
 
-def read_events(folder: str, ranks: int) -> list[list[Event]]:
+def read_events(folder: str, ranks: int) -> list[list[TraceEvent]]:
     """The records of a trial's ranks."""
-    found: list[list[Event]] = []
+    found: list[list[TraceEvent]] = []
     for rank in range(ranks):
         found.append([])
         try:
@@ -137,7 +137,7 @@ def compare_bits(one: TrialRecord, other: TrialRecord, *, same_ranks: bool) -> M
     """Two runs that are to be equal to the bit: the gradients that reach the optimizers; with `same_ranks` also each
     rank's losses and weights."""
 
-    def compare(mine: list[Event], others: list[list[Event]], _times: float) -> Mismatch | None:
+    def compare(mine: list[TraceEvent], others: list[list[TraceEvent]], _times: float) -> Mismatch | None:
         return _compare_step_bits(mine, others[0], all_of_it=same_ranks)
 
     found = None
@@ -150,11 +150,11 @@ def compare_bits(one: TrialRecord, other: TrialRecord, *, same_ranks: bool) -> M
     return found and found._replace(runs=(one.title, other.title), ranks=other.ranks)
 
 
-_Compare = Callable[[list[Event], list[list[Event]], float], Mismatch | None]
+_Compare = Callable[[list[TraceEvent], list[list[TraceEvent]], float], Mismatch | None]
 
 
 def _compare_steps(
-    one: dict[Place, list[Event]], many: list[dict[Place, list[Event]]], compare: _Compare
+    one: dict[Place, list[TraceEvent]], many: list[dict[Place, list[TraceEvent]]], compare: _Compare
 ) -> Mismatch | None:
     """The first difference, by step."""
     for place in sorted({*one, *(place for steps in many for place in steps)}):
@@ -167,7 +167,7 @@ def _compare_steps(
     return None
 
 
-def _compare_step(one: list[Event], many: list[list[Event]], times: float) -> Mismatch | None:
+def _compare_step(one: list[TraceEvent], many: list[list[TraceEvent]], times: float) -> Mismatch | None:
     """What each rank's backward passes and optimizers have of one step. `times`: the tolerances are so many times as
     large."""
     count = len(_of_kind(one, "batch"))
@@ -198,7 +198,7 @@ def _compare_step(one: list[Event], many: list[list[Event]], times: float) -> Mi
     return None
 
 
-def _compare_step_bits(one: list[Event], other: list[Event], *, all_of_it: bool) -> Mismatch | None:
+def _compare_step_bits(one: list[TraceEvent], other: list[TraceEvent], *, all_of_it: bool) -> Mismatch | None:
     kinds = ("loss", "gradients", "weights") if all_of_it else ("gradients",)
     for kind in kinds:
         mine, its = _of_kind(one, kind), _of_kind(other, kind)
@@ -216,17 +216,17 @@ def _compare_step_bits(one: list[Event], other: list[Event], *, all_of_it: bool)
     return None
 
 
-def _add_up(losses: list[Event]) -> list[Event]:
+def _add_up(losses: list[TraceEvent]) -> list[TraceEvent]:
     return [{"share": math.fsum(event["share"] for event in losses)}] if losses else []
 
 
-def _farthest(event: Event, tolerance: float) -> list[Any] | None:
+def _farthest(event: TraceEvent, tolerance: float) -> list[Any] | None:
     """The tensor that is farthest from its reference, if that is farther than the tolerance."""
     off: list[list[Any]] = event.get("off") or []
     return off[0] if off and off[0][0] > tolerance else None
 
 
-def _compare_settings(one: Event, other: Event) -> tuple[str, Any, Any] | None:
+def _compare_settings(one: TraceEvent, other: TraceEvent) -> tuple[str, Any, Any] | None:
     for mine, its in zip(one["settings"], other["settings"], strict=False):
         for name, value in mine.items():
             that = its.get(name)
@@ -236,7 +236,7 @@ def _compare_settings(one: Event, other: Event) -> tuple[str, Any, Any] | None:
     return None
 
 
-def _of_kind(events: Iterable[Event], kind: str) -> list[Event]:
+def _of_kind(events: Iterable[TraceEvent], kind: str) -> list[TraceEvent]:
     return [event for event in events if event["kind"] == kind]
 
 

@@ -25,7 +25,7 @@ from hpcddp.runs.settings import (
     KEEP,
     OF_SCRIPT,
     OF_VERB,
-    RUN,
+    RUN_GROUP,
     Decision,
     Recorded,
     check_names,
@@ -117,7 +117,7 @@ class RunSettings:
         self._recorded: Recorded | None = None
         self._renewed: Recorded | None = None
         self._decision = Decision()
-        self.now: Settings = {RUN: {}}
+        self.now: Settings = {RUN_GROUP: {}}
         if attempt is not None:
             main = getattr(sys.modules.get("__main__"), "__file__", None)
 
@@ -130,14 +130,14 @@ class RunSettings:
     def take(self, name: str, value: Any) -> Any:
         """The value of one of the run's settings: the recorded one, if that is kept."""
         if name in self._keep and self._recorded is not None:
-            value = self._recorded.settings.get(RUN, {}).get(name, value)
+            value = self._recorded.settings.get(RUN_GROUP, {}).get(name, value)
         self.note(name, value)
         return value
 
     def note(self, name: str, value: Any) -> None:
         """What this start has of the run's settings."""
         if value is not None:
-            self.now[RUN][name] = value
+            self.now[RUN_GROUP][name] = value
 
     def settle(self, objects: Settings, step: int | None) -> None:
         """Compare, before the checkpoint of this step is loaded. None: a run without one begins, and is recorded anew;
@@ -169,7 +169,7 @@ class RunSettings:
 
     def begins_again(self, number: int = 1) -> bool:
         """Whether the samples that the checkpoint's epoch of this training loader has left are not those of now."""
-        old, new = self.at.get(RUN, {}), self.to.get(RUN, {})
+        old, new = self.at.get(RUN_GROUP, {}), self.to.get(RUN_GROUP, {})
         names = (one if one == "seed" else name_setting(one, number) for one in _AGAIN)
         return any(old.get(name, new.get(name)) != new.get(name) for name in names)
 
@@ -187,8 +187,8 @@ class RunSettings:
             which = " (the recorded one is kept)" if one in self._decision.kept else " (accepted)"
             which = "; the run resumes with the new one" if one in self._decision.changed else which
             print(f"hpcddp: {one}{which}", file=sys.stderr, flush=True)
-        run = {**self.now[RUN], **self._renewed.settings.get(RUN, {})}
-        renewed = self._renewed._replace(settings={**self._renewed.settings, RUN: run})
+        run = {**self.now[RUN_GROUP], **self._renewed.settings.get(RUN_GROUP, {})}
+        renewed = self._renewed._replace(settings={**self._renewed.settings, RUN_GROUP: run})
         if renewed != self._recorded:
             with at_files():
                 write_settings(self._run, renewed)

@@ -58,7 +58,7 @@ def make_outline(tree: Any) -> Any:
 
 
 def _try_to_read_back(thing: Any) -> Exception | None:
-    """What prevents it."""
+    """Why this state could not be read back; None if it can."""
     file = io.BytesIO()
     try:
         torch.save(thing, file)

@@ -108,8 +108,8 @@ class LoopListener(Protocol):
     def step_ends(self) -> bool:
         """The loop has come back for more: this batch is over. Returns whether the loop ends with it."""
 
-    def seed_between(self) -> None:
-        """What draws random numbers before the next batch starts, draws by the number of steps."""
+    def reseed(self) -> None:
+        """Seed the global generators by the run's seed and the number of steps, until the next batch starts."""
 
 
 Sampler = GlobalBatchSampler | ItemSampler
@@ -220,10 +220,10 @@ class TrainingLoader:
                 raise
             ends = listener.step_ends()
             if self._may_draw:
-                listener.seed_between()
+                listener.reseed()
             if ends:
                 break
-        listener.seed_between()
+        listener.reseed()
 
     def _batches(self) -> Iterator[Batch]:
         return (Batch(parts, self._device, is_several=self._is_several) for parts in self.weighing.steps(self._read()))

@@ -24,7 +24,7 @@ _CHOOSE = "take shuffle=True or shuffle=False; choose or weigh samples in the da
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """What says how a DataLoader reads, and not what."""
+    """Options of a DataLoader other than the data set and the order."""
 
     num_workers: int = 0
     collate_fn: Callable[[list[Any]], Any] | None = None

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from hpcddp.training.mistakes import LAYER_UNFROZEN, PARAMETERS_FOREIGN, STEP_AGAIN, STEP_ON_CLEARED, STEP_ON_SEVERAL
-from hpcddp.training.torch_compat import Look, is_as_before, local_part, look_at
+from hpcddp.training.torch_compat import GradientVersion, gradient_version, is_as_before, local_part
 
 _MOST_LOOKED_AT = 256  # parameters of an optimizer, where several optimizers share the backward passes
 
@@ -59,9 +59,9 @@ class OptimizerGradients:
         self._chosen: list[Tensor] = []  # parameters that are looked at, where there are several optimizers
         self._smallest: Any = None  # parameter
         self._one: Tensor | None = None  # a parameter that the last backward pass has reached
-        self._left: Look = (None, 0)  # its gradient, as the last backward pass left it
-        self._marked: tuple[Tensor, Look] | None = None
-        self._before: list[Look] | None = None  # gradients before the pass; None: it reaches this optimizer
+        self._left: GradientVersion = (None, 0)  # its gradient, as the last backward pass left it
+        self._marked: tuple[Tensor, GradientVersion] | None = None
+        self._before: list[GradientVersion] | None = None  # gradients before the pass; None: it reaches this optimizer
         self._unsure = 0  # the last batch of which it is not known whether it reached one that is not looked at
         self.check_parameters()
 
@@ -107,11 +107,11 @@ class OptimizerGradients:
         return _is_zero(self._one.grad)  # zero_grad(set_to_none=False), or clipped and kept
 
     def expect_backward(self, *, alone: bool) -> None:
-        """A backward pass comes. `alone`: it reaches this optimizer, for the run has no other."""
-        self._before = None if alone else [look_at(parameter) for parameter in self._chosen]
+        """Prepare for a backward pass. `alone`: it reaches this optimizer, for the run has no other."""
+        self._before = None if alone else [gradient_version(parameter) for parameter in self._chosen]
 
     def note_backward(self, batch: int) -> None:
-        """It is over, and the gradients are those of the whole batch."""
+        """Record that the last backward pass is over: the gradients are those of the whole batch."""
         if self._before is not None:
             pairs = zip(self._chosen, self._before, strict=True)
             reached = next((parameter for parameter, look in pairs if not is_as_before(parameter, look)), None)
@@ -131,12 +131,14 @@ class OptimizerGradients:
         if self._one is None or self._one.grad is None:
             found = (one for one in (*self._chosen, *self.parameters) if one.grad is not None)
             self._one = next(found, None)
-        self._left = look_at(self._one) if self._one is not None else (None, 0)
+        self._left = gradient_version(self._one) if self._one is not None else (None, 0)
 
     def were_changed(self) -> bool:
         """Whether the gradient so far was cleared, or changed in place. Another tensor is no change: DDP puts one there
         when it lays its buckets out anew."""
-        return self._one is not None and self._left[0] is not None and _is_changed(self._left, look_at(self._one))
+        return (
+            self._one is not None and self._left[0] is not None and _is_changed(self._left, gradient_version(self._one))
+        )
 
     def mark(self) -> None:
         """The gradients from before a pass were set aside: until the first backward pass a zero takes the place of one,
@@ -144,7 +146,7 @@ class OptimizerGradients:
         one = self._smallest
         if one.requires_grad and one.grad is None:
             one.grad = torch.zeros_like(one)
-            self._marked = one, look_at(one)
+            self._marked = one, gradient_version(one)
 
     def unmark(self) -> bool:
         """Take the mark away. Returns whether it was cleared or changed."""
@@ -152,7 +154,7 @@ class OptimizerGradients:
         if marked is None:
             return False
         one, before = marked
-        now, one.grad = look_at(one), None
+        now, one.grad = gradient_version(one), None
         return _is_changed(before, now)
 
     def check_step(self, batch: int, is_reached: Callable[[], bool], *, has_closure: bool) -> None:
@@ -187,7 +189,7 @@ class OptimizerGradients:
         self._left = (None, 0)  # `zero_grad` frees its memory now
 
 
-def _is_changed(before: Look, now: Look) -> bool:
+def _is_changed(before: GradientVersion, now: GradientVersion) -> bool:
     return now[0] is None or (now[0] is before[0] and now[1] != before[1])
 
 

@@ -20,7 +20,7 @@ from hpcddp.training.mistakes import (
     MODEL_UNWRAPPED,
     NO_SYNC,
 )
-from hpcddp.training.torch_compat import has_averaged, is_as_before, look_at
+from hpcddp.training.torch_compat import gradient_version, has_averaged, is_as_before
 
 
 class ForwardCalls:
@@ -69,7 +69,7 @@ class ForwardCalls:
             yield
             return
         is_only = len(self._watched) == 1 and id(self._watched[0]) in self._called  # then it is what the pass reaches
-        before = [] if is_only else [look_at(trained[0][1]) for trained in self._trained]
+        before = [] if is_only else [gradient_version(trained[0][1]) for trained in self._trained]
         if is_only:
             yield
         else:
@@ -111,7 +111,7 @@ class ForwardCalls:
     def _checked_inside(self) -> Iterator[None]:
         missing = [model for model in self._watched if id(model) not in self._called]
         held = [[p for p in model.parameters() if p.requires_grad] for model in missing]
-        before = [[look_at(p) for p in parameters] for parameters in held]
+        before = [[gradient_version(p) for p in parameters] for parameters in held]
         yield
         for model, parameters, looks in zip(missing, held, before, strict=True):
             if not all(map(is_as_before, parameters, looks)):

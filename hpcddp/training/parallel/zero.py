@@ -46,7 +46,7 @@ class _ChangedSteps:
         self._depth = 0  # of steps, one in the other
 
     def hook(self, until_end: ExitStack) -> None:
-        """From now on a step is a changed one: a collective."""
+        """Install the hooks that make each step the changed one (collective)."""
         until_end.callback(self._optimizer.register_step_pre_hook(self._start_step).remove)
         until_end.callback(self._optimizer.register_step_post_hook(self._end_step).remove)
         until_end.callback(self._restore)

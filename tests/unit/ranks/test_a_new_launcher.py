@@ -20,7 +20,7 @@ ROW = (
         version_words=("flux-core",),
         program="flux",
         line=lambda job: [
-            (PROGRAM, "run", f"--nodes={job.nodes}", f"--ntasks={job.processes}"),
+            (LAUNCHER_PROGRAM, "run", f"--nodes={job.nodes}", f"--ntasks={job.processes}"),
             (f"--cores-per-task={job.cpus_per_process}",),
             job.launcher_options,
         ],

@@ -10,9 +10,9 @@ import pytest
 from hpcddp.errors import RequestError, SiteError
 from hpcddp.script.fields import read_command, read_directives, read_modules, read_name_list, read_variables, read_words
 from hpcddp.script.site_file import (
-    FIELDS,
     QUEUE,
     SITE,
+    SITE_FIELDS,
     SiteChoice,
     chosen_site,
     config_folders,
@@ -186,7 +186,7 @@ def test_every_fact_of_a_shipped_site_names_its_source(name):
     if site.standing == "generic":
         return
     for key in load_yaml(site.file)[0].keys() - _UNCITED:
-        value = getattr(site, FIELDS.get(key, key))
+        value = getattr(site, SITE_FIELDS.get(key, key))
         blocks = value.values() if key in {"queues", "vars"} else [value]
         cited = [site.cited.get(key) or getattr(block, "source", "") for block in blocks]
         assert set(cited) <= set(site.sources), f"{key} of {name}"

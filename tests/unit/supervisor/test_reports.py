@@ -18,13 +18,14 @@ from typing import Any, cast
 import pytest
 
 from hpcddp.errors import PEER_FAILED
+from hpcddp.guard.hpcddp_stand import WAITS
 from hpcddp.runs.folder import AttemptFolder, RunFolder
-from hpcddp.runs.heartbeat import NO_RANK, WAITS, Beat, Position, open_page
+from hpcddp.runs.heartbeat import NO_RANK, Beat, Position, open_page
 from hpcddp.supervisor import agent, wire
 from hpcddp.supervisor.agent import Agent
 from hpcddp.supervisor.events import ERROR, GONE, KILLED, LEFT, SILENT, STUCK, UNHEARD, UNKNOWN, find_first_cause
 from hpcddp.supervisor.program import Teardown
-from hpcddp.supervisor.rank import LOST, OPENS, Rank, find_odd
+from hpcddp.supervisor.rank import DISCONNECTED, OPENS, Rank, find_odd
 from hpcddp.supervisor.reports import Reports, allow_files, allow_more_files
 from hpcddp.supervisor.wire import read_listener, write_listener
 
@@ -241,7 +242,7 @@ def test_a_rank_whose_connection_broke_while_its_supervisor_was_suspended_may_ca
         caller.sendall(wire.write(wire.Hello(told.key, "7.1", 0, 2, "n5")))
         while not reports.ranks:
             reports.read()
-    while reports.ranks[0].state != LOST:
+    while reports.ranks[0].state != DISCONNECTED:
         reports.read()
     clock.now += 100
     reports.look()
@@ -365,7 +366,7 @@ def test_a_stall_of_the_runtime_s_ranks_is_one_notice_until_they_get_on(told: To
     assert (told.reports.events, told.reports.remarks) == ([], [])  # the ranks print it themselves
 
 
-OWN = wire.Ended(1 << 8, "Traceback …\nValueError: b", "runs/log")
+NO_WAIT = wire.Ended(1 << 8, "Traceback …\nValueError: b", "runs/log")
 HEARD = wire.Ended(PEER_FAILED << 8, "hpcddp: rank 1 on n1 failed: ValueError: b\nhint: its log", "", is_printed=True)
 SAID = "1. The end of its output:\n    Traceback …\n    ValueError: b\n  all of it: runs/log"
 REFUSED = "cannot run 'x': no such file\nhint: check its spelling"
@@ -374,10 +375,10 @@ REFUSED = "cannot run 'x': no such file\nhint: check its spelling"
 @pytest.mark.parametrize(
     ("ends", "report"),
     [
-        ([(1, OWN), (0, HEARD)], SAID),
-        ([(0, HEARD), (1, OWN)], SAID),
+        ([(1, NO_WAIT), (0, HEARD)], SAID),
+        ([(0, HEARD), (1, NO_WAIT)], SAID),
         (
-            [(1, OWN), (0, OWN._replace(output="main()\nValueError: b", log="", is_printed=True))],
+            [(1, NO_WAIT), (0, NO_WAIT._replace(output="main()\nValueError: b", log="", is_printed=True))],
             "1; the error is above",
         ),
         ([(1, wire.Ended(4 << 8, REFUSED)), (0, wire.Ended(4 << 8, REFUSED))], f"rank 1 on n1: {REFUSED}"),
@@ -399,7 +400,7 @@ def test_how_the_first_rank_has_failed_is_said_once_on_the_jobs_output(
 def test_a_rank_that_has_only_seen_another_one_fail_stays_until_that_ones_words_are_there(told: Told):
     told.say(0, HEARD)
     assert 0 in {one.rank for one in told.reports._connected}
-    told.say(1, OWN)
+    told.say(1, NO_WAIT)
     assert told.reports._connected == []
 
 

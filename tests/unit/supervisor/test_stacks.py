@@ -28,7 +28,7 @@ from hpcddp.runs.stacks import (
     write_answer,
 )
 from hpcddp.supervisor.agent import Agent
-from hpcddp.supervisor.follow import LOOK_S, StackRequests
+from hpcddp.supervisor.follow import POLL_S, StackRequests
 from hpcddp.supervisor.reports import Reports
 from hpcddp.supervisor.wire import read_listener
 
@@ -100,7 +100,7 @@ class Job:
         request, answers = request_stacks(self.attempt), list[RankStacks]()
 
         def is_answered() -> bool:
-            self.now += LOOK_S if self.reports.stacks is None else 0.0
+            self.now += POLL_S if self.reports.stacks is None else 0.0
             answers.extend(read_answer(self.attempt, request) or ())
             return bool(answers)
 

@@ -6,8 +6,9 @@ from collections.abc import Collection
 
 import pytest
 
+from hpcddp.guard.hpcddp_stand import MAY_WAIT, NO_WAIT, WAITS
 from hpcddp.runs.hang import Stand
-from hpcddp.runs.heartbeat import MAY_WAIT, OWN, WAITS, Beat, Position
+from hpcddp.runs.heartbeat import Beat, Position
 from hpcddp.supervisor.rank import (
     ENDS,
     PlainHang,
@@ -125,11 +126,11 @@ def training() -> Ranks:
 @pytest.mark.parametrize(
     ("one", "other", "named", "is_known"),
     [
-        (("a", MAY_WAIT), ("b", OWN), "rank 1 ", True),  # in DDP's backward pass it waits for the others
+        (("a", MAY_WAIT), ("b", NO_WAIT), "rank 1 ", True),  # in DDP's backward pass it waits for the others
         (("a", WAITS), ("b", MAY_WAIT), "rank 1 ", True),
-        (("a", OWN), ("b", OWN), "rank 0 ", False),
+        (("a", NO_WAIT), ("b", NO_WAIT), "rank 0 ", False),
         (("a", WAITS), ("a", WAITS), "rank 0 ", False),
-        (("", OWN), ("", OWN), "rank 0 is one of them", False),
+        (("", NO_WAIT), ("", NO_WAIT), "rank 0 is one of them", False),
     ],
 )
 def test_of_two_ranks_the_one_that_does_not_wait_is_named_if_that_can_be_told(
@@ -211,7 +212,7 @@ def test_a_program_that_says_nothing_of_itself_is_never_stuck_and_one_that_touch
 # Plain scripts, by the stands that the guard in each rank tells.
 
 SUM = Stand("train.py:9, in main: dist.all_reduce(x)", "all_reduce", 61.0, WAITS)
-OWN_WORK = Stand("train.py:7, in main: queue.get()", "wait", 61.0, OWN)
+OWN_WORK = Stand("train.py:7, in main: queue.get()", "wait", 61.0, NO_WAIT)
 ENDED = Stand("", "", 0.0, -1)  # no stand: it has ended with status 0
 
 

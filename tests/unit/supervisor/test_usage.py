@@ -18,7 +18,7 @@ import pytest
 from hpcddp.guard.hpcddp_stand import PHASES, judge_phase
 from hpcddp.runs.folder import AttemptFolder, RunFolder
 from hpcddp.supervisor import usage
-from hpcddp.supervisor.usage import Cgroup, Gpus, Processes, Sampler
+from hpcddp.supervisor.usage import Cgroup, Gpus, Processes, UsageSampler
 
 _SMI = """\
 #!/bin/sh
@@ -109,7 +109,7 @@ def test_a_line_has_the_most_memory_and_the_mean_use_of_its_looks(
     os.makedirs(attempt.path)
     uses = iter([80.0, 60.0, 40.0])
     monkeypatch.setenv("PATH", "/nowhere")
-    sampler = Sampler(attempt, "node1", os.environ, lambda: [1.0, 2.0])
+    sampler = UsageSampler(attempt, "node1", os.environ, lambda: [1.0, 2.0])
     for memory in (5, 9, 7):
         gpu = ["NVIDIA H100", next(uses), 100.0, 800.0]
         monkeypatch.setattr(Processes, "read", lambda _, memory=memory: (3.14159, memory, 4))
@@ -127,7 +127,7 @@ def test_a_line_has_the_most_memory_and_the_mean_use_of_its_looks(
 
 def test_a_folder_that_cannot_be_written_ends_the_sampler_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(usage, "_FIRST_S", (0.0, 0.0))
-    Sampler(AttemptFolder(RunFolder(str(tmp_path / "gone")), "7.1"), "node1", {}, list)._run()
+    UsageSampler(AttemptFolder(RunFolder(str(tmp_path / "gone")), "7.1"), "node1", {}, list)._run()
 
 
 def frame_in(*modules: str) -> FrameType:

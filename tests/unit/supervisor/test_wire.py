@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from hpcddp.runs.heartbeat import WAITS, Beat, Position
+from hpcddp.guard.hpcddp_stand import WAITS
+from hpcddp.runs.heartbeat import Beat, Position
 from hpcddp.supervisor import wire
 
 EACH = [

@@ -78,7 +78,7 @@ class Ear:
     def step_ends(self) -> bool:
         return False
 
-    def seed_between(self) -> None: ...
+    def reseed(self) -> None: ...
 
 
 class Listening:

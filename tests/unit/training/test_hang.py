@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
+from hpcddp.guard.hpcddp_stand import NO_WAIT, WAITS
 from hpcddp.runs.folder import RunFolder
 from hpcddp.runs.hang import Stand, find_hang
-from hpcddp.runs.heartbeat import OWN, WAITS
 from hpcddp.runs.state import read_state
 
 RunRanks = Callable[..., Any]
 SUM = Stand("train.py:9, in main: rt.sum(1)", "all_reduce", 61.0, WAITS)
-SLEEP = Stand("train.py:7, in main: time.sleep(1000)", "", 61.0, OWN)
+SLEEP = Stand("train.py:7, in main: time.sleep(1000)", "", 61.0, NO_WAIT)
 LOOP = SLEEP._replace(seconds=0.0, quiet_s=61.0)
 RING = Stand("train.py:5, in main: dist.recv(x, left)", "recv", 61.0, WAITS)
 BARRIER = Stand("train.py:8, in main: dist.barrier()", "barrier", 61.0, WAITS)

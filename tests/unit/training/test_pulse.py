@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from hpcddp.runs.heartbeat import OWN, VARIABLE, WAITS, Page, make_page
+from hpcddp.guard.hpcddp_stand import NO_WAIT, WAITS
+from hpcddp.runs.heartbeat import HEARTBEAT_VARIABLE, Page, make_page
 from tests.conftest import PATIENCE_S
 
 BEATS = """
@@ -31,7 +32,7 @@ def rank(start_python: Callable[..., Any], tmp_path: Path) -> Callable[[str], Pa
         page = make_page()
         assert page is not None
         (tmp_path / "rank.py").write_text(BEATS.format(line))
-        start_python(tmp_path, "rank.py", **{VARIABLE: page.path})
+        start_python(tmp_path, "rank.py", **{HEARTBEAT_VARIABLE: page.path})
         return page
 
     return start
@@ -56,7 +57,7 @@ def test_a_thread_that_stands_at_work_or_at_a_checkpoint_s_files_uses_its_time_a
     assert page.read().moves == before.moves
 
 
-@pytest.mark.parametrize(("line", "waits"), [(SLEEP, OWN), (f"with waiting(): {SLEEP}", WAITS)])
+@pytest.mark.parametrize(("line", "waits"), [(SLEEP, NO_WAIT), (f"with waiting(): {SLEEP}", WAITS)])
 def test_a_thread_that_stands_and_uses_nothing_says_neither_and_whether_it_waits_for_other_ranks(
     rank: Callable[[str], Page], line: str, waits: int
 ):
@@ -79,7 +80,7 @@ def test_a_rank_ends_itself_where_the_process_beside_it_is_stopped(
     page = make_page()
     assert page is not None
     (tmp_path / "rank.py").write_text(BEATS.format(SLEEP))
-    rank = start_python(tmp_path, "rank.py", **{VARIABLE: page.path})
+    rank = start_python(tmp_path, "rank.py", **{HEARTBEAT_VARIABLE: page.path})
     page.write_lease(time.monotonic() + 1000)
     wait_until(lambda: page.read().looks)
     page.write_lease(time.monotonic() - 1)

@@ -321,7 +321,7 @@ def test_a_look_at_a_gradient_says_whether_it_is_another_or_was_changed_in_place
         lambda: weight.grad.zero_(),
         lambda: setattr(weight, "grad", None),
     ):
-        before = torch_compat.look_at(weight)
+        before = torch_compat.gradient_version(weight)
         assert torch_compat.is_as_before(weight, before)
         change()
         assert not torch_compat.is_as_before(weight, before)

@@ -15,9 +15,8 @@ from typing import Any
 
 import pytest
 
-from hpcddp.guard.hpcddp_stand import describe_frame, judge_wait, measure_children
+from hpcddp.guard.hpcddp_stand import MAY_WAIT, NO_WAIT, WAITS, describe_frame, judge_wait, measure_children
 from hpcddp.runs.hang import Stand, format_stands, name_ranks
-from hpcddp.runs.heartbeat import MAY_WAIT, OWN, WAITS
 from hpcddp.training.watchdog import find_stand
 from tests.conftest import PATIENCE_S
 
@@ -67,7 +66,7 @@ def test_what_the_users_line_has_called_is_named() -> None:
             return super().items()
 
     json.dumps(Odd(a=1), indent=1)
-    assert (stands[0].inside, stands[0].waits) == ("_iterencode_dict", OWN)
+    assert (stands[0].inside, stands[0].waits) == ("_iterencode_dict", NO_WAIT)
     assert stands[0].line.endswith(": json.dumps(Odd(a=1), indent=1)")
 
 
@@ -82,9 +81,9 @@ def test_what_the_users_line_has_called_is_named() -> None:
         ("torch.cuda", "torch.cuda.synchronize()", MAY_WAIT),
         ("", "work.wait()", MAY_WAIT),
         ("", "total += loss.item()", MAY_WAIT),
-        ("", "time.sleep(1000)", OWN),
-        ("torch.utils.data.dataloader", "for x in loader:", OWN),
-        ("torch.distributed.checkpoint.filesystem", "dcp.save(state)", OWN),
+        ("", "time.sleep(1000)", NO_WAIT),
+        ("torch.utils.data.dataloader", "for x in loader:", NO_WAIT),
+        ("torch.distributed.checkpoint.filesystem", "dcp.save(state)", NO_WAIT),
     ],
 )
 def test_a_rank_that_stands_in_a_collective_or_for_a_device_waits(module: str, line: str, waits: int) -> None:
