@@ -246,7 +246,7 @@ def test_the_first_task_that_ended_by_a_signal_was_killed_and_one_behind_its_lau
 
 def test_a_line_with_an_errors_name_near_a_traceback_that_was_caught_is_no_part_of_it(told):
     caught = raised(None, "ConnectionResetError: [Errno 104] Connection reset by peer")
-    beside = f"r1: metrics server reached\nr1: {MISSING} -- using the defaults\n"
+    beside = f"r1: metrics server reached\nr1: {MISSING}\n"
     assert told(caught + beside + raised(0, LATE)).class_ == "hang"
 
 
