@@ -530,7 +530,9 @@ class _Judge:
         """Whether its log ends with it, as that of ranks which are ended while they wait."""
         log = self._logs[mark.log]
         by = _COMMAND.match(mark.text)
-        below = (log.lines[at] for at in range(mark.number - log.skipped, len(log.lines)))  # of which most end it at once
+        below = (
+            log.lines[at] for at in range(mark.number - log.skipped, len(log.lines))
+        )  # of which most end it at once
         return all(by is not None and line.startswith(by[0].encode()) for line in below if line.strip())
 
     def _cause(self, mark: Mark, rank: int | str | None) -> Cause:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections import Counter
 
 from hpcddp.diagnose.progress import forget_caught
 from hpcddp.diagnose.rows import CAUSE, END, LOST, NOISE, RAISED, RECORD, RESTART, ROWS, WEAK, Row
@@ -46,6 +47,7 @@ _EXIT = re.compile(
 #: The exception at a traceback's end.
 _EXCEPTION = re.compile(r"(?:[A-Za-z_]\w*\.)*(?:_*[A-Z]\w*|timeout|gaierror|error)(?:: .*|:)?$")
 _FRAME = re.compile(r'File "(.+?)", line (\d+), in (\S+)')
+_OFTEN = 200  # times that an exception is caught by a program that goes on after it
 _INSIDE = re.compile(rb'File ".+", line \d+, in (?!<module>|_run_|_bootstrap|_worker_loop)')
 _LOADS = re.compile(r"torch/serialization\.py\", line \d+, in (load|_load|_legacy_load)$")
 _LIBRARY = re.compile(r"(site|dist)-packages/|/lib/python\d|<frozen|<string>|/bin/(torchrun|accelerate)$")
@@ -302,6 +304,7 @@ class _LogReader:
         self._known: dict[bytes, _LineKind] = {}  # by the line without digits
         self._rows: dict[str, Row | None] = {}  # of exceptions, by their text
         self._frames: dict[str, str] = {}  # by the lines of a traceback
+        self._times = Counter[str]()  # how often an exception was caught
         self._bodies = set[str]()  # of exceptions after which the program said that it goes on
         self._survived: dict[bytes, bool] = {}  # by a line near a traceback, without digits
         self._open: list[_Open] = []
@@ -394,13 +397,16 @@ class _LogReader:
         return any(self._is_survived(line) for line, rank in ranks if one.rank is None or rank in {None, one.rank})
 
     def _skip_survived(self, at: int) -> int:
-        """The place behind a traceback that begins here, does not begin where its program began, and stands behind a
-        line which says that the program goes on; 0: it is none."""
+        """The place behind a traceback that begins here, does not begin where its program began, and was survived before
+        or stands behind a line which says that the program goes on; 0: it is none."""
         lines = self._log.lines
-        if not at or not self._is_survived(lines[at - 1]) or not _INSIDE.search(b"".join(lines[at + 1 : at + 2])):
+        if not at or not _INSIDE.search(b"".join(lines[at + 1 : at + 2])):
             return 0
         end = next((n for n in range(at + 1, len(lines)) if lines[n][:1] != b" "), at)
-        self._pass(end, lines[end].decode(errors="replace").strip())
+        body = lines[end].decode(errors="replace").strip()
+        if body not in self._bodies and not self._is_survived(lines[at - 1]):
+            return 0
+        self._pass(end, body)
         return end + 1
 
     def _pass(self, at: int, body: str) -> None:
@@ -568,7 +574,9 @@ class _LogReader:
         row = self._rows[said]
         if "CalledProcessError" in body and "[rank" in one.prefix:  # no launcher's, but a rank's
             row = None
-        if one.was_caught() and "[rank" not in one.prefix and self._is_passed(one, at):
+        is_caught = one.was_caught() and "[rank" not in one.prefix
+        self._times[body] += is_caught
+        if is_caught and (self._times[body] > _OFTEN or self._is_passed(one, at)):
             self._pass(at, body)
             return
         level = RAISED if row is None or row.level in {CAUSE, RAISED} else row.level

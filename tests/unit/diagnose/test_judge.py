@@ -510,6 +510,12 @@ def test_of_a_traceback_that_was_caught_many_times_the_last_counts(told):
     assert (cause.class_, cause.rank, cause.line) == ("exception", 1, 6 * 50)
 
 
+def test_what_was_caught_hundreds_of_times_was_survived_and_what_torch_signs_never(told):
+    assert told(300 * f"{INSIDE}step\n" + raised(0, RESET), has_failed=True).class_ == "unknown"
+    signed = "".join(f"[rank1]: {line}\n" for line in INSIDE.splitlines())
+    assert told(300 * signed).class_ == "exception"
+
+
 def test_a_warning_signal_that_nobody_catches_is_the_walltimes(told):
     cause = told("srun: error: node2: task 1: User defined signal 1\n")
     assert (cause.class_, cause.also, cause.rank) == ("walltime", ("killed",), None)
