@@ -397,8 +397,8 @@ class _LogReader:
         return any(self._is_survived(line) for line, rank in ranks if one.rank is None or rank in {None, one.rank})
 
     def _skip_survived(self, at: int) -> int:
-        """The place behind a traceback that begins here, does not begin where its program began, and was survived before
-        or stands behind a line which says that the program goes on; 0: it is none."""
+        """The place behind a traceback that begins here, does not begin where its program began, and was survived
+        before or stands behind a line which says that the program goes on; 0: it is none."""
         lines = self._log.lines
         if not at or not _INSIDE.search(b"".join(lines[at + 1 : at + 2])):
             return 0
