@@ -8,9 +8,9 @@ from contextlib import suppress
 from hpcddp.errors import HpcddpError
 from hpcddp.login.find_run import find_array_jobs
 from hpcddp.record import TYPE_CHECKING, Record
-from hpcddp.runs.chain import Link, find_unfinished_runs
+from hpcddp.runs.chain import find_unfinished_runs, read_link
 from hpcddp.runs.folder import AttemptFolder, RunFolder, job_of, list_attempts, show_path
-from hpcddp.runs.jsonfile import read_first_line, read_record
+from hpcddp.runs.jsonfile import read_first_line
 from hpcddp.runs.lock import Hold, Holder, HolderEnd, describe_process, has_ended, read_holds
 from hpcddp.runs.metrics import Latest, read_latest
 from hpcddp.runs.state import Best, RunState, read_best, read_plan_file, read_state
@@ -117,7 +117,7 @@ def read_on_disk(run: RunFolder) -> OnDisk:
             job = read_job_end(attempt)
             one = one._replace(ends=job.ends if job is not None else None)
         with suppress(HpcddpError):
-            link = read_record(attempt.chain, Link)
+            link = read_link(attempt)
             one = one._replace(links=(link.turn, link.of) if link is not None else (0, 0))
         with suppress(HpcddpError):
             is_open = one.state is None or one.state.status == "finished"

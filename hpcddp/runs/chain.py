@@ -165,7 +165,7 @@ def find_before(attempt: AttemptFolder) -> Link | None:
     job = job_of(attempt.name)
     others = (one for one in list_attempts(attempt.run) if job_of(one.name) != job)
     queued = (one for one in others if parse_id(read_first_line(one.next)).is_same(parse_id(job)))
-    links = list(filter(None, map(_read_link, queued)))
+    links = list(filter(None, map(read_link, queued)))
     if not links:
         return None
     # a job that was started again made several attempts: progress counts from the first one's step
@@ -189,7 +189,7 @@ def write_follow_up(attempt: AttemptFolder, job: str) -> None:
 
 def _find_earlier_start(attempt: AttemptFolder) -> Link | None:
     """The link that the last earlier start of this attempt's job was, if it was one."""
-    return next(filter(None, map(_read_link, reversed(_earlier_starts(attempt)))), None)
+    return next(filter(None, map(read_link, reversed(_earlier_starts(attempt)))), None)
 
 
 def _earlier_starts(attempt: AttemptFolder) -> list[AttemptFolder]:
@@ -199,5 +199,6 @@ def _earlier_starts(attempt: AttemptFolder) -> list[AttemptFolder]:
     return sorted(found, key=lambda one: start_of(one.name, job))
 
 
-def _read_link(attempt: AttemptFolder) -> Link | None:
+def read_link(attempt: AttemptFolder) -> Link | None:
+    """None: the attempt is none of a chain. DamagedFileError; SchemaError if another hpcddp wrote the file."""
     return read_record(attempt.chain, Link, "; to begin a new chain submit the job again")

@@ -10,10 +10,10 @@ from typing import Any
 from hpcddp.errors import RequestError, nearest
 from hpcddp.record import Record
 from hpcddp.runs.folder import MANIFEST, AttemptFolder, RunFolder, list_attempts, list_checkpoints, list_run_folders
-from hpcddp.runs.jsonfile import damaged, read_object
+from hpcddp.runs.jsonfile import read_object
 from hpcddp.runs.metrics import LogLine, MetricsReader, StepLine
 from hpcddp.runs.settings import RUN_GROUP, read_recorded, settings_at
-from hpcddp.runs.state import check_run_folder
+from hpcddp.runs.state import Versions, check_run_folder, read_plan_file, read_state, read_versions
 from hpcddp.units import format_count, shorten
 
 # What a run folder records of its run: each step, weights at some steps, and what the run ran with.
@@ -85,20 +85,20 @@ def read_run(path: str) -> RunRecord:
 
 def _read_weights(run: RunFolder, last_step: int) -> dict[int, str]:
     """SHA-256 of the weights by step, from the checkpoints and the end of the last attempt."""
-    files = [*(os.path.join(one, MANIFEST) for one in list_checkpoints(run.checkpoints)), run.state]
-    saved = [read_object(file) or {} for file in files]
+    saved = [read_object(os.path.join(one, MANIFEST)) or {} for one in list_checkpoints(run.checkpoints)]
     found = {one.get("step"): one.get("weights_sha256") for one in saved}
+    if (state := read_state(run)) is not None:
+        found[state.step] = state.weights_sha256
     return {k: v for k, v in found.items() if isinstance(k, int) and isinstance(v, str) and k <= last_step}
 
 
 def _read_conditions(run: RunFolder, attempts: list[AttemptFolder]) -> Iterator[dict[str, Any]]:
     """The job's, each attempt's, and those of settings.json at the begin and at the end."""
-    yield {f"job.{name}": value for name, value in (read_object(run.plan) or {}).items() if name in _OF_JOB}
+    plan = read_plan_file(run)
+    yield {f"job.{name}": value for name in _OF_JOB if (value := getattr(plan, name)) is not None}
     for attempt in attempts:
-        try:
-            yield describe_attempt(read_object(attempt.versions) or {})
-        except (AttributeError, TypeError, ValueError) as error:  # a list where there is an object, or the like
-            raise damaged(attempt.versions, str(error)) from error
+        if (versions := read_versions(attempt)) is not None:
+            yield describe_attempt(versions)
     recorded = read_recorded(run)
     for settings in () if recorded is None else (settings_at(recorded, 0), recorded.settings):
         groups = {group: values for group, values in settings.items() if group != RUN_GROUP}
@@ -106,17 +106,15 @@ def _read_conditions(run: RunFolder, attempts: list[AttemptFolder]) -> Iterator[
         yield {name: value for name, value in settings.get(RUN_GROUP, {}).items() if name in {"samples", "shuffle"}}
 
 
-def describe_attempt(versions: Mapping[str, Any]) -> dict[str, Any]:
+def describe_attempt(versions: Versions) -> dict[str, Any]:
     """The conditions of an attempt's versions.json. What is not there is left out."""
-    conditions = {name: value for name, value in versions.items() if name not in {"ranks", "plan", "exact"}}
-    plan, exact = versions.get("plan") or {}, versions.get("exact")
+    conditions, plan, exact = dict(versions.others or {}), versions.plan or {}, versions.exact
     conditions |= {f"plan.{name}": value for name, value in plan.items() if name != "data_size"}
-    if ranks := versions.get("ranks"):
+    if ranks := versions.ranks:
         hosts = list(dict.fromkeys(rank.get("host") for rank in ranks))
         conditions |= {"ranks": len(ranks), "nodes": len(hosts), "hosts": ", ".join(map(str, hosts))}
-    if versions:  # an exact run says its way of summing
-        is_exact = bool(exact or plan.get("slices"))
-        conditions["mode"] = f"exact ({exact})" if isinstance(exact, str) else "exact" if is_exact else "plain"
+    # an exact run says its way of summing
+    conditions["mode"] = f"exact ({exact})" if exact else "exact" if plan.get("slices") else "plain"
     return conditions
 
 

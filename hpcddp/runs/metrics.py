@@ -147,7 +147,13 @@ class LengthLine(NamedTuple):
     total_steps: int
 
 
-MetricLine: TypeAlias = StepLine | AtLine | LogLine | LengthLine
+class ModelLine(NamedTuple):
+    """What the model, or one of several, says of a sample's cost."""
+
+    flops_per_sample: float
+
+
+MetricLine: TypeAlias = StepLine | AtLine | LogLine | LengthLine | ModelLine
 _DAMAGE = (ValueError, KeyError, TypeError, OverflowError, RecursionError)  # what a line that is none of these gives
 
 
@@ -161,6 +167,8 @@ def _parse(text: bytes, path: str) -> MetricLine | None:
         check_schema(path, line)
     if kind == "expect":
         return LengthLine(int(line["total_steps"]))
+    if kind == "model":
+        return ModelLine(float(line["flops_per_sample"]))
     if kind == "log":
         numbers = {name: _number(value) for name, value in line.items() if name not in RESERVED}
         return LogLine(int(line["step"]), numbers, float(line["time"]))

@@ -58,9 +58,16 @@ def write_best(checkpoints: str, best: Best) -> None:
 # A run folder is opened: by this hpcddp, if `run.json` has the schema that it writes. So has every other file then.
 
 
+_PLAN_REMEDY = "; then render the job again, or remove it"
+
+
 class PlanFile(Record):
     """What is read again of a run's `plan.json`. `point`: of a sweep."""
 
+    site: str | None = None
+    launcher: str | None = None
+    command: list[str] | None = None
+    ranks_per_node: int | None = None
     global_batch: int | None = None
     point: dict[str, Any] | None = None
 
@@ -89,7 +96,12 @@ def open_attempt(attempt: AttemptFolder) -> None:
 
 def read_plan_file(run: RunFolder) -> PlanFile:
     """Without anything where there is no such file. DamagedFileError; SchemaError if another hpcddp wrote it."""
-    return read_record(run.plan, PlanFile, "; then render the job again, or remove it") or PlanFile()
+    return read_record(run.plan, PlanFile, _PLAN_REMEDY) or PlanFile()
+
+
+def change_plan_file(run: RunFolder, **values: Any) -> None:
+    """Replace these values in `plan.json`, and leave the others. OSError; the errors of `read_plan_file`."""
+    write_object(run.plan, {**(read_object(run.plan, _PLAN_REMEDY) or {}), **values})
 
 
 def read_planned_batch(run: RunFolder) -> int | None:
@@ -99,6 +111,26 @@ def read_planned_batch(run: RunFolder) -> int | None:
     """
     check_run_folder(run)
     return read_plan_file(run).global_batch
+
+
+# `versions.json`: what an attempt ran with.
+
+
+class Versions(Record):
+    """`plan`: of the global batch. `ranks`: each with its host. `exact`: how an exact run sums. `others`: versions of
+    libraries, and settings, by name."""
+
+    plan: dict[str, Any] | None = None
+    ranks: list[dict[str, Any]] | None = None
+    exact: str | None = None
+    others: dict[str, Any] | None = None
+
+
+def read_versions(attempt: AttemptFolder) -> Versions | None:
+    """None if there is no such file. DamagedFileError; SchemaError if another hpcddp wrote it."""
+    known, content = read_record(attempt.versions, Versions), read_object(attempt.versions) or {}
+    others = {name: value for name, value in content.items() if name not in Versions._fields}
+    return known._replace(others=others) if known is not None else None
 
 
 #: Why a run is finished that has made all its steps.

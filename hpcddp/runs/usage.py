@@ -9,23 +9,22 @@ import os
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from itertools import takewhile
 from typing import Any, TypeAlias
 
 from hpcddp.errors import HpcddpError
 from hpcddp.ranks.gpus import find_gpu_type
 from hpcddp.record import Record
 from hpcddp.runs.folder import AttemptFolder, RunFolder
-from hpcddp.runs.jsonfile import read_object
 from hpcddp.runs.lock import Hold, read_holds
-from hpcddp.runs.metrics import AtLine, MetricsReader, StepLine
-from hpcddp.runs.state import read_state
+from hpcddp.runs.metrics import AtLine, MetricsReader, ModelLine, StepLine
+from hpcddp.runs.state import read_plan_file, read_state, read_versions
 from hpcddp.runs.submitted import read_job_end, read_submissions
 from hpcddp.units import format_count, format_walltime
 
 Steps: TypeAlias = list[tuple[int, float]]  # each one that an attempt made, and when
 _GB = 1e9
 _MIB = 1 << 20
-_HEAD = 8192  # bytes
 _WORDS = ("start-up", "input", "compute", "communication", "checkpoint", "not seen")
 _MARGIN = 1.2  # of what was used, for what to ask next time
 _FEW = 0.7  # of what was asked: it is worth asking for less
@@ -107,12 +106,6 @@ def read_efficiency(run: RunFolder, *, reads_steps: bool = True) -> Efficiency:
         advice=(),
     )
     return found._replace(advice=tuple(_advise(found, run, holds)))
-
-
-def _read(path: str) -> dict[str, Any]:
-    with suppress(HpcddpError):
-        return read_object(path) or {}
-    return {}
 
 
 def _read_attempts(run: RunFolder, holds: Sequence[Hold], made: Sequence[Steps]) -> list[AttemptUse]:
@@ -213,7 +206,10 @@ def _find_speed(
     the models have said what a sample costs."""
     for one, steps in zip(reversed(attempts), reversed(made), strict=True):
         attempt = run.attempt(one.name)
-        batch = (_read(attempt.versions).get("plan") or {}).get("global_batch")
+        batch = None
+        with suppress(HpcddpError):
+            versions = read_versions(attempt)
+            batch = (versions.plan or {}).get("global_batch") if versions is not None else None
         if len(steps) > 2 and batch and steps[-1][1] > steps[1][1]:
             speed = (steps[-1][0] - steps[1][0]) * batch / (steps[-1][1] - steps[1][1])
             types = [find_gpu_type(gpu[0]) for node in attempts[-1].used for gpu in node.gpus]
@@ -225,17 +221,15 @@ def _find_speed(
 
 def _read_flops(attempt: AttemptFolder) -> float:
     """What the models say of a sample's cost, together, before the first step; 0: nothing."""
-    found = 0.0
-    with suppress(OSError), open(attempt.metrics, encoding="utf-8", errors="replace") as file:
-        for text in file.read(_HEAD).splitlines():
-            with suppress(ValueError, KeyError, TypeError):
-                found += float(json.loads(text)["flops_per_sample"]) if '"kind": "model"' in text else 0.0
-    return found
+    before = takewhile(lambda line: not isinstance(line, StepLine | AtLine), MetricsReader(attempt.metrics).read())
+    return sum(line.flops_per_sample for line in before if isinstance(line, ModelLine))
 
 
 def _advise(found: Efficiency, run: RunFolder, holds: Sequence[Hold]) -> list[str]:
     """What to type for the next run; only what is worth it. An end that was none says nothing of the whole."""
-    told, ranks = [], int(_read(run.plan).get("ranks_per_node") or 1)
+    told, ranks = [], 1
+    with suppress(HpcddpError):
+        ranks = read_plan_file(run).ranks_per_node or 1
     ends = [hold.end for hold in holds]
     if not ends or ends[-1] is None or ends[-1].status != 0:
         return []

@@ -13,6 +13,7 @@ from hpcddp.runs.compare import (
     format_comparison,
 )
 from hpcddp.runs.metrics import StepLine
+from hpcddp.runs.state import Versions
 
 
 def record(losses: dict[int, float | None], weights: dict[int, str] | None = None, **facts: Any) -> RunRecord:
@@ -22,14 +23,14 @@ def record(losses: dict[int, float | None], weights: dict[int, str] | None = Non
 
 @pytest.mark.parametrize(
     ("versions", "mode"),
-    [({"exact": "tree"}, "exact (tree)"), ({"exact": None}, "plain"), ({"plan": {"slices": 8}}, "exact"), ({}, None)],
+    [({"exact": "tree"}, "exact (tree)"), ({"exact": None}, "plain"), ({"plan": {"slices": 8}}, "exact")],
 )
-def test_the_mode_is_what_the_attempt_recorded(versions: dict[str, Any], mode: str | None) -> None:
-    assert describe_attempt(versions).get("mode") == mode
+def test_the_mode_is_what_the_attempt_recorded(versions: dict[str, Any], mode: str) -> None:
+    assert describe_attempt(Versions(**versions)).get("mode") == mode
 
 
 def test_ranks_and_nodes_are_counted() -> None:
-    facts = describe_attempt({"ranks": [{"host": "a"}, {"host": "b"}, {"host": "a"}]})
+    facts = describe_attempt(Versions(ranks=[{"host": "a"}, {"host": "b"}, {"host": "a"}]))
     assert (facts["ranks"], facts["nodes"], facts["hosts"]) == (3, 2, "a, b")
 
 
