@@ -13,7 +13,7 @@ from types import MappingProxyType
 
 from hpcddp import __version__
 from hpcddp.errors import RequestError, SchedulerError
-from hpcddp.ranks.launch_commands import find_agent
+from hpcddp.ranks.launch_commands import find_node_agent
 from hpcddp.runs.start import NEW, RunRequest, foresee, make_stamp
 from hpcddp.script.plan import JobPlan, PlannedBy, plan_job
 from hpcddp.script.site import Site
@@ -43,7 +43,7 @@ def see_spawn(spec: JobSpec) -> tuple[JobSpec, tuple[str, ...]]:
 
     RequestError on several nodes: the script gives its ranks the numbers of one node.
     """
-    if spec.ranks is not None or not spec.command or find_agent(spec.command):
+    if spec.ranks is not None or not spec.command or find_node_agent(spec.command):
         return spec, ()
     path = find_python_file(spec.command, spec.workdir or "")
     line = _spawning_line(os.path.join(spec.workdir or "", path))

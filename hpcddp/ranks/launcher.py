@@ -16,7 +16,7 @@ _NO_CONTAINERS: Mapping[str, Callable[[str, str], tuple[Words, ...]]] = {}
 # Who starts processes inside whom. A launcher of a higher depth is found inside one of a lower depth: mpirun starts
 # its daemons with srun, srun or mpirun starts torchrun's agents. The other way round exists, but only evidence can
 # show it.
-RESOURCE_MANAGER, MPI, AGENT = 0, 1, 2
+RESOURCE_MANAGER, MPI, NODE_AGENT = 0, 1, 2
 # How a mark's value begins that `hpcddp exec` set, for programs that look for it: it shows no launcher.
 HANDED_ON = "hpcddp-"
 
@@ -189,9 +189,9 @@ class Launcher(Record):
         return [word.replace("$", "$$") for word in words] if self.fills_arguments else list(words)
 
     @property
-    def is_agent(self) -> bool:
+    def is_node_agent(self) -> bool:
         """Whether it makes the ranks of one node, so that something else has to start it once per node."""
-        return self.depth == AGENT and bool(self.program)
+        return self.depth == NODE_AGENT and bool(self.program)
 
     @property
     def all_commands(self) -> tuple[FrontEnd, ...]:

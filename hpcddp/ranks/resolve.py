@@ -138,7 +138,7 @@ def _could_start(outer: Candidate, inner: Candidate, env: Mapping[str, str]) -> 
     """Whether `outer`'s processes look like the daemons or agents from which `inner` started its ranks."""
     if outer.size == 1:
         return True
-    if inner.row.is_agent:  # its agents are the outer launcher's ranks
+    if inner.row.is_node_agent:  # its agents are the outer launcher's ranks
         return inner.numbers["num_nodes"] in (None, outer.size)
     if outer.row.step is not None and outer.row.step.is_shell_in_task(env):  # and mpirun was typed there
         return True

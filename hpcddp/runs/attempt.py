@@ -16,7 +16,7 @@ from hpcddp.signals import name_signal
 
 # The record holds these, the launchers' variables and the schedulers'. It holds nothing else, and no secret.
 _RECORDED = ("HPCDDP_", "CUDA_", "HIP_", "ROCR_", "ZE_", "NCCL_", "GLOO_", "FI_", "UCX_", "OMP_")
-_SEEN_S = 65.0  # NFS keeps for a minute, as delivered, that a folder was not there
+_NFS_DELAY_S = 65.0  # NFS keeps for a minute, as delivered, that a folder was not there
 _LOOK_S = 0.5
 _SECRET = ("COOKIE", "TOKEN", "SECRET", "PASSWORD", "JWT", "KEY", "CRED")
 
@@ -64,7 +64,7 @@ def _check_shared(attempt: AttemptFolder, rank: int, host: str) -> None:
     own run. A shared file system may show it a while late."""
     if job_of(attempt.name) == attempt.name:
         return  # it was not the supervisor that named it
-    end = time.monotonic() + _SEEN_S
+    end = time.monotonic() + _NFS_DELAY_S
     while not os.path.isdir(attempt.path):
         if time.monotonic() > end:
             raise LaunchError(

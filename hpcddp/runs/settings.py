@@ -35,7 +35,7 @@ _LEAST_NAME = 3  # characters of a job's id that is looked for in words: a short
 _REMEDY = "; then restore it, or remove it: nothing is compared then"
 _NEITHER = "parameters"  # an optimizer's state is restored by position: other parameters would get it
 _OF_RUN = ("command", "owner", "script", "seed", "global_batch", "samples", "shuffle", "exact")
-_CAN_BE_KEPT = {"seed", "global_batch"}  # of the run: the others are what they are
+_KEEPABLE = {"seed", "global_batch"}  # of the run: the others are what they are
 
 
 class Recorded(Record):
@@ -75,10 +75,10 @@ class SettingDifference(Record):
         return self.name != _NEITHER and not (self.name == "" and "[" in self.group)
 
     @property
-    def can_be_kept(self) -> bool:
+    def is_keepable(self) -> bool:
         """Whether a start can go on with the recorded value."""
         if self.group in {RUN_GROUP, SCRIPT_GROUP}:
-            return self.name in _CAN_BE_KEPT
+            return self.name in _KEEPABLE
         return self.can_be_accepted and self.name not in {"", "class"}
 
     def __str__(self) -> str:
@@ -165,7 +165,7 @@ def decide(
 
     Files of the command may change: see `check_unchanged`. `keep` None: nothing can be kept.
     """
-    keepable = [one for one in differences if one.can_be_kept and keep is not None]
+    keepable = [one for one in differences if one.is_keepable and keep is not None]
     accepted = [one for one in differences if one.can_be_accepted and not one.names.isdisjoint(accept)]
     kept = [one for one in keepable if not one.names.isdisjoint(keep or ()) and one not in accepted]
     changed = [one for one in differences if one.group == SCRIPT_GROUP and one not in accepted]

@@ -70,7 +70,7 @@ class About(Record):
 
     fresh: str = ""
     program: tuple[str, ...] = ()
-    begun: str = ""
+    started: str = ""
 
 
 class Outlook(Record):
@@ -243,8 +243,8 @@ def _check_can_be_set_aside(run: RunFolder) -> None:
 def begin_run(run: RunFolder, request: RunRequest) -> None:
     """Write run.json, if the run has none. OSError if it cannot be written."""
     if not os.path.exists(run.about):
-        begun = time.strftime("%Y-%m-%dT%H:%M:%S%z")
-        record = About(request.fresh, identify_program(request.command), begun)
+        started = time.strftime("%Y-%m-%dT%H:%M:%S%z")
+        record = About(request.fresh, identify_program(request.command), started)
         write_object(run.about, record._asdict())
 
 
@@ -337,8 +337,8 @@ def _find_unfinished(run: RunFolder, request: RunRequest) -> RunFolder | None:
     with suppress(RequestError, OSError):
         for path in list_run_folders(os.path.dirname(run.path) or ".") if program else ():
             with suppress(DamagedFileError, RequestError):
-                begun, state = read_about(RunFolder(path)), read_state(RunFolder(path))
+                about, state = read_about(RunFolder(path)), read_state(RunFolder(path))
                 is_old = re.search(r"\.old\d+$", path) is not None  # what was set aside was set aside
-                if begun.program == program and not is_old and state is not None and state.status == "unfinished":
-                    found.append((begun.begun, path))
+                if about.program == program and not is_old and state is not None and state.status == "unfinished":
+                    found.append((about.started, path))
     return RunFolder(max(found)[1]) if found else None

@@ -176,7 +176,7 @@ def _name_source(commands: Commands) -> str:
     return f"as {(commands.state or commands.jobs)[0]} says"
 
 
-def stop_if_asked(request: str) -> None:
+def stop_on_request(request: str) -> None:
     """Send this process a SIGTERM if a person's request is there, a file in the run's folder, that the job saves and
     ends (`hpcddp cancel`): where the scheduler's own command would leave the ranks no time. Each counts once."""
     if os.path.exists(request):
