@@ -1,7 +1,7 @@
-"""What a job script asks of the supervisor: the options of `hpcddp supervise`, and the launcher's line behind `--`.
+"""Options of `hpcddp supervise` in a job script, and the launcher's line behind `--`.
 
-Nothing else says it, also how many nodes and ranks there are and which command they run: what a person changes in these
-words is what the job does, and what its records say.
+They alone say what the job does, also how many nodes and ranks there are and which command they run: a person who
+changes these words changes the job and its records.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ def find_run_folder(order: Order, env: Mapping[str, str]) -> str:
 
 
 def job_record(order: Order, run_dir: str) -> dict[str, Any]:
-    """What plan.json holds of a job that runs. `run_dir`: the folder that was asked for."""
+    """The record of a running job in plan.json. `run_dir`: the requested folder."""
     line = order.line
     return {
         "site": order.site,
@@ -190,7 +190,7 @@ class Line(Record):
 
 
 def read_line(words: Sequence[str], launcher: str, count_hosts: Callable[[], int]) -> Line:
-    """What a line says. RequestError without a command for the ranks behind `hpcddp exec --`."""
+    """Parse a launcher's line. RequestError without a command for the ranks behind `hpcddp exec --`."""
     at = _find_exec(words)
     cut = words.index("--", at) if at and "--" in words[at:] else len(words)
     if not words[cut + 1 :]:
@@ -223,7 +223,7 @@ def read_line(words: Sequence[str], launcher: str, count_hosts: Callable[[], int
 
 
 def split_check(words: Sequence[str], python: str) -> tuple[list[str], str]:
-    """What starts the processes of a launcher's line, and the Python that they are started by: all before `hpcddp
+    """Split off what starts the processes of a launcher's line, and the Python that runs them: all before `hpcddp
     exec`, and before a node agent that would make the ranks of a node. A line without it is the launcher's alone; it is
     started by `python`."""
     words = words[words.index(THEN) + 1 :] if THEN in words else words
@@ -260,7 +260,7 @@ def split_launch(words: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def read_numbers(words: Sequence[str], counts: Mapping[str, str]) -> dict[str, int]:
-    """What these options say, the first one of each kind: `counts` has the meaning of each."""
+    """Read the numbers of these options, the first one of each kind: `counts` has the meaning of each."""
     found = [(counts[option], number) for _, option, _, number in _find_options(words, counts) if number]
     return {meaning: int(number[1]) for meaning, number in reversed(found)}
 
@@ -290,7 +290,7 @@ def name_hosts(
 
 
 def _find_options(words: Sequence[str], options: Iterable[str]) -> Iterator[tuple[int, str, int, re.Match[str] | None]]:
-    """Where the values of these options are: the word's index, the option, where the value begins in the word, and the
+    """Find the values of these options: the word's index, the option, where the value begins in the word, and the
     number that it begins with."""
     known = {option.removesuffix("="): option for option in options}
     for at, word in enumerate(words):
