@@ -74,7 +74,7 @@ class About(Record):
 
 
 class Outlook(Record):
-    """What a start does. `state`: what the ranks wrote last. `holder`: who holds the run, or may. `attempt`: the name
+    """The outcome of a start. `state`: what the ranks wrote last. `holder`: holds the run, or may. `attempt`: the name
     of the one that holds it now, after `start_run`. `old`: where the folder was set aside, or will be. `unfinished`: of
     a new run, another one of the same program. `opened`: how many of the runs that its script has opened itself are
     finished, and how many there are."""
@@ -137,7 +137,7 @@ def read_about(run: RunFolder) -> About:
 
 
 def foresee(request: RunRequest, ask: Ask) -> Outlook:
-    """What a start would do now. Reads, and writes nothing. `ask`: the scheduler, for what became of a job.
+    """Find what a start would do now; writes nothing. `ask`: the scheduler, for what became of a job.
 
     RequestError if `--resume` names no run, a folder cannot be read, or --fresh stands beside --resume; SchemaError if
     another hpcddp wrote a file that decides; DamagedFileError.

@@ -59,7 +59,7 @@ def write_best(checkpoints: str, best: Best) -> None:
 
 
 class PlanFile(Record):
-    """What is read again of a run's `plan.json`. `point`: of a sweep."""
+    """The part of a run's `plan.json` that is read again. `point`: of a sweep."""
 
     global_batch: int | None = None
     point: dict[str, Any] | None = None
@@ -71,7 +71,7 @@ def check_run_folder(run: RunFolder) -> None:
 
 
 def check_can_begin(run: RunFolder) -> None:
-    """Before an attempt writes anything: the errors of `check_run_folder` and `read_best`, whose checkpoint stays."""
+    """Check the folder before an attempt writes anything: the errors of `check_run_folder` and `read_best`."""
     check_run_folder(run)
     read_best(run.checkpoints)
 
@@ -88,7 +88,7 @@ def open_attempt(attempt: AttemptFolder) -> None:
 
 
 def read_plan_file(run: RunFolder) -> PlanFile:
-    """Without anything where there is no such file. DamagedFileError; SchemaError if another hpcddp wrote it."""
+    """Read `plan.json`; an empty one if there is no such file. DamagedFileError; SchemaError."""
     return read_record(run.plan, PlanFile, "; then render the job again, or remove it") or PlanFile()
 
 
@@ -126,7 +126,7 @@ class RunState(Record):
 
 
 def read_state(run: RunFolder) -> RunState | None:
-    """What the ranks wrote last; None if there is no such file.
+    """Read the state that the ranks wrote last; None if there is no such file.
 
     DamagedFileError if it cannot be read as a state: nobody may take it for "nothing was written", and replace it.
     SchemaError if another hpcddp wrote the file or the run folder.

@@ -1,4 +1,4 @@
-"""What a run has used of what it had, and what to ask for next time: from the lines that its agents wrote on each node
+"""Use of a run's resources, and what to request next time: from the lines that its agents wrote on each node
 (`supervisor/usage.py`), and from what rank 0 recorded."""
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _FEW = 0.7  # of what was asked: it is worth asking for less
 
 
 class NodeUse(Record):
-    """What the ranks of one attempt used of one host. `cpus`: those that they may use. Bytes; shares from 0 to 1.
+    """Use of one host by the ranks of one attempt. `cpus`: those that they may use. Bytes; shares from 0 to 1.
     `counts_shared`: there was no cgroup, and memory that processes share counts for each. `phases`: seconds."""
 
     host: str
@@ -224,7 +224,7 @@ def _find_speed(
 
 
 def _read_flops(attempt: AttemptFolder) -> float:
-    """What the models say of a sample's cost, together, before the first step; 0: nothing."""
+    """Read the models' cost of a sample, together, before the first step; 0: not known."""
     found = 0.0
     with suppress(OSError), open(attempt.metrics, encoding="utf-8", errors="replace") as file:
         for text in file.read(_HEAD).splitlines():
@@ -234,7 +234,7 @@ def _read_flops(attempt: AttemptFolder) -> float:
 
 
 def _advise(found: Efficiency, run: RunFolder, holds: Sequence[Hold]) -> list[str]:
-    """What to type for the next run; only what is worth it. An end that was none says nothing of the whole."""
+    """Advise on the next run, where that is worth it. An attempt that has not ended tells nothing of the whole run."""
     told, ranks = [], int(_read(run.plan).get("ranks_per_node") or 1)
     ends = [hold.end for hold in holds]
     if not ends or ends[-1] is None or ends[-1].status != 0:
@@ -306,6 +306,6 @@ def _say_bytes(used: int, limit: int | None) -> str:
 
 
 def efficiency_record(found: Efficiency) -> dict[str, Any]:
-    """As JSON values."""
+    """The efficiency as JSON values."""
     attempts = [one._asdict() | {"used": [node._asdict() for node in one.used]} for one in found.attempts]
     return found._asdict() | {"attempts": attempts}
