@@ -1,4 +1,4 @@
-"""What training frameworks read of a launch beside torch's own variables, so that their scripts run unchanged.
+"""Variables of a launch that training frameworks read besides torch's own, so that their scripts run unchanged.
 
 docs/frameworks.md says which framework reads which. Seen with accelerate 1.15, transformers 5.23, lightning 2.6,
 deepspeed 0.19 and composer 0.32.
@@ -51,7 +51,7 @@ def framework_variables(env: Mapping[str, str], launch: Launch, *, gpus: int, cp
 def node_agent_variables(
     reads: Mapping[str, str], env: Mapping[str, str], info: RankInfo, nodes: int, ranks_per_node: int
 ) -> dict[str, str]:
-    """What a node agent `reads` where its options say nothing: all of them meet at rank 0's address, which `env` has.
+    """Variables that a node agent `reads` if its options say nothing: all meet at rank 0's address, which `env` has.
 
     LaunchError where one of these variables is exported with another value: it would be the same on each node, or each
     node would train alone.

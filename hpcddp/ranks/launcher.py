@@ -22,8 +22,8 @@ HANDED_ON = "hpcddp-"
 
 
 class JobStep(Record):
-    """What is to be known of a launcher whose variables the scheduler sets in shells as well, where they say nothing
-    about a rank: its launches are steps of a job, which may be smaller than the job. Pure functions of an environment.
+    """Rules for a launcher whose variables the scheduler sets in shells as well, where they say nothing about a rank:
+    its launches are steps of a job, which may be smaller than the job. Pure functions of an environment.
     """
 
     #: Whether this process is a task of a step.
@@ -195,7 +195,7 @@ class Launcher(Record):
 
     @property
     def all_commands(self) -> tuple[FrontEnd, ...]:
-        """Its own commands, then those of its front ends, each with its options."""
+        """The launcher's own commands, then those of its front ends, each with its options."""
         return (FrontEnd(self.commands, self.typed, self.rendezvous_options, self.flags), *self.front_ends)
 
     @property
@@ -249,7 +249,7 @@ EXPORTED_ALWAYS = ("HPCDDP_PYTHON", "HPCDDP_RUN_DIR", "HPCDDP_ATTEMPT", "HPCDDP_
 
 
 class LaunchRequest(Record):
-    """What to start: the same number of processes on each node.
+    """Processes to start: the same number on each node.
 
     `hostfile`: the shell variable with the path of the list of the job's hosts; "": the launcher asks the scheduler.
     `ranks_per_node`: what each process makes, if it is an agent. `exported` and `exported_always` are variables that
