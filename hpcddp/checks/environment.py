@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 #: What a check makes of what it looks at. A warning works against the run, although it may go on.
-OK, WARNING, FAILED, NOT_ASKED = "ok", "warning", "failed", "not asked"
+OK, WARNING, FAILED, NOT_CHECKED = "ok", "warning", "failed", "not asked"
 
 
 class Check(Record):
@@ -60,7 +60,7 @@ def run_checks(env: Mapping[str, str], info: RankInfo, machine: Machine) -> list
 def check_agents_per_node(env: Mapping[str, str], info: RankInfo) -> Check | None:
     """An agent starts all ranks of a node by itself: one agent per node, not one per task."""
     row = LAUNCHERS.get(info.launcher)
-    if row is None or not row.is_agent:
+    if row is None or not row.is_node_agent:
         return None
     for outer in LAUNCHERS.values():
         text = env.get(outer.local_world_size, "") if outer.depth < row.depth else ""

@@ -19,7 +19,7 @@ from contextlib import suppress
 from itertools import combinations
 from statistics import median
 
-from hpcddp.checks.environment import FAILED, NOT_ASKED, OK, WARNING, Check
+from hpcddp.checks.environment import FAILED, NOT_CHECKED, OK, WARNING, Check
 from hpcddp.checks.node import CheckedJob, CheckedNode, Gpu, Process, judge_nodes, judge_ranks
 from hpcddp.ranks.reach import list_addresses, open_listener
 from hpcddp.record import TYPE_CHECKING, Record
@@ -436,7 +436,7 @@ class Checker:
                 if "error" in said:
                     told = f"no sum over {len(left)} hosts: {said['host']}: {said['error']}"
                     checks.append(("", Check("all-reduce", told, "hpcddp diagnose")))
-        states = dict.fromkeys(hosts, NOT_ASKED) | dict.fromkeys(self.nodes, OK)
+        states = dict.fromkeys(hosts, NOT_CHECKED) | dict.fromkeys(self.nodes, OK)
         for state in (WARNING, FAILED):
             states |= {host: state for host, check in checks if host and check.state == state}
         means, seconds = "NCCL" if on_gpu else "gloo", time.monotonic() - self._began

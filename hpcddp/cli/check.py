@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
-from hpcddp.checks.environment import FAILED, NOT_ASKED, OK, WARNING, Check
+from hpcddp.checks.environment import FAILED, NOT_CHECKED, OK, WARNING, Check
 from hpcddp.checks.job import Checker, CheckReport, CheckRequest, format_report, report_record
 from hpcddp.checks.node import judge_disk
 from hpcddp.checks.process import look_at_disk
@@ -192,7 +192,7 @@ def check_site_rows(site: Site, found: SiteFound, spec: JobSpec, hint: str) -> I
     if live:
         yield Check("scheduler", f"{name} answers, and has {', '.join(sorted(live)[:8])}", state=OK)
     else:
-        yield Check("scheduler", f"{name}: {'; '.join(found.unasked)}", hint, NOT_ASKED)
+        yield Check("scheduler", f"{name}: {'; '.join(found.unasked)}", hint, NOT_CHECKED)
     try:
         queue = plan_queue(spec, site)
     except RequestError as error:
@@ -202,7 +202,7 @@ def check_site_rows(site: Site, found: SiteFound, spec: JobSpec, hint: str) -> I
             yield check_queue(site, live, queue, hint)
     accounts = ", ".join(found.accounts[:8])
     if not accounts:
-        yield from (Check("account", why, state=NOT_ASKED) for why in found.accounts_unasked)
+        yield from (Check("account", why, state=NOT_CHECKED) for why in found.accounts_unasked)
     elif spec.account and spec.account not in found.accounts:
         told = f"{spec.account} is none that you may charge"
         yield Check("account", told, f"--account with one of {accounts}", FAILED)
@@ -223,10 +223,10 @@ def check_queue(site: Site, live: Mapping[str, QueueFound], queue: str, hint: st
     others = ", ".join(name for name, one in called.items() if one in live and live[one].is_open)
     remedy = f"--queue one of {others}" if others else hint
     if not queue:
-        return Check("queue", "the site has none that is chosen by itself", remedy, NOT_ASKED)
+        return Check("queue", "the site has none that is chosen by itself", remedy, NOT_CHECKED)
     node = site.queues.get(queue, Queue())
     if site.queue_option == "--qos" or (node.qos and not node.partition):  # which is in no list of partitions
-        return Check("queue", f"{queue} is a QOS: not asked (sacctmgr show qos)", hint, NOT_ASKED)
+        return Check("queue", f"{queue} is a QOS: not asked (sacctmgr show qos)", hint, NOT_CHECKED)
     if now is None:
         return Check("queue", f"{queue} is none of the scheduler's", remedy, FAILED)
     if not now.is_open:
@@ -242,7 +242,7 @@ def check_modules(site: Site, found: ModulesCompared, hint: str) -> Check:
         remedy = f"modules: {{init: source FILE}} in {site.file}, with the file that defines it"
         return Check("modules", "; ".join(found.unasked), remedy, FAILED)
     if found.unasked:
-        return Check("modules", "; ".join(found.unasked), hint, NOT_ASKED)
+        return Check("modules", "; ".join(found.unasked), hint, NOT_CHECKED)
     return Check("modules", ", ".join(site.modules.load), state=OK)
 
 
@@ -255,7 +255,7 @@ def check_folder(folder: str, site: Site, mounts: str = "/proc/mounts") -> Itera
     elif find_scheduler(site.scheduler).this_machine or ":" in source:  # another host's
         yield Check("folder", told, state=OK)
     else:
-        yield Check("folder", f"{told}: hpcddp check in a job shows whether the nodes see it", state=NOT_ASKED)
+        yield Check("folder", f"{told}: hpcddp check in a job shows whether the nodes see it", state=NOT_CHECKED)
     disk = look_at_disk(folder)
     found = judge_disk(folder, *disk)
     yield Check("disk", *found, FAILED) if found else Check("disk", f"{disk[0] // 1024} GiB free", state=OK)
@@ -308,7 +308,7 @@ def check_fit(site: Site, queue: str, found: Mapping[str, Any]) -> Iterator[Chec
         told = f"queue {queue} has {gpu} ({arch}), and this torch was built for {', '.join(archs)}"
         yield Check("torch's GPUs", told, remedy, FAILED)
     else:
-        yield Check("torch's GPUs", f"{gpu} of queue {queue}", state=OK if arch and archs else NOT_ASKED)
+        yield Check("torch's GPUs", f"{gpu} of queue {queue}", state=OK if arch and archs else NOT_CHECKED)
 
 
 def _has_same_generation(arch: str, archs: Sequence[str]) -> bool:

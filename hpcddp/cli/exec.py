@@ -364,24 +364,25 @@ def refuse_missing_gpus(
 def further_variables(
     command: list[str], env: Mapping[str, str], launch: Launch, options: ExecOptions
 ) -> dict[str, str]:
-    """What frameworks read, or the agent of this node, and the guard against ranks that never meet."""
+    """What frameworks read, or the node agent of this node, and the guard against ranks that never meet."""
     from hpcddp.ranks.device import GPUS_PER_NODE
-    from hpcddp.ranks.frameworks import agent_variables, framework_variables
+    from hpcddp.ranks.frameworks import framework_variables, node_agent_variables
 
     info = launch.info
     if options.nodes:
         _check_one_per_node(info, options.nodes)
-        from hpcddp.ranks.launch_commands import find_agent
-        from hpcddp.ranks.launchers import AGENTS, LAUNCHERS
+        from hpcddp.ranks.launch_commands import find_node_agent
+        from hpcddp.ranks.launchers import LAUNCHERS, NODE_AGENTS
 
-        found = find_agent(command)
-        agent, reads = (found[1].agent, found[1].reads) if found else (AGENTS[0], LAUNCHERS[AGENTS[0]].reads)
-        # WORLD_SIZE counts nodes here; the ranks that an agent makes get one of their own, and these marks
+        found = find_node_agent(command)
+        node_agent = found[1].node_agent if found else NODE_AGENTS[0]
+        reads = found[1].reads if found else LAUNCHERS[node_agent].reads
+        # WORLD_SIZE counts nodes here; the ranks that a node agent makes get one of their own, and these marks
         watched = {}
         if found:
             ranks = str(options.nodes * (options.ranks_per_node or 1))
-            watched = _guard(env) | {guard.RANK_MARKS: " ".join(LAUNCHERS[agent].marks), guard.AGENT_RANKS: ranks}
-        return agent_variables(reads, env, info, options.nodes, options.ranks_per_node) | watched
+            watched = _guard(env) | {guard.RANK_MARKS: " ".join(LAUNCHERS[node_agent].marks), guard.AGENT_RANKS: ranks}
+        return node_agent_variables(reads, env, info, options.nodes, options.ranks_per_node) | watched
     if info.world_size == 1:
         return _guard(env) if GPUS_PER_NODE in env or env.get("HPCDDP_LOG_RANKS") == "1" else {}
     from hpcddp.ranks.device import count_visible_gpus, why_no_accelerator
@@ -391,12 +392,12 @@ def further_variables(
 
 
 def _guard(env: Mapping[str, str]) -> dict[str, str]:
-    from hpcddp.ranks.launchers import AGENTS, LAUNCHERS
+    from hpcddp.ranks.launchers import LAUNCHERS, NODE_AGENTS
 
     found = {"PYTHONPATH": os.pathsep.join(filter(None, (*guard.__path__, env.get("PYTHONPATH", ""))))}
-    agent = next((row for row in map(LAUNCHERS.__getitem__, AGENTS) if row.agent_store), None)
-    if agent is not None:
-        found[guard.AGENT_NAMES] = " ".join((agent.name, agent.marks[0], agent.num_nodes))
+    node_agent = next((row for row in map(LAUNCHERS.__getitem__, NODE_AGENTS) if row.agent_store), None)
+    if node_agent is not None:
+        found[guard.AGENT_NAMES] = " ".join((node_agent.name, node_agent.marks[0], node_agent.num_nodes))
     return found
 
 

@@ -23,14 +23,14 @@ from hpcddp.ranks.candidates import find_candidates
 from hpcddp.ranks.device import count_visible_gpus
 from hpcddp.ranks.launch_commands import launcher_of_version
 from hpcddp.ranks.launcher import Launcher
-from hpcddp.ranks.launchers import AGENTS, LAUNCHERS, launchers_under
+from hpcddp.ranks.launchers import LAUNCHERS, NODE_AGENTS, launchers_under
 from hpcddp.ranks.resolve import launch_line
 from hpcddp.runs.start import make_stamp
 from hpcddp.schedulers.allocation import Allocation, expand_counts
 from hpcddp.schedulers.registry import find_allocation, find_scheduler, scripted_schedulers, submit_commands
 from hpcddp.schedulers.run import ask_about, run_program
-from hpcddp.script.agents import plan_rank_maker
 from hpcddp.script.jobplan import JobPlan
+from hpcddp.script.node_agents import plan_rank_maker
 from hpcddp.script.plan import plan_job, remark_name
 from hpcddp.script.recover import RECOVERY_KEYS
 from hpcddp.script.render import render_script
@@ -181,7 +181,7 @@ def plan_here(args: argparse.Namespace, allocation: Allocation | None, env: Mapp
     spec, rank_maker = plan_rank_maker(spec)
     if not spec.launcher:
         found = _find_launcher(site, env)  # on one node a command that makes the ranks needs no agent
-        spec = spec if rank_maker.maker and LAUNCHERS[found].is_agent else spec._replace(launcher=found)
+        spec = spec if rank_maker.maker and LAUNCHERS[found].is_node_agent else spec._replace(launcher=found)
     plan = plan_job(spec._replace(ranks_per_node=spec.ranks_per_node or ranks), site, this_process())
     # What this machine has was not asked for, and a program may leave it.
     asks = allocation is not None or each > 1
@@ -201,7 +201,7 @@ def _check_command(plan: JobPlan, env: Mapping[str, str]) -> None:
     """RequestError for a command that cannot be started, before it has a run folder."""
     from hpcddp.script.file_check import check_program
 
-    by_torch = [name for name in (plan.launcher, plan.outer_launcher) if name and LAUNCHERS[name].is_agent]
+    by_torch = [name for name in (plan.launcher, plan.outer_launcher) if name and LAUNCHERS[name].is_node_agent]
     missing = find_missing_library(f"hpcddp launch by {by_torch[0]}", "torch") if by_torch else None
     if missing is not None and plan.python == sys.executable:
         raise LaunchError(missing.message, f"{missing.hint}, or put an MPI on PATH")
@@ -268,7 +268,7 @@ def _find_launcher(site: Site, env: Mapping[str, str]) -> str:
     rows = [LAUNCHERS[name] for name in known]
     mpirun = next((path for row in rows if (path := _search(row.program, site, env, row))), None)
     if mpirun is None:
-        return AGENTS[0]
+        return NODE_AGENTS[0]
     launcher, answer = _launcher_of(mpirun, env)
     if launcher is None:
         told = [name for name in known if LAUNCHERS[name].version_words]

@@ -47,7 +47,7 @@ VERBS = {
     "help": "show the verbs, or the options of one verb",
 }
 # What a write to a standard stream says of the place that the user chose, and not of hpcddp.
-_NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO}
+_WRITE_ERRORS = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO}
 
 
 def _run(argv: list[str]) -> int:
@@ -129,7 +129,7 @@ def main(argv: list[str] | None = None) -> int:
         return 141
     except OSError as error:
         _refuse_if_piped_as_job(argv)
-        if error.errno not in _NO_ROOM:
+        if error.errno not in _WRITE_ERRORS:
             from hpcddp.cli.verbs import explain_path
 
             of_path = explain_path(error)

@@ -34,13 +34,13 @@ def draw_curve(values: Sequence[float | None], width: int, height: int) -> list[
             continue
         above = (high - value) / (high - low) if high > low else 0.5
         row = round(above * (4 * height - 1))
-        for y in _between(before, row):
+        for y in _join_rows(before, row):
             cells[y // 4][column // 2] |= _DOTS[y % 4][column % 2]
         before = row
     return ["".join(chr(_BRAILLE + bits) if bits else " " for bits in line).rstrip() for line in cells]
 
 
-def _between(before: int | None, row: int) -> range:
+def _join_rows(before: int | None, row: int) -> range:
     """The rows that join this point to the one before it, so that a steep curve has no holes."""
     if before is None or abs(before - row) < 2:
         return range(row, row + 1)

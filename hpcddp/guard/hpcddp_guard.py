@@ -278,14 +278,14 @@ def start() -> None:
     gpus, page = os.environ.get(_GPUS_PER_NODE, ""), os.environ.get(_HEARTBEAT, "")
     size = "1" if is_independent else os.environ.get("WORLD_SIZE", "")
     marks = os.environ.get(_RANK_MARKS, "").split()
-    is_agent = bool(marks) and not any(mark in os.environ for mark in marks)
+    is_node_agent = bool(marks) and not any(mark in os.environ for mark in marks)
     ranks, run_of_rank, process = [*os.environ.get(_GUARDED, "").split(" "), "", ""][:3]
     if ranks and process != str(os.getpid()):  # else the rank has become another Python
         if not is_independent and ranks != "1" and agents == "1" and run not in ("", run_of_rank):
             result = f"each of {ranks} ranks has started a {agent}, and trains a whole copy"
             hint = f"write {agent} itself behind --, not a script that calls it: then one is started per node"
             _watch_steps(Watch(0, "a rank", result, hint, world="a world of its own"))
-    elif is_agent:
+    elif is_node_agent:
         planned = os.environ.get(_AGENT_RANKS, "")
         if not is_independent and planned.isdigit() and int(planned) > 1:  # an agent never steps, but some train alone
             who = f"the command was to start {planned} ranks, and this one"

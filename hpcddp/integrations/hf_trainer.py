@@ -40,7 +40,7 @@ def attach(trainer: Any, env: MutableMapping[str, str], save_every: int | str | 
                 env,
                 "trainer.train()",
                 global_batch=batch,
-                keep=_KEPT,
+                keep=_MOST_NOTES,
                 save_every=every,
                 fixed="DeepSpeed's optimizer is saved per rank" if args.deepspeed else "",
                 seed=args.seed,
@@ -65,7 +65,7 @@ def _count(trainer: Any) -> int | None:
     return None
 
 
-_KEPT = 1000  # notes on checkpoints, whose files the Trainer itself removes (save_total_limit)
+_MOST_NOTES = 1000  # notes on checkpoints, whose files the Trainer itself removes (save_total_limit)
 
 
 def _check_arguments(args: Any) -> None:

@@ -187,7 +187,7 @@ class LightningHooks:
         self._env, self._attempt, self._saved = env, attempt, saved
         self._signals = signals
         self._saves_at_epoch_ends = save_every == SaveEvery()
-        self._between_epochs = SaveEvery(seconds=DEFAULT_SAVE_S) if self._saves_at_epoch_ends else save_every
+        self._save_every_in_epoch = SaveEvery(seconds=DEFAULT_SAVE_S) if self._saves_at_epoch_ends else save_every
         self._handlers = {number: signal.getsignal(number) for number in STOP_SIGNALS}
         self._run: Run | None = None
         self._until_end = ExitStack()
@@ -212,7 +212,7 @@ class LightningHooks:
             if self._saved is not None and type(trainer.strategy).__name__.startswith("DeepSpeed"):
                 check_world(self._saved, ranks.world_size, None, fixed="DeepSpeed's optimizer is saved per rank")
         self._run = Run(
-            FRAMEWORK, self._attempt, ranks, self._env, self._signals, self._saved, save_every=self._between_epochs
+            FRAMEWORK, self._attempt, ranks, self._env, self._signals, self._saved, save_every=self._save_every_in_epoch
         )
         self._until_end.enter_context(ended(self._run))
         with two_lines():

@@ -35,7 +35,7 @@ class Ranks:
         self.rank = rank
         self.world_size = world_size
         self.nodes = nodes
-        self.save_asked = False  # by a rank, in the last exchange: the same on every rank
+        self.save_requested = False  # by a rank, in the last exchange: the same on every rank
         self._group: Any = None
         if world_size > 1:
             self._store = PrefixStore("hpcddp", default_store())
@@ -83,7 +83,7 @@ class Ranks:
     def _read(self, raised: list[int]) -> str | None:
         """What was asked: a save, which is noted, and a reason to stop."""
         asked = [name for name, is_raised in zip(_FLAGS, raised, strict=True) if is_raised]
-        self.save_asked = SAVE in asked
+        self.save_requested = SAVE in asked
         return next((name for name in asked if name != SAVE), None)
 
     def leave(self) -> None:

@@ -126,10 +126,10 @@ class Run:
         self._metrics = MetricsFile(None)
         self._noted = (0.0, self.step)  # when the metrics last had a line, and of which step
         self._knows_save_s = self._was_finished = False
-        self._asked: dict[str, int] | None = None
+        self._planned: dict[str, int] | None = None
         self._until_end = ExitStack()
         self._save_began = time.monotonic()
-        self._own_save = self._until_end.enter_context(ExitStack())  # the framework's, in a way of its own
+        self._framework_save = self._until_end.enter_context(ExitStack())  # the framework's, in a way of its own
 
     def open(self) -> None:
         """The ranks are there, and what `saved` says was loaded, or will be. RequestError if they have not all found
@@ -183,7 +183,7 @@ class Run:
     def count_step(self, step: int, epoch: int = 0) -> bool:
         """The optimizer has made step number `step`; whether the loop ends here, to be resumed."""
         pace = self._watch.pace
-        self._own_save.close()  # one that did not come about
+        self._framework_save.close()  # one that did not come about
         self._save_began = time.monotonic()
         self.step, self.epoch = step, epoch
         if time.monotonic() - self._noted[0] >= _NOTES_S:
@@ -201,7 +201,7 @@ class Run:
 
     def expect_steps(self, total: int) -> None:
         """The training has so many optimizer steps, over all attempts."""
-        self._asked = {"steps": total}
+        self._planned = {"steps": total}
         self._metrics.write("expect", total_steps=total)
 
     def note_loss(self, loss: float, lr: float | None = None) -> None:
@@ -224,7 +224,7 @@ class Run:
         that is saved already is not saved again."""
         if self._save_every.steps is not None:
             return self.step % self._save_every.steps == 0
-        return self.ranks.save_asked and self._saved_at[0] < self.step
+        return self.ranks.save_requested and self._saved_at[0] < self.step
 
     def _expect_save(self, seconds: float) -> None:
         """What a save is taken for until one was measured."""
@@ -246,12 +246,12 @@ class Run:
         """The framework begins to save, in a way of its own."""
         self._save_began = time.monotonic()
         self._watch.pace.save_began()
-        self._own_save.close()
-        self._own_save.enter_context(at_files())
+        self._framework_save.close()
+        self._framework_save.enter_context(at_files())
 
     def note_saved(self, path: str, step: int, epoch: int) -> None:
         """The framework has saved to `path`, on this rank; the checkpoint counts once all ranks say so."""
-        self._own_save.close()
+        self._framework_save.close()
         self._begin_save(step)
         self._end_save(step, epoch, self._save_began, path=os.path.abspath(path))
 
@@ -286,7 +286,7 @@ class Run:
                 f"stopped after step {self.step} ({self.stop_reason}): unfinished, saved at step {self._saved_at[0]}"
             )
         else:
-            self._saves.end(self.step, self.epoch, None, asked=self._asked)
+            self._saves.end(self.step, self.epoch, None, asked=self._planned)
         self.ranks.wait()  # rank 0 has written before any rank ends
         if self.stop_reason in STOP_FLAGS:
             self._signals.obey()

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from hpcddp.lint.request import Request
 from hpcddp.lint.shell import Command
 from hpcddp.ranks.launch_commands import PROGRAMS, find_launch_command
-from hpcddp.ranks.launchers import AGENTS, LAUNCHERS
+from hpcddp.ranks.launchers import LAUNCHERS, NODE_AGENTS
 
 # torchrun's processes are looked at by themselves: torchrun_words.
 _PER_RANK = PROGRAMS - {"torchrun"}
@@ -25,7 +25,7 @@ _WRAPPERS = {"conda", "mamba", "micromamba", "uv", "poetry", "pixi", "pipenv", "
              "dcgmi"}  # fmt: skip
 _TWO_VALUES = {"-mca", "--mca", "-gmca", "--gmca", "--prtemca", "--pmixmca", "-env", "-genv"}
 # Commands that make the ranks of a node themselves.
-_MAKERS = frozenset(c for name in AGENTS for made in LAUNCHERS[name].all_commands for c in made.commands) | {
+_MAKERS = frozenset(c for name in NODE_AGENTS for made in LAUNCHERS[name].all_commands for c in made.commands) | {
     "deepspeed"
 }
 _TORCHRUN = frozenset(LAUNCHERS["torchrun"].commands)

@@ -52,7 +52,7 @@ RULES = (
     Rule("A24", True, run_rules.open_document),
     Rule("A26", True, run_rules.rank_of_batch_shell),
     Rule("A26", True, run_rules.host_of_batch_shell),
-    Rule("A26", True, run_rules.agent_without_place),
+    Rule("A26", True, run_rules.node_agent_without_place),
     Rule("A27", True, run_rules.submit_host),
     Rule("A29", True, run_rules.port_of_each_task),
     Rule("A30", True, run_rules.signal_kills_script),

@@ -12,7 +12,7 @@ from hpcddp.lint.directives import numbered
 from hpcddp.lint.launches import expand, per_node, rank_maker, torchrun_option, torchrun_words, trains
 from hpcddp.lint.script import Said, Script, unix_lines
 from hpcddp.lint.shell import REACHES, Command, find_open_document
-from hpcddp.ranks.launch_commands import find_agent
+from hpcddp.ranks.launch_commands import find_node_agent
 from hpcddp.ranks.launchers import LAUNCHERS
 
 _NODE_COUNT = re.compile(r"node|host|machine", re.IGNORECASE)
@@ -272,7 +272,7 @@ def host_of_batch_shell(script: Script) -> Iterator[Said]:
                 break
 
 
-def agent_without_place(script: Script) -> Iterator[Said]:
+def node_agent_without_place(script: Script) -> Iterator[Said]:
     """A26: an agent that a launcher starts on each of several nodes, and that is not told which of them it is on."""
     for command in script.commands:
         launch = script.launch_of(command)
@@ -281,7 +281,7 @@ def agent_without_place(script: Script) -> Iterator[Said]:
             continue
         if "PET_" in script.text or any("hpcddp" in word for word in (*launch.command.words, *command.words)):
             continue  # variables, or hpcddp, say it
-        agent, option = find_agent(words), partial(torchrun_option, words)
+        agent, option = find_node_agent(words), partial(torchrun_option, words)
         name = "torchrun" if torchrun_words(words) else agent[1].command if agent else words[0]
         name = f"python {name}" if name.startswith("-m ") else name
         starts = f"{launch.launcher} starts {name} on each of {script.request.nodes} nodes"

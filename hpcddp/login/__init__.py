@@ -1,1 +1,1 @@
-"""What people do on a login node: a job is submitted, found again, watched and cancelled. `hpcddp.Job` is in here."""
+"""Work on a login node: a job is submitted, found again, watched and cancelled. `hpcddp.Job` is in here."""

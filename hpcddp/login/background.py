@@ -26,7 +26,7 @@ def name_job(number: int) -> str:
 
 
 def output_of(folder: str) -> str:
-    """Where the output of a submission's job goes."""
+    """The file with the output of a submission's job."""
     return os.path.join(folder, "output")
 
 
@@ -55,7 +55,7 @@ def process_lives(submission: Submission) -> bool | None:
 
 
 def find_job(one: Submission) -> JobFound | None:
-    """What can be seen of such a job, in the form in which a scheduler's are shown; None: it has ended."""
+    """Find a job on this machine, in the form in which a scheduler's jobs are shown; None: it has ended."""
     job, alive = parse_id(one.job), process_lives(one)
     if alive is None:
         return JobFound(job, "unknown", reason=f"it runs on {one.host}, and only there can it be seen")

@@ -35,7 +35,7 @@ class _LiveJob(Record):
 
     @property
     def name(self) -> str:
-        """Its id, as its scheduler has it."""
+        """The job's id, as its scheduler has it."""
         return str(self.found.id)
 
     @property
@@ -109,7 +109,7 @@ def _stop(one: _LiveJob, commands: Commands, env: Mapping[str, str]) -> str:
 
 
 def _end_by_scheduler(names: Sequence[str], commands: Commands, env: Mapping[str, str]) -> str:
-    """Not said to be killed: Slurm waits for KillWait even at `scancel --full --signal=KILL`."""
+    """End jobs by the scheduler's command, without SIGKILL: Slurm waits for KillWait even at `--full --signal=KILL`."""
     _run_all(commands.cancel, names, env)
     was, it = ("was", "it") if len(names) == 1 else ("were", "them")
     return f"{_listed(names)} {was} cancelled by {commands.cancel[0]}, which leaves {it} the scheduler's own grace"

@@ -58,7 +58,7 @@ def find_run(word: str) -> RunFolder:
 
 
 def call_run(run: RunFolder) -> str:
-    """What people can call this run in a command: its name, or its folder where it is not below `runs/`."""
+    """The word for this run in a command: its name, or its folder if it is not below `runs/`."""
     path = show_path(run.path)
     return shlex.quote(os.path.basename(path) if os.path.dirname(path) == RUNS else path)
 

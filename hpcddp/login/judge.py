@@ -107,14 +107,14 @@ class RunVerdict(Record):
 
 
 class Answers:
-    """What was found of the jobs that were asked about. `problems`: of schedulers that do not answer, by their name."""
+    """Answers of schedulers on the runs' jobs. `problems`: of schedulers that do not answer, by their name."""
 
     def __init__(self) -> None:
         self.problems: dict[str, str] = {}
         self._found: dict[tuple[str, str], list[JobFound]] = {}  # by scheduler and number
 
     def add(self, scheduler: str, found: Sequence[JobFound], problem: str = "") -> None:
-        """What one scheduler has answered: ids as it prints them, with or without the server and the index."""
+        """Add the answer of one scheduler: ids as it prints them, with or without the server and the index."""
         arrays = {job.id.number for job in found if job.id.array_index}
         for job in found:
             if not job.id.array_index and job.id.number in arrays:  # an array as a whole, beside its jobs
@@ -125,7 +125,7 @@ class Answers:
             self.problems[scheduler] = problem
 
     def of(self, job: RunJob) -> list[JobFound]:
-        """What is known of a job; of an array each of its jobs; of one of an array also several that wait together."""
+        """Answers on a job; on an array's each of its jobs; on one of an array also several that wait together."""
         holder = job.holder if job.holds else None
         found = [one for one in self._found.get((job.scheduler, job.id.number), []) if job.id.matches(one.id)]
         if job.is_here and job.submission is not None:
@@ -165,7 +165,7 @@ def ask_schedulers(runs: Sequence[OnDisk], env: Mapping[str, str]) -> Answers:
 
 
 def judge(one: OnDisk, answers: Answers) -> RunVerdict:
-    """What became of a run, and which of its jobs live."""
+    """Decide what became of a run, and which of its jobs live."""
     found = [(job, each) for job in one.jobs for each in answers.of(job)]
     live = [(job, _with_reason(job, each, one.jobs)) for job, each in found if _lives(job, each)]
     live.sort(key=lambda pair: (pair[1].state in WAITING, pair[0].holder is None, pair[0].before != ""))
@@ -215,7 +215,7 @@ def _judge_running(base: RunStatus, one: OnDisk, job: RunJob, found: JobFound) -
 
 
 def _judge_ended(base: RunStatus, one: OnDisk, found: Sequence[JobFound]) -> RunStatus:
-    """No job of the run lives: what the ranks wrote last, else how the job ended."""
+    """Judge a run of which no job lives, by what the ranks wrote last, else by how the job ended."""
     last = one.holder.id if one.holder is not None else None
     base = base._replace(job=str(last or ""), left_s=None, exit_status=one.end.status)
     its = [each for each in found if last is None or last.matches(each.id)]  # not of a next one that never began
@@ -243,7 +243,7 @@ class _End(Record):
 
 
 def _describe_end(one: OnDisk, job: JobFound | None) -> _End:
-    """By what its supervisor has said, the scheduler, and the end of its log, in this order."""
+    """Describe a job's end by its supervisor's record, else the scheduler's, else the end of its log."""
     status, said = one.end.status, job.reason if job is not None else ""
     is_taken = job is not None and job.state == "cancelled"
     signal = one.end.signal or ("" if one.end.cause else _ENDED_BY.get(status or 0, ""))
@@ -265,7 +265,7 @@ def _describe_end(one: OnDisk, job: JobFound | None) -> _End:
 
 
 def _judge_state(one: OnDisk, state: RunState, end: _End) -> tuple[str, str]:
-    """What the ranks wrote last, unless their attempt ended otherwise since: the state and why."""
+    """The state and why: what the ranks wrote last, unless their attempt has ended otherwise since."""
     if state.status == "finished":
         return "finished", "" if state.reason == AT_ITS_END else state.reason
     is_signal = end.state in {"cancelled", "unfinished"}
@@ -282,7 +282,7 @@ def _judge_state(one: OnDisk, state: RunState, end: _End) -> tuple[str, str]:
 
 
 def _judge_waiting(base: RunStatus, one: OnDisk, job: JobFound | None) -> RunStatus:
-    """No job has ever held the run."""
+    """Judge a run that no job has held yet."""
     if not one.submissions and not one.jobs:
         return base._replace(state="unknown", why="no job of this run is known")
     queued = one.submissions[-1] if one.submissions else None

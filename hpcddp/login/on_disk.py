@@ -1,4 +1,4 @@
-"""What the folder of a run says of it: how far it is, how it ended, and which jobs may write it."""
+"""The folder of a run, read: how far the run is, how it ended, and which jobs may write it."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class RunJob(Record):
 
 
 class OnDisk(Record):
-    """What the folder of one run says. `links`: the number of the last attempt's job in its chain, and of how many at
+    """The content of one run's folder. `links`: the number of the last attempt's job in its chain, and of how many at
     most. `ends`: of the job that holds it, as its supervisor wrote. `left`: the runs that the script of its job has
     opened itself and left unfinished. `problem`: what cannot be read."""
 
@@ -71,7 +71,7 @@ class OnDisk(Record):
 
     @property
     def end(self) -> HolderEnd:
-        """What the last holder has said at its end."""
+        """The record of the last holder's end."""
         return (self.holds[-1].end if self.holds else None) or HolderEnd()
 
     @property

@@ -1,4 +1,4 @@
-"""From what was asked on this machine to a plan: the site is found, the command looked at, and the job planned."""
+"""Plans a request on this machine: the site is found, the command looked at, and the job planned."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from types import MappingProxyType
 
 from hpcddp import __version__
 from hpcddp.errors import RequestError, SchedulerError
-from hpcddp.ranks.launch_commands import find_agent
+from hpcddp.ranks.launch_commands import find_node_agent
 from hpcddp.runs.start import NEW, RunRequest, foresee, make_stamp
 from hpcddp.script.plan import JobPlan, PlannedBy, plan_job
 from hpcddp.script.site import Site
@@ -43,7 +43,7 @@ def see_spawn(spec: JobSpec) -> tuple[JobSpec, tuple[str, ...]]:
 
     RequestError on several nodes: the script gives its ranks the numbers of one node.
     """
-    if spec.ranks is not None or not spec.command or find_agent(spec.command):
+    if spec.ranks is not None or not spec.command or find_node_agent(spec.command):
         return spec, ()
     path = find_python_file(spec.command, spec.workdir or "")
     line = _spawning_line(os.path.join(spec.workdir or "", path))
@@ -127,13 +127,13 @@ def plan_request(given: GivenKeys, choice: SiteChoice, env: Mapping[str, str]) -
 
 
 def request_of(plan: JobPlan) -> RunRequest:
-    """What the plan's job asks for when it starts; the folder as seen from this one."""
+    """The request of the plan's job at its start; the folder as seen from this one."""
     return plan.request._replace(folder=os.path.join(os.getcwd(), plan.spec.workdir or "", plan.run_dir))
 
 
 def remark_start(plan: JobPlan, env: Mapping[str, str]) -> list[str]:
-    """What a start of the plan's job would do now, in one line; nothing where it would begin the first run of its
-    program here, and of an array, each index of which has a run of its own. The errors of `foresee`."""
+    """Say in one line what a start of the plan's job would do now; nothing if it would begin the first run of its
+    program here, and for an array, each index of which has its own run. The errors of `foresee`."""
     from hpcddp.schedulers.run import ask_job_state
 
     if plan.options.array:
@@ -148,7 +148,7 @@ def on_path(program: str, env: Mapping[str, str]) -> str | None:
 
 
 def this_process(created_by: str = "", stamp: str = "") -> PlannedBy:
-    """This process, as far as the script it makes needs it. `created_by`: what it does, if that is no verb of hpcddp's
+    """Describe this process for the script that it makes. `created_by`: what it does, if that is no verb of hpcddp's
     command line."""
     return PlannedBy(
         stamp=stamp or make_stamp(),
@@ -168,7 +168,7 @@ def stamp_of_day(env: Mapping[str, str]) -> str:
 
 
 def find_site_here(env: Mapping[str, str]) -> SiteChoice:
-    """What the machine shows: its name, then its scheduler. A program is started only where its name does not tell."""
+    """Find the site by the machine's name, then by its scheduler, which is asked only if the name does not tell."""
     by_host = site_of_host(os.uname().nodename, env)
     if by_host:
         return by_host

@@ -53,7 +53,7 @@ def _count(text: str) -> int:
 
 
 def _wrap(text: str, width: int) -> list[str]:
-    """Its lines, of at most so many columns; a word is broken only where it is longer than a line."""
+    """Wrap a text to so many columns; a word is broken only if it is longer than a line."""
     lines = [""]
     for word in text.split():
         if lines[-1] and _count(lines[-1]) + 1 + _count(word) <= width:

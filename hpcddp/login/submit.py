@@ -1,4 +1,4 @@
-"""From a plan to a job in the queue: its run's folder with script and plan, the id, what to say."""
+"""Submits a plan: writes script and plan to its run's folder, queues the job, and reports its id."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def clean_environment(env: Mapping[str, str]) -> dict[str, str]:
 
 
 class Part(Record):
-    """One job of what was asked, and what its start would do now. `request`: for its run, or for the runs of its array
+    """One job of a request, and what its start would do now. `request`: for its run, or for the runs of its array
     without their indices. `array_index`: of a job on this machine that is one index, which nothing else tells it.
     `outlooks`: by index, of the runs that are there; "" of a job that is no array. `is_done`: whether nothing is left
     to do."""
@@ -91,7 +91,7 @@ class Part(Record):
 
     @property
     def run(self) -> RunFolder:
-        """Its run, or the folder of its array."""
+        """The job's run, or the folder of its array."""
         return RunFolder(self.request.folder)
 
     def __str__(self) -> str:
@@ -103,7 +103,7 @@ class Part(Record):
 
 
 def plan_part(plan: JobPlan, env: Mapping[str, str], index: str = "", waited: Sequence[str] = ()) -> Part:
-    """What a start of the plan's job would do now, and its script; `index`: of an array that no scheduler makes.
+    """Find what a start of the plan's job would do now, and its script; `index`: of an array that no scheduler makes.
     `waited`: the jobs that it waits for on this machine. Writes nothing.
 
     RequestError if another job of the run has not ended and this one does not wait for it, and if the folder is

@@ -64,7 +64,7 @@ class Watcher:
         self.curve = LossCurve()
 
     def look(self) -> Watched:
-        """What the folder says now, and the scheduler said last. What cannot be found out is in `problem`."""
+        """Read the folder now, and the scheduler's last answer. What cannot be found out is in `problem`."""
         one, now = read_on_disk(self._run), time.time()
         attempts = order_attempts(self._run)
         answers = self._ask_schedulers(one)
@@ -96,7 +96,7 @@ class Watcher:
         )
 
     def _ask_schedulers(self, one: OnDisk) -> Answers:
-        """What the scheduler said last; it is asked beside this process, and at once where it does not know a job."""
+        """The scheduler's last answer. It is asked in a thread, and at once about a job that it has not shown."""
         jobs = {(job.scheduler, job.id) for job in one.jobs}
         seen = (frozenset(jobs), one.holder, one.ended)
         if self._asking is not None and not self._asking.empty():

@@ -1,4 +1,4 @@
-"""From environment to candidates: every launcher's row that stands there, whole or refused.
+"""Finds the candidates in an environment: every launcher's row that stands there, whole or refused.
 
 Nothing is decided here; `innermost` does that. A row is read as one tuple from one launcher, never variable by
 variable.
@@ -57,7 +57,7 @@ def read_apinfo(path: str) -> ApInfo | None:
 
 
 class Candidate(Record):
-    """One launcher's account of this process. `numbers` has every key of NUMBERS; None: it does not say."""
+    """The numbers of one launcher for this process. `numbers` has every key of NUMBERS; None: it does not say."""
 
     key: str
     row: Launcher
@@ -69,7 +69,7 @@ class Candidate(Record):
         return self.numbers["world_size"]
 
     def describe(self) -> str:
-        """For a person: `openmpi: rank 1 of 4 (OMPI_COMM_WORLD_RANK, OMPI_COMM_WORLD_SIZE)`."""
+        """Describe it: `openmpi: rank 1 of 4 (OMPI_COMM_WORLD_RANK, OMPI_COMM_WORLD_SIZE)`."""
         size = "?" if self.size is None else self.size
         names = ", ".join(dict.fromkeys(self.source[k] for k in ("rank", "world_size") if k in self.source))
         return f"{self.row.name}: rank {self.numbers['rank']} of {size} ({names})"
@@ -89,7 +89,7 @@ def stands(row: Launcher, env: Mapping[str, str]) -> bool:
 
 
 def read_row(key: str, env: Mapping[str, str]) -> Candidate:
-    """This launcher's row. LaunchError if half of it is missing or a value is no number."""
+    """Read this launcher's row. LaunchError if half of it is missing or a value is no number."""
     row = LAUNCHERS[key]
     variables = {number: getattr(row, number) for number in NUMBERS}
     missing = [v for number, v in variables.items() if v and v not in env and number not in row.optional]
@@ -154,7 +154,7 @@ def _read_layout(row: Launcher, numbers: dict[str, int | None], source: dict[str
 
 
 def _command(row: Launcher) -> str:
-    """What to type to get this launcher's ranks. A row of a special form has its launcher's."""
+    """The command that starts this launcher's ranks. A row of a special form has its launcher's."""
     return (row.command or LAUNCHERS[row.name].command).format(n="N") or row.name
 
 

@@ -100,7 +100,7 @@ def check_host(chosen: Candidate, env: Mapping[str, str], hostname: str | None, 
 
 
 def list_host_names(row: Launcher, env: Mapping[str, str], hostname: str) -> tuple[str, ...]:
-    """This host's names: its own, and those by which its launcher and its scheduler know it."""
+    """List this host's names: its own, and those by which its launcher and its scheduler know it."""
     variables = (*row.host, *(scheduler.variables.host for scheduler in all_schedulers()))
     return (hostname, *(env.get(name, "") for name in variables))
 

@@ -49,7 +49,7 @@ def visible_devices(env: Mapping[str, str], mask: str = "CUDA_VISIBLE_DEVICES") 
 
 
 def count_visible_gpus(env: Mapping[str, str], devices: str = "/dev") -> int:
-    """Those that the scheduler's mask shows; without a mask, NVIDIA's that this machine has."""
+    """Count the GPUs that the scheduler's mask shows; without a mask, the NVIDIA GPUs of this machine."""
     for mask in ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "ZE_AFFINITY_MASK"):
         visible = visible_devices(env, mask)
         if visible is not None:
@@ -59,7 +59,7 @@ def count_visible_gpus(env: Mapping[str, str], devices: str = "/dev") -> int:
 
 
 def why_no_accelerator(env: Mapping[str, str], devices: str = "/dev") -> str:
-    """What keeps every program from a GPU or another accelerator here, for people: there is none, or masks hide all.
+    """Say why no program can use a GPU or another accelerator here: there is none, or masks hide all.
     Empty where one could be found. LaunchError as of `visible_devices`."""
     names = {*_list(devices), *_list(os.path.join(devices, "dri"))}
     if not any(name.startswith(_ACCELERATORS) for name in names):

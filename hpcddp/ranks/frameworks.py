@@ -1,4 +1,4 @@
-"""What training frameworks read of a launch beside torch's own variables, so that their scripts run unchanged.
+"""Variables of a launch that training frameworks read besides torch's own, so that their scripts run unchanged.
 
 docs/frameworks.md says which framework reads which. Seen with accelerate 1.15, transformers 5.23, lightning 2.6,
 deepspeed 0.19 and composer 0.32.
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 _LIGHTNING = ("PL_TRAINER_", "LT_")  # what Trainer and Fabric look for, each with the names of its arguments
-#: All that `framework_variables` may set, and `agent_variables` beside what an agent's row names.
+#: All that `framework_variables` may set, and `node_agent_variables` beside what a node agent's row names.
 FRAMEWORK_VARIABLES = (
     *("GROUP_RANK", "NODE_RANK", "TORCHELASTIC_RUN_ID", "PL_TRAINER_NUM_NODES", "PL_TRAINER_DEVICES"),
     *("LT_NUM_NODES", "LT_DEVICES", "ACCELERATE_USE_CPU"),
@@ -35,7 +35,7 @@ def framework_variables(env: Mapping[str, str], launch: Launch, *, gpus: int, cp
     found: dict[str, str] = {}
     info, node_rank = launch.info, _node_rank(launch)
     if node_rank is not None:
-        if LAUNCHERS[info.launcher].rank != LAUNCHERS["env"].rank:  # agents may number the nodes as they come
+        if LAUNCHERS[info.launcher].rank != LAUNCHERS["env"].rank:  # node agents may number the nodes as they come
             check_node_rank(env, node_rank, LAUNCHERS["env"])
         # torchrun's name of it, and the one that Composer insists on
         found |= {"GROUP_RANK": str(node_rank), "NODE_RANK": str(node_rank)}
@@ -48,10 +48,10 @@ def framework_variables(env: Mapping[str, str], launch: Launch, *, gpus: int, cp
     return {name: value for name, value in found.items() if name not in env}
 
 
-def agent_variables(
+def node_agent_variables(
     reads: Mapping[str, str], env: Mapping[str, str], info: RankInfo, nodes: int, ranks_per_node: int
 ) -> dict[str, str]:
-    """What an agent `reads` where its options say nothing: all of them meet at rank 0's address, which `env` has.
+    """Variables that a node agent `reads` if its options say nothing: all meet at rank 0's address, which `env` has.
 
     LaunchError where one of these variables is exported with another value: it would be the same on each node, or each
     node would train alone.
@@ -74,11 +74,11 @@ def agent_variables(
     return {name: value for name, value in found.items() if name not in env}
 
 
-def check_started_agent(env: Mapping[str, str], agent: str, nodes: int) -> None:
-    """LaunchError where a job script starts this agent on several nodes, and a variable is exported by which each would
-    be alone, or wait elsewhere: as for an agent that is the command itself."""
-    if nodes > 1 and agent in LAUNCHERS:
-        check_exported(env, {name: "" for name, what in LAUNCHERS[agent].reads.items() if what == "unset"})
+def check_node_agents(env: Mapping[str, str], node_agent: str, nodes: int) -> None:
+    """Check that no exported variable makes each of several node agents train alone, or wait elsewhere: for a job
+    script that starts them, as for a node agent that is the command itself. LaunchError."""
+    if nodes > 1 and node_agent in LAUNCHERS:
+        check_exported(env, {name: "" for name, what in LAUNCHERS[node_agent].reads.items() if what == "unset"})
 
 
 def _node_rank(launch: Launch) -> int | None:

@@ -1,4 +1,4 @@
-"""What is known of each type of GPU, one row each."""
+"""Types of GPUs, one row each."""
 
 from __future__ import annotations
 

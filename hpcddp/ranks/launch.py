@@ -29,7 +29,7 @@ else:
 
 
 class Launch:
-    """What an environment tells of its launch. Each property is read when it is first used, and kept.
+    """An environment's launch. Each property is read when it is first used, and cached.
 
     `hostname` is this host's name if known. `nodefile` stands in for the file that the scheduler's variables name. With
     `live` the environment is this process's own, so that its parents and sockets tell as well. `strict`: see
@@ -57,7 +57,7 @@ class Launch:
 
     @cached_property
     def place(self) -> FoundRank:
-        """Without insisting on a world size."""
+        """The place of this rank; its world size may be unknown."""
         return find_rank(self)
 
     @cached_property

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from hpcddp.ranks.launchers import AGENTS, LAUNCHERS
+from hpcddp.ranks.launchers import LAUNCHERS, NODE_AGENTS
 from hpcddp.record import TYPE_CHECKING, Record
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 
-class AgentCommand(Record):
+class NodeAgentCommand(Record):
     """A command that makes the ranks of one node: the row of its ranks, its options for which hpcddp has others, those
     that one of several nodes must not be given, and the variables that it `reads` in place of options."""
 
     command: str
-    agent: str
+    node_agent: str
     typed: Mapping[str, str]
     rendezvous_options: tuple[str, ...]
     flags: tuple[str, ...]
@@ -59,21 +59,21 @@ def starts_python_or_ranks(words: Sequence[str]) -> bool:
     return python or find_launch_command(words) is not None
 
 
-def find_agent(words: Sequence[str]) -> tuple[int, AgentCommand] | None:
-    """The agent that a command starts, and where it stands; None also if another launcher comes before it."""
+def find_node_agent(words: Sequence[str]) -> tuple[int, NodeAgentCommand] | None:
+    """The node agent that a command starts, and where it stands; None also if another launcher comes before it."""
     found = find_launch_command(words)
     if found is None:
         return None
     at, name = found
-    for row in (LAUNCHERS[agent] for agent in AGENTS if LAUNCHERS[agent].reads):
+    for row in (LAUNCHERS[node_agent] for node_agent in NODE_AGENTS if LAUNCHERS[node_agent].reads):
         for made in row.all_commands:
             if name in made.commands:
                 options = (made.typed, made.rendezvous_options, made.flags)
-                return at, AgentCommand(name, row.name, *options, {**row.reads, **made.reads})
+                return at, NodeAgentCommand(name, row.name, *options, {**row.reads, **made.reads})
     return None
 
 
-def split_agent_options(
+def split_node_agent_options(
     words: Sequence[str], flags: Sequence[str], known: Sequence[str] = ()
 ) -> tuple[list[tuple[str, str, str | None]], list[str]]:
     """The options that stand before a program, and the program with its words. Of an option its name with `-` for `_`,
@@ -91,9 +91,9 @@ def split_agent_options(
 
 
 def ask_for(command: str) -> str:
-    """What to type instead of a command that starts its ranks with this launcher command."""
-    agent = next((name for name in AGENTS if command in LAUNCHERS[name].commands), "")
-    told = f" (and --launcher {agent} if {agent} shall start it)" if agent else ""
+    """The hint on what to type instead of a command that starts its ranks with this launcher command."""
+    node_agent = next((name for name in NODE_AGENTS if command in LAUNCHERS[name].commands), "")
+    told = f" (and --launcher {node_agent} if {node_agent} shall start it)" if node_agent else ""
     return f"give the training script itself: -- python train.py{told}"
 
 

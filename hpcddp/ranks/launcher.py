@@ -16,14 +16,14 @@ _NO_CONTAINERS: Mapping[str, Callable[[str, str], tuple[Words, ...]]] = {}
 # Who starts processes inside whom. A launcher of a higher depth is found inside one of a lower depth: mpirun starts
 # its daemons with srun, srun or mpirun starts torchrun's agents. The other way round exists, but only evidence can
 # show it.
-RESOURCE_MANAGER, MPI, AGENT = 0, 1, 2
+RESOURCE_MANAGER, MPI, NODE_AGENT = 0, 1, 2
 # How a mark's value begins that `hpcddp exec` set, for programs that look for it: it shows no launcher.
 HANDED_ON = "hpcddp-"
 
 
 class JobStep(Record):
-    """What is to be known of a launcher whose variables the scheduler sets in shells as well, where they say nothing
-    about a rank: its launches are steps of a job, which may be smaller than the job. Pure functions of an environment.
+    """Rules for a launcher whose variables the scheduler sets in shells as well, where they say nothing about a rank:
+    its launches are steps of a job, which may be smaller than the job. Pure functions of an environment.
     """
 
     #: Whether this process is a task of a step.
@@ -189,13 +189,13 @@ class Launcher(Record):
         return [word.replace("$", "$$") for word in words] if self.fills_arguments else list(words)
 
     @property
-    def is_agent(self) -> bool:
+    def is_node_agent(self) -> bool:
         """Whether it makes the ranks of one node, so that something else has to start it once per node."""
-        return self.depth == AGENT and bool(self.program)
+        return self.depth == NODE_AGENT and bool(self.program)
 
     @property
     def all_commands(self) -> tuple[FrontEnd, ...]:
-        """Its own commands, then those of its front ends, each with its options."""
+        """The launcher's own commands, then those of its front ends, each with its options."""
         return (FrontEnd(self.commands, self.typed, self.rendezvous_options, self.flags), *self.front_ends)
 
     @property
@@ -249,7 +249,7 @@ EXPORTED_ALWAYS = ("HPCDDP_PYTHON", "HPCDDP_RUN_DIR", "HPCDDP_ATTEMPT", "HPCDDP_
 
 
 class LaunchRequest(Record):
-    """What to start: the same number of processes on each node.
+    """Processes to start: the same number on each node.
 
     `hostfile`: the shell variable with the path of the list of the job's hosts; "": the launcher asks the scheduler.
     `ranks_per_node`: what each process makes, if it is an agent. `exported` and `exported_always` are variables that

@@ -8,9 +8,9 @@ docs/ranks.md.
 from __future__ import annotations
 
 from hpcddp.ranks.launcher import (
-    AGENT,
     LAUNCHER_PROGRAM,
     MPI,
+    NODE_AGENT,
     RESOURCE_MANAGER,
     FromShell,
     FrontEnd,
@@ -369,7 +369,7 @@ LAUNCHERS: dict[str, Launcher] = {
     ),
     "torchrun": Launcher(
         "torchrun",
-        AGENT,
+        NODE_AGENT,
         *("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE"),
         marks=("TORCHELASTIC_RUN_ID",),
         optional=("num_nodes",),
@@ -467,7 +467,7 @@ LAUNCHERS: dict[str, Launcher] = {
     ),
     "env": Launcher(
         "env",
-        AGENT,
+        NODE_AGENT,
         *("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE"),
         marks=("RANK", "WORLD_SIZE"),
         echoes=(("node_rank", "NODE_RANK"), ("node_rank", "PET_NODE_RANK")),  # Lightning's and Composer's; torchrun's
@@ -491,13 +491,13 @@ JOB_LAUNCHERS = tuple(
     sorted((key for key, row in LAUNCHERS.items() if row.program), key=lambda key: (LAUNCHERS[key].order, key))
 )
 #: Those of them that start the ranks of one node each.
-AGENTS = tuple(key for key in JOB_LAUNCHERS if LAUNCHERS[key].is_agent)
+NODE_AGENTS = tuple(key for key in JOB_LAUNCHERS if LAUNCHERS[key].is_node_agent)
 
 
 def launchers_under(scheduler: str) -> tuple[str, ...]:
     """Which launchers can start processes on the nodes of this scheduler's jobs; its own one first."""
     rows = [LAUNCHERS[key] for key in JOB_LAUNCHERS]
-    found = [row for row in rows if not row.is_agent and (not row.schedulers or scheduler in row.schedulers)]
+    found = [row for row in rows if not row.is_node_agent and (not row.schedulers or scheduler in row.schedulers)]
     return tuple(row.name for row in sorted(found, key=lambda row: not row.of_scheduler))
 
 

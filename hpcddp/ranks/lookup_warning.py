@@ -12,7 +12,7 @@ LOOKUP_WARNING = b"[c10d] The hostname of the client socket cannot be retrieved.
 
 
 def split_output(text: bytes) -> tuple[bytes, bytes]:
-    """What of a stream may be printed now, without the warning; and a line without an end that may still become it."""
+    """Split a stream's text into what may be printed now, without the warning, and an open line that may become it."""
     lines, end, rest = text.rpartition(b"\n")
     ready = lines + end
     if LOOKUP_WARNING in ready:

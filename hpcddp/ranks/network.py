@@ -19,7 +19,7 @@ from hpcddp.ranks.reach import INTERFACE, reached_as
 
 
 class Look(NamedTuple):
-    """What one host sees of its network: the address that gloo would bind to, and the interface to use."""
+    """A host's view of its network: the address that gloo would bind to, and the interface to use."""
 
     hostname: str
     mine: str | None  # the address of this host's name, None if it has none here
@@ -30,7 +30,7 @@ class Look(NamedTuple):
 
 
 def look_around(hostname: str, peer: str | None, env: Mapping[str, str]) -> Look:
-    """This host's view of the way to another host of the launch, by the site's recipe (`ranks/reach.py`)."""
+    """Find how this host reaches another host of the launch, by the site's recipe (`ranks/reach.py`)."""
     interfaces = tuple(list_interfaces())
     address = address_toward(reached_as(peer, env)) if peer else None
     toward = interface_of(address, interfaces) if address and not _is_loopback(address) else None

@@ -87,7 +87,7 @@ _client: PmiClient | None = None
 
 
 def connect(env: Mapping[str, str], timeout_s: float = 120.0) -> PmiClient | None:
-    """This process's PMI connection, made at the first call; None if its launcher gives none.
+    """Get this process's PMI connection, made at the first call; None if its launcher gives none.
 
     Every rank of the launch must come here, or none: `barrier` waits for all. LaunchError if the launcher does not
     speak PMI-1.
@@ -100,7 +100,7 @@ def connect(env: Mapping[str, str], timeout_s: float = 120.0) -> PmiClient | Non
 
 
 def share_from_rank_0(client: PmiClient, rank: int, key: str, value: str) -> str:
-    """What rank 0 gave as `value`, on every rank. All ranks must call it."""
+    """Return rank 0's `value` on every rank. All ranks must call it."""
     if rank == 0:
         client.put(key, value)
     client.barrier()

@@ -1,4 +1,4 @@
-"""What a launcher will set: from a layout to each rank's variables. The inverse of `resolve`, from the same rows.
+"""Predicts each rank's variables from a layout: the inverse of `resolve`, from the same rows.
 
 For any launcher and layout, resolving the predicted environment gives the layout back; a test says so for all of them.
 """
@@ -57,7 +57,7 @@ def predict_environment(
 
 
 def _run_lengths(counts: Sequence[int]) -> str:
-    """As Slurm writes it: 2, 2, 2, 1 is `2(x3),1`."""
+    """Format counts as Slurm does: 2, 2, 2, 1 is `2(x3),1`."""
     runs: list[list[int]] = []
     for count in counts:
         if runs and runs[-1][0] == count:

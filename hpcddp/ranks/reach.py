@@ -36,7 +36,7 @@ def reached_as(host: str, env: Mapping[str, str]) -> str:
 
 
 def find_local_address(env: Mapping[str, str], hostname: str) -> str:
-    """What other hosts are to call this one: its address on the recipe's interface, else its name on that network.
+    """Find the address of this host for others: that of the recipe's interface, else its name on that network.
 
     LaunchError if HPCDDP_INTERFACE is none of this host's interfaces, or has no address.
     """
@@ -58,7 +58,7 @@ def find_local_address(env: Mapping[str, str], hostname: str) -> str:
 
 
 def list_addresses(env: Mapping[str, str], hostname: str) -> tuple[str, ...]:
-    """What other hosts may call this one: by the site's recipe first."""
+    """List the addresses of this host for others: by the site's recipe first."""
     from hpcddp.ranks.interfaces import list_interfaces
 
     try:

@@ -1,4 +1,4 @@
-"""Where rank 0 listens: an address and a port that every rank finds for itself, alike, or None where it cannot.
+"""Rank 0's address and port, which every rank finds by itself, with one result, or None if it cannot.
 
 A MASTER_ADDR in the environment is a candidate. It is checked against what the launcher and the scheduler say, and
 dropped with a remark if they contradict it. Nothing here asks the network. None means: ask through a channel (PMI, a
@@ -50,7 +50,7 @@ def port_candidates(key: str, count: int = 16, ephemeral: tuple[int, int] = DEFA
 
 
 def ephemeral_range() -> tuple[int, int]:
-    """This machine's range for outgoing connections; Linux' default where it cannot be read."""
+    """Read this machine's ports for outgoing connections; Linux' default if that fails."""
     try:
         with open("/proc/sys/net/ipv4/ip_local_port_range", encoding="ascii") as file:
             low, high = file.read().split()

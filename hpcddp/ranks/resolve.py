@@ -1,4 +1,4 @@
-"""From environment to place: `find_rank(launch) -> FoundRank`, and `require_info` makes a RankInfo of it. See `Launch`.
+"""Finds a process's rank in its environment: `find_rank(launch) -> FoundRank`; `require_info` makes a RankInfo of it.
 
 The order: a pin by HPCDDP_LAUNCHER, else the innermost launcher's row, else plain RANK and WORLD_SIZE, else, where
 neither a launcher nor a scheduler shows, a single process. There is no default that lies: no rank 0 of 1 where
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 class Evidence(Record):
-    """What the running process shows about its parents; empty for a recorded environment."""
+    """Evidence of a running process on its parents; empty for a recorded environment."""
 
     nearest: frozenset[str] = frozenset()  # keys of the rows that the nearest launcher among the parents can have set
     parent: str = ""  # that parent, for people: "prterun, pid 4711"
@@ -79,7 +79,7 @@ def without_leftovers(candidates: list[Candidate], env: Mapping[str, str], evide
 
 
 def _merge(candidates: list[Candidate]) -> list[Candidate]:
-    """Without the rows that another launcher sets as well, and the bare protocol rows next to a whole launcher."""
+    """Drop rows that another launcher sets as well, and bare protocol rows next to a whole launcher."""
     left = list(candidates)
     for speaker in candidates:
         for other in [c for c in left if c.key in speaker.row.speaks]:
@@ -127,7 +127,7 @@ def _by_rule(left: list[Candidate], env: Mapping[str, str]) -> Candidate:
 
 
 def _one_of_a_kind(same_depth: list[Candidate]) -> Candidate:
-    """Of two launchers of one depth, the one with several processes: around it, the other is right to say 1."""
+    """Choose, of two launchers of one depth, the one with several processes: the other is right to say 1 around it."""
     several = [c for c in same_depth if c.size != 1] or same_depth[:1]
     if len(several) > 1:
         raise _undecided(several[0], several[1])
@@ -138,7 +138,7 @@ def _could_start(outer: Candidate, inner: Candidate, env: Mapping[str, str]) -> 
     """Whether `outer`'s processes look like the daemons or agents from which `inner` started its ranks."""
     if outer.size == 1:
         return True
-    if inner.row.is_agent:  # its agents are the outer launcher's ranks
+    if inner.row.is_node_agent:  # its agents are the outer launcher's ranks
         return inner.numbers["num_nodes"] in (None, outer.size)
     if outer.row.step is not None and outer.row.step.is_shell_in_task(env):  # and mpirun was typed there
         return True
@@ -176,7 +176,7 @@ def _undecided(a: Candidate, b: Candidate) -> LaunchError:
 
 
 class FoundRank(Record):
-    """Where a process stands, as far as its environment tells.
+    """The rank of a process, as far as its environment tells.
 
     `remarks` name the launchers outside of the one that started this process, for people. `numbers` may lack the world
     size (PALS without its file, `mpiexec -pmi-port`): `require_info` insists on it, `hpcddp env` does not.
@@ -208,9 +208,9 @@ def require_info(place: FoundRank) -> RankInfo:
 
 
 def find_rank(launch: Launch) -> FoundRank:
-    """This process's place. LaunchError if it was not launched as a rank, or if the environment contradicts itself.
+    """Find this process's rank. LaunchError if it was not launched as one, or if the environment contradicts itself.
 
-    Of a live launch the parents and the PMI socket of this process serve as evidence.
+    The parents and the PMI socket of this process are evidence of a live launch.
     """
     env = launch.env
     pin = env.get("HPCDDP_LAUNCHER", "")
@@ -312,12 +312,12 @@ def not_launched(allocation: Allocation, env: Mapping[str, str]) -> LaunchError:
 
 
 def command(allocation: Allocation, env: Mapping[str, str]) -> str:
-    """What to type in this allocation to get its ranks."""
+    """The command that starts ranks in this allocation."""
     return f"{launch_line(allocation, env)} hpcddp exec -- COMMAND   (or: hpcddp launch -- COMMAND)"
 
 
 def launch_line(allocation: Allocation, env: Mapping[str, str]) -> str:
-    """What starts the ranks that this allocation was asked for."""
+    """The launcher's words for the ranks that this allocation was requested for."""
     scheduler = find_scheduler(allocation.scheduler)
     row = LAUNCHERS[scheduler.launcher or launchers_under(scheduler.name)[0]]
     ranks = scheduler.count_ranks(allocation.slots, env)

@@ -1,4 +1,4 @@
-"""What one rank leaves in the attempt's folder before it becomes its command: its launch environment and its log."""
+"""Files of one rank in the attempt's folder: its launch environment and its log."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from hpcddp.signals import name_signal
 
 # The record holds these, the launchers' variables and the schedulers'. It holds nothing else, and no secret.
 _RECORDED = ("HPCDDP_", "CUDA_", "HIP_", "ROCR_", "ZE_", "NCCL_", "GLOO_", "FI_", "UCX_", "OMP_")
-_SEEN_S = 65.0  # NFS keeps for a minute, as delivered, that a folder was not there
+_NFS_DELAY_S = 65.0  # NFS keeps for a minute, as delivered, that a folder was not there
 _LOOK_S = 0.5
 _SECRET = ("COOKIE", "TOKEN", "SECRET", "PASSWORD", "JWT", "KEY", "CRED")
 
 
 class RankLog(Record):
-    """Where a rank's output goes. `start` is the size in bytes of the file that earlier starts left."""
+    """The file of a rank's output. `start` is its size in bytes after earlier starts."""
 
     path: str
     start: int
@@ -64,7 +64,7 @@ def _check_shared(attempt: AttemptFolder, rank: int, host: str) -> None:
     own run. A shared file system may show it a while late."""
     if job_of(attempt.name) == attempt.name:
         return  # it was not the supervisor that named it
-    end = time.monotonic() + _SEEN_S
+    end = time.monotonic() + _NFS_DELAY_S
     while not os.path.isdir(attempt.path):
         if time.monotonic() > end:
             raise LaunchError(
@@ -143,8 +143,8 @@ def choose_error(lines: list[str]) -> str:
 
 
 def _find_traceback(lines: list[str]) -> tuple[int | None, int | None, str]:
-    """Where the last traceback begins, where its exception stands, and what stands before each of its lines, such as
-    `[rank1]: `. What torchrun says of its ranks' end is none."""
+    """Find the last traceback: its first line, the line of its exception, and the prefix of each of its lines, such as
+    `[rank1]: `. Torchrun's report on its ranks' end is none."""
     import re
 
     begins = [number for number, line in enumerate(lines) if _TRACEBACK in line]
@@ -162,7 +162,7 @@ def _find_traceback(lines: list[str]) -> tuple[int | None, int | None, str]:
 
 
 def _strip_codes(text: str) -> str:
-    """Without a terminal's codes: colours, and links."""
+    """Remove a terminal's codes: colours, and links."""
     import re
 
     return re.sub(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\^_])", "", text)

@@ -31,14 +31,14 @@ def note_opened(attempt: AttemptFolder, run: RunFolder) -> None:
 
 
 def list_opened(attempt: AttemptFolder) -> list[RunFolder]:
-    """In the order in which they were opened."""
+    """The runs that this attempt opened, in order."""
     with suppress(OSError), open(attempt.opened, encoding="utf-8", errors="surrogateescape") as file:
         return [RunFolder(path) for path in dict.fromkeys(file.read().splitlines())]
     return []
 
 
 def list_job_runs(attempt: AttemptFolder) -> list[RunFolder]:
-    """What the ranks of this attempt's job have named in any start of it, and those of the jobs before it in its chain.
+    """The runs that this attempt's job opened in any of its starts, and those of the jobs before it in its chain.
     RequestError if a folder cannot be read."""
     jobs = [job_of(attempt.name)]
     while (before := find_before(attempt.run.attempt(jobs[0]))) and job_of(before.attempt) not in jobs:
@@ -182,7 +182,7 @@ def find_follow_up(attempt: AttemptFolder) -> str | None:
 
 
 def write_follow_up(attempt: AttemptFolder, job: str) -> None:
-    """This attempt's job has queued that one, by the id that its scheduler printed. OSError if it cannot be written."""
+    """Record the job that this attempt's job has queued, by the id that its scheduler printed. OSError."""
     with open(attempt.next, "w", encoding="utf-8") as file:
         file.write(f"{job}\n")
 

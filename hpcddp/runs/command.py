@@ -36,7 +36,7 @@ def identify_command(words: Sequence[str]) -> tuple[str, ...]:
 
 
 def identify_program(command: Sequence[str]) -> tuple[str, ...]:
-    """What runs, without its arguments and what starts it: two runs of one script have it in common."""
+    """The program without its arguments and what starts it: two runs of one script have it in common."""
     return tuple(_find_program(list(command))[0]) if command else ()
 
 
@@ -128,8 +128,8 @@ def name_command(words: Sequence[str], *, indexed: bool = False) -> str:
 
 
 def _find_program(words: list[str]) -> tuple[list[str], list[str]]:
-    """What runs, without what starts it, and its arguments: `train.py`, `-m pkg.train`, `./solve`; of a program that is
-    looked up on PATH an empty word first, which tells it from the file of that name here."""
+    """Split off what starts a program, and its arguments: `train.py`, `-m pkg.train`, `./solve`. A program that is
+    looked up on PATH gets an empty word first, which tells it from the file of that name here."""
     from hpcddp.ranks.launch_commands import COMMANDS
 
     if words and os.path.basename(words[0]) == "env":
@@ -158,7 +158,7 @@ def _find_program(words: list[str]) -> tuple[list[str], list[str]]:
 
 
 def _show_program(program: list[str]) -> str:
-    """What a name begins with."""
+    """The first part of a run's name."""
     stem, suffix = os.path.splitext(program[-1])
     if program[0] == "-m":
         return _show(program[-1])
@@ -168,7 +168,7 @@ def _show_program(program: list[str]) -> str:
 
 
 def _show(word: str) -> str:
-    """What a name may have of any word: the last part of a path, in the alphabet of names."""
+    """Shorten a word for a name: the last part of a path, in the alphabet of names."""
     if not _SHOWN.fullmatch(word):
         return ""
     return re.sub(r"[^A-Za-z0-9_.+-]+", "-", word.rstrip("/").rpartition("/")[2]).strip("-.")

@@ -22,8 +22,8 @@ _OF_JOB = ("site", "launcher", "command")  # of plan.json, which also holds what
 
 
 class RunRecord(Record):
-    """One run over all its attempts. A step that was made again is there as it was made last. `conditions`: what it ran
-    with, by name (`torch`, `plan.global_batch`, `samples`): each value that it had, in the order of the attempts."""
+    """One run over all its attempts. A repeated step counts as it was made last. `conditions`: what the run ran with,
+    by name (`torch`, `plan.global_batch`, `samples`): each value that it had, in the order of the attempts."""
 
     path: str
     steps: dict[int, StepLine]  # by step, from 1; at least one
@@ -122,7 +122,7 @@ def describe_attempt(versions: Versions) -> dict[str, Any]:
 
 
 class Comparison(Record):
-    """What two runs have in common and where they differ. Pairs are of the first run and the second.
+    """Common values and differences of two runs. Pairs are of the first run and the second.
     `first_difference`: `step`, its two losses, and `difference`, the second less the first; a loss that is no number is
     None. `weights`: steps at which both recorded theirs: `equal_at`, `differ_at`."""
 
@@ -138,7 +138,7 @@ class Comparison(Record):
 
     @property
     def is_same(self) -> bool:
-        """Nothing that both runs have differs."""
+        """Whether all that both runs have is equal."""
         return self.verdict != "different"
 
 

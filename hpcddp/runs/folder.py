@@ -89,7 +89,7 @@ class AttemptFolder(_AttemptName):
         return os.path.join(self.run.attempts, self.name)
 
     def usage(self, host: str) -> str:
-        """What its ranks use of this host."""
+        """The file with what its ranks use of this host."""
         return os.path.join(self.path, f"usage-{host}.jsonl")
 
     def rank_environment(self, rank: int) -> str:
@@ -202,7 +202,7 @@ def _is_step(name: str) -> bool:
 
 
 def _list_folders(path: str) -> list[os.DirEntry[str]]:
-    """None where there is no folder. RequestError if it cannot be looked into."""
+    """List the folders in this one; None if it does not exist. RequestError if it cannot be read."""
     try:
         with os.scandir(path) as entries:
             return sorted((entry for entry in entries if entry.is_dir()), key=lambda entry: entry.name)

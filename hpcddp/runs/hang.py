@@ -1,5 +1,5 @@
-"""Where the ranks stand, for people, and whether they can still meet: what the ranks' own watchdog (training) and the
-job's supervisor say of a hang."""
+"""Places where the ranks stand, for people, and whether they can still meet: the report of a hang by the ranks' own
+watchdog (training) and by the job's supervisor."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _MESSAGES = ("recv", "send", "recv_object_list", "send_object_list")
 
 
 class Stand(Record):
-    """Where a rank's main thread is: the innermost line of the user's own code, and the code that it called there."""
+    """The place of a rank's main thread: the innermost line of the user's code, and the code that it called there."""
 
     line: str  # `train.py:41, in evaluate: total = rt.sum(total)`
     inside: str  # what that line is in, the innermost function: `barrier`; empty: nothing
@@ -81,11 +81,12 @@ def read_hang_limits(env: Mapping[str, str]) -> tuple[float | None, float | None
 
 
 def find_hang(stands: dict[int, Stand], world_size: int, end_s: float) -> Hang | None:
-    """None if a rank gets on or has given no answer, or all stand at one line after equally many collectives.
+    """Find the ranks that the others wait for. None if a rank gets on or has given no answer, or all stand at one line
+    after equally many collectives.
 
-    Where all wait for messages, nobody is left to send one, or to take it: it is all of them. The others wait for those
-    that do not wait themselves; else for those that have called fewest collectives; else, if there are fewest of them,
-    for those that wait in another call than most. If none of it tells, it is all of them.
+    If all wait for messages, it is all of them: nobody is left to send one, or to take it. The others wait for the
+    ranks that do not wait themselves; else for those that have called fewest collectives; else, if they are few, for
+    those that wait in another call than most; else it is all of them.
     """
     is_counted = all(stand.collectives for stand in stands.values())
     at = {rank: (str(one), one.collectives if is_counted else 0) for rank, one in stands.items()}

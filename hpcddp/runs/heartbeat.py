@@ -1,4 +1,4 @@
-"""What a rank and its agent tell each other: how far the rank is, and when the job ends.
+"""The page by which a rank and its agent tell each other how far the rank is, and when the job ends.
 
 A page of memory on their host, which `hpcddp exec` makes and names in HPCDDP_HEARTBEAT. hpcddp's runtime writes it; any
 other program may touch it (`touch "$HPCDDP_HEARTBEAT"`) to say that it gets on. The agent tells the job's supervisor
@@ -37,7 +37,7 @@ class Beat(Record):
 
 
 class Position(Record):
-    """Where the rank's main thread stands: its line, and whether it waits for others. An empty text: it gets on."""
+    """The place of the rank's main thread: its line, and whether it waits for others. An empty text: it gets on."""
 
     text: str = ""
     waits: int = NO_WAIT
@@ -90,7 +90,7 @@ class Page:
         os.pwrite(self.file, f"{step:020d} {moves:020d} {looks:020d} {uses:020d}\n".encode(), 0)
 
     def read(self) -> Beat:
-        """What the rank wrote last."""
+        """Read what the rank wrote last."""
         written = os.pread(self.file, _COUNTS, 0).replace(b"\0", b" ").split()
         touched = os.fstat(self.file).st_mtime_ns
         if len(written) != 4 or not all(map(bytes.isdigit, written)):  # a program may write there, too
@@ -99,18 +99,18 @@ class Page:
         return Beat(step, moves, looks, touched, uses)
 
     def write_place(self, place: Position) -> None:
-        """Where the rank's main thread stands."""
+        """Write where the rank's main thread stands."""
         written = f"{place.waits}{place.text}".encode(errors="replace")[:_PLACE]
         os.pwrite(self.file, written.ljust(_PLACE, b"\0"), _PLACE_AT)
 
     def read_place(self) -> Position:
-        """What was written last."""
+        """Read where the rank's main thread stands."""
         written = os.pread(self.file, _PLACE, _PLACE_AT).strip(b"\0").decode(errors="replace")
         waits = written[:1]  # a program may write there, too
         return Position(written[1:], int(waits)) if waits in {str(NO_WAIT), str(MAY_WAIT), str(WAITS)} else Position()
 
     def read_entries(self) -> list[PageEntry]:
-        """Of each rank that writes to this page, as `guard/hpcddp_stand.py` does; an agent has several."""
+        """Read the entries of the ranks that write to this page by `guard/hpcddp_stand.py`."""
         size = os.fstat(self.file).st_size
         written = [os.pread(self.file, STAND, at) for at in range(STAND_AT, size, STAND)]
         return [entry for entry in map(_read_entry, written) if entry is not None]
@@ -129,7 +129,7 @@ class Page:
         self._write_time(until, _LEASE_AT)
 
     def read_lease(self) -> float | None:
-        """By when the rank ends itself; None: it may live for ever."""
+        """Read the time at which the rank ends itself; None: never."""
         return self._read_time(_LEASE_AT)
 
     def _write_time(self, at: float, where: int) -> None:

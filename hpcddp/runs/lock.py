@@ -92,7 +92,7 @@ class Holder(Record):
 
 
 def describe_process(attempt: str, process: int, env: Mapping[str, str], command: tuple[str, ...]) -> Holder:
-    """This attempt as a holder: `process` is what lives as long as it does, and runs on this host."""
+    """Describe this attempt as a holder: `process` lives as long as the attempt, and runs on this host."""
     import time
 
     job = find_current_job(env)
@@ -164,7 +164,7 @@ class HeldError(LaunchError):
 
 
 class Hold(Record):
-    """What a folder below `holders/` says. `end`: None of an attempt that has not ended, or was killed."""
+    """The content of a folder below `holders/`. `end`: None of an attempt that has not ended, or was killed."""
 
     path: str
     holder: Holder
@@ -225,14 +225,15 @@ def check_not_taken(run: RunFolder, attempt: str) -> None:
 
 
 def find_live_holder(run: RunFolder, mine: Holder, ask: Ask) -> Holder | None:
-    """Who holds the run, or may; None if it is free."""
+    """Find the attempt that holds the run, or may; None if it is free."""
     path, holder = _read_last(run)
     return None if holder is None or os.path.exists(_end(path)) or has_ended(holder, mine, ask) else holder
 
 
 def release_run(run: RunFolder, attempt: str, status: int | None = None, signal: str = "", cause: str = "") -> None:
-    """This attempt has ended, with this exit status if it is known, by this signal ("SIGTERM") if one ended it, and for
-    this cause if it has failed; nothing if it does not hold the run. What cannot be written is found out later."""
+    """Record that this attempt has ended, with this exit status if it is known, by this signal ("SIGTERM") if one ended
+    it, and for this cause if it has failed; nothing if it does not hold the run. If the file cannot be written, later
+    jobs find the end out by themselves."""
     path, holder = _read_last(run)
     if holder is None or holder.attempt != attempt:
         return
@@ -249,7 +250,7 @@ def release_run(run: RunFolder, attempt: str, status: int | None = None, signal:
 
 
 def read_holder_end(path: str) -> HolderEnd | None:
-    """What the holder in this folder has said at its end; None if it has not ended, or was killed."""
+    """Read what the holder in this folder wrote at its end; None if it has not ended, or was killed."""
     try:
         line, _, cause = read_file(_end(path)).partition("\n")
     except (FileNotFoundError, NotADirectoryError):
@@ -264,13 +265,13 @@ def name_end(run: RunFolder) -> str:
 
 
 def read_holds(run: RunFolder) -> list[Hold]:
-    """Those whose holder can be read, the first one first."""
+    """Read the holds of a run, oldest first, without those whose holder cannot be read."""
     found = ((path, read_holder(path)) for path in list_holders(run))
     return [Hold(path, holder, read_holder_end(path)) for path, holder in found if holder is not None]
 
 
 def read_holder(path: str) -> Holder | None:
-    """None if the file cannot be read as one. SchemaError if another hpcddp wrote it."""
+    """Read a holder; None if the file cannot be read as one. SchemaError if another hpcddp wrote it."""
     with suppress(DamagedFileError):
         return read_record(os.path.join(path, "holder.json"), Holder)
     return None

@@ -1,7 +1,7 @@
-"""What the ranks of a run have printed: `logs/job.log` of each attempt, and a file for each rank but the first.
+"""Output of a run's ranks: `logs/job.log` of each attempt, and a file for each rank but the first.
 
-Nobody notes when a line was printed. A line's time is what it begins with, as those of Python's logging do; a line
-without one goes with the line before it in its file.
+The time of a line is the one that it begins with, as the lines of Python's logging do; a line without one goes with the
+line before it in its file.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class LogFile(Record):
 
     @property
     def label(self) -> str:
-        """What stands in front of its lines where there are several files."""
+        """The prefix of its lines if several files are shown."""
         return "job" if self.rank is None else f"{self.host} rank {self.rank}"
 
 

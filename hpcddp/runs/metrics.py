@@ -67,7 +67,7 @@ class MetricsFile:
 
 
 def check_logged(numbers: Mapping[str, Any]) -> dict[str, float]:
-    """What a user logs, as Python's own numbers. RequestError names what is none, and a name that is taken.
+    """Convert what a user logs to Python's own numbers. RequestError names what is none, and a name that is taken.
 
     A tensor or an array of one element is a number, too; reading a tensor waits for its device.
     """
@@ -158,7 +158,7 @@ _DAMAGE = (ValueError, KeyError, TypeError, OverflowError, RecursionError)  # wh
 
 
 def _parse(text: bytes, path: str) -> MetricLine | None:
-    """None for another kind of line, and an empty one. One of _DAMAGE; SchemaError."""
+    """Parse a line; None for another kind of line, and an empty one. One of _DAMAGE; SchemaError."""
     if not text.strip():
         return None
     line = json.loads(text.decode(errors="replace"))
@@ -183,7 +183,7 @@ def _parse(text: bytes, path: str) -> MetricLine | None:
 
 
 def _number(value: Any) -> float | None:
-    """None for null, and for NaN and infinity, which hpcddp writes as null."""
+    """Read a number; None for null, which hpcddp writes for NaN and infinity."""
     return float(value) if value is not None and math.isfinite(value) else None
 
 
@@ -256,7 +256,7 @@ class Latest(Record):
 
 
 def read_latest(path: str) -> Latest:
-    """Of a `metrics.jsonl`; nothing of one that is not there. A line that cannot be read is passed over."""
+    """Read the latest values of a `metrics.jsonl`, if it exists. A line that cannot be read is passed over."""
     try:
         with open(path, "rb") as file:
             head = file.read(_HEAD)
@@ -301,7 +301,7 @@ class LossCurve:
         self._readers: dict[str, MetricsReader] = {}
 
     def read(self, attempts: Sequence[AttemptFolder]) -> None:
-        """What is new in the metrics of these attempts, in the order in which they began.
+        """Read what is new in the metrics of these attempts, in the order in which they began.
 
         SchemaError if another hpcddp wrote one, UnreadableFileError.
         """

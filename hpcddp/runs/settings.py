@@ -35,7 +35,7 @@ _LEAST_NAME = 3  # characters of a job's id that is looked for in words: a short
 _REMEDY = "; then restore it, or remove it: nothing is compared then"
 _NEITHER = "parameters"  # an optimizer's state is restored by position: other parameters would get it
 _OF_RUN = ("command", "owner", "script", "seed", "global_batch", "samples", "shuffle", "exact")
-_CAN_BE_KEPT = {"seed", "global_batch"}  # of the run: the others are what they are
+_KEEPABLE = {"seed", "global_batch"}  # of the run: the others are what they are
 
 
 class Recorded(Record):
@@ -56,7 +56,7 @@ class SettingDifference(Record):
 
     @property
     def names(self) -> set[str]:
-        """What it is called in `--accept` and `--keep`: a group's name means all of its settings."""
+        """Its names in `--accept` and `--keep`: a group's name means all of its settings."""
         return {self.group, self.group.partition("[")[0], self.name, self.path} - {"", RUN_GROUP}
 
     @property
@@ -71,14 +71,14 @@ class SettingDifference(Record):
 
     @property
     def can_be_accepted(self) -> bool:
-        """Not so for other parameters of a model or an optimizer, nor for another number of their groups."""
+        """Whether it can be accepted: not other parameters of a model or an optimizer, nor another number of groups."""
         return self.name != _NEITHER and not (self.name == "" and "[" in self.group)
 
     @property
-    def can_be_kept(self) -> bool:
+    def is_keepable(self) -> bool:
         """Whether a start can go on with the recorded value."""
         if self.group in {RUN_GROUP, SCRIPT_GROUP}:
-            return self.name in _CAN_BE_KEPT
+            return self.name in _KEEPABLE
         return self.can_be_accepted and self.name not in {"", "class"}
 
     def __str__(self) -> str:
@@ -102,7 +102,7 @@ OF_SCRIPT = Hints('hpcddp.runtime(…, {}="{}")', "another run_dir")
 
 
 class Decision(Record):
-    """What becomes of differences: the new values that were accepted, and those whose recorded ones are kept.
+    """The decision on differences: new values that were accepted, and settings whose recorded values are kept.
     `changed`: the files among the accepted that nobody has named."""
 
     accepted: tuple[SettingDifference, ...] = ()
@@ -116,7 +116,7 @@ def read_list(env: Mapping[str, str], name: str) -> tuple[str, ...]:
 
 
 def read_recorded(run: RunFolder) -> Recorded | None:
-    """None if there is no such file. SchemaError; DamagedFileError."""
+    """Read the recorded settings of a run; None if there is no such file. SchemaError; DamagedFileError."""
     recorded = read_record(run.settings, Recorded, _REMEDY)
     try:
         known = [recorded.settings, *(one["settings"] for one in recorded.before)] if recorded is not None else []
@@ -137,8 +137,8 @@ def write_settings(run: RunFolder, recorded: Recorded) -> None:
 
 
 def compare_settings(recorded: Settings, now: Settings) -> list[SettingDifference]:
-    """What both have and is not alike, and the objects that only one of them has. A name that only one of them has is
-    not known to the other, and no difference."""
+    """List the values that differ, and the objects that only one of the two has. A single name that only one of them
+    has is no difference: the other does not know it."""
     found = []
     for group in {**recorded, **now}:
         if group not in recorded or group not in now:
@@ -165,7 +165,7 @@ def decide(
 
     Files of the command may change: see `check_unchanged`. `keep` None: nothing can be kept.
     """
-    keepable = [one for one in differences if one.can_be_kept and keep is not None]
+    keepable = [one for one in differences if one.is_keepable and keep is not None]
     accepted = [one for one in differences if one.can_be_accepted and not one.names.isdisjoint(accept)]
     kept = [one for one in keepable if not one.names.isdisjoint(keep or ()) and one not in accepted]
     changed = [one for one in differences if one.group == SCRIPT_GROUP and one not in accepted]
@@ -189,8 +189,8 @@ def decide(
 
 
 def check_unchanged(run: RunFolder, decision: Decision, hints: Hints) -> None:
-    """Of a run of which nothing is left to train. RequestError for changed files that nobody has accepted: its weights
-    are those of the old ones."""
+    """Check the files of a finished run. RequestError for changed files that nobody has accepted: its weights are those
+    of the old ones."""
     if decision.changed:
         raise RequestError(
             f"run {show_path(run.path)} is finished, and {' and '.join(map(str, decision.changed))} since",
@@ -227,7 +227,7 @@ def renew(recorded: Recorded | None, now: Settings, decision: Decision, step: in
 
 
 def settings_at(recorded: Recorded, step: int) -> dict[str, dict[str, Any]]:
-    """What the checkpoint of this step was trained with."""
+    """The settings with which the checkpoint of this step was trained."""
     found = next((one["settings"] for one in recorded.before if step <= one["step"]), recorded.settings)
     return {group: dict(values) for group, values in found.items()}
 
@@ -242,7 +242,7 @@ def find_command(env: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def describe_start(attempt: AttemptFolder, main: str | None, env: Mapping[str, str]) -> dict[str, Any]:
-    """What is known of a start before it trains: its owner, its command, and SHA-256 sums of the files in that.
+    """Describe a start before it trains: its owner, its command, and SHA-256 sums of the files in that.
 
     `main`: the file of this process's script. The command is without the job's id, which each start has otherwise. In a
     notebook neither words nor files are known.
@@ -260,7 +260,7 @@ def describe_start(attempt: AttemptFolder, main: str | None, env: Mapping[str, s
 
 
 def _hash_files(run: RunFolder, words: Sequence[str], main: str | None) -> dict[str, str]:
-    """Of the files of these words, also as values (`--config=a.yaml`), that are no larger than 1 MB and no program of
+    """Hash the files of these words, also as values (`--config=a.yaml`), that are no larger than 1 MB and no program of
     the machine's."""
     import hashlib
 
@@ -283,7 +283,7 @@ def _hash_files(run: RunFolder, words: Sequence[str], main: str | None) -> dict[
 
 
 def _cut_common(old: list[Any], new: list[Any]) -> tuple[Any, Any]:
-    """What differs of two lists, without what both begin and end with."""
+    """Cut two lists to where they differ, without what both begin and end with."""
     least = min(len(old), len(new))
     first = next((n for n in range(least) if old[n] != new[n]), least)
     last = next((n for n in range(least - first) if old[-1 - n] != new[-1 - n]), least - first)

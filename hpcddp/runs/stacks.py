@@ -1,4 +1,4 @@
-"""Where the ranks of a running job stand: a person asks through the attempt's folder, and its supervisor answers there.
+"""Requests for the stacks of a running job's ranks: written to the attempt's folder, and answered by its supervisor.
 
 A request is an empty file, `attempts/<job>.<n>/stacks/<name>`; the supervisor removes it, and writes `<name>.json`.
 """
@@ -25,7 +25,7 @@ _FRAME = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+) in (?P<function
 
 
 class RankStacks(Record):
-    """Of one rank: its stacks, as `faulthandler` writes them, or why it has none."""
+    """The stacks of one rank, as `faulthandler` writes them, or why it has none."""
 
     rank: int
     host: str
@@ -34,7 +34,7 @@ class RankStacks(Record):
 
 
 class StacksAnswer:
-    """What has come to a request. `awaited`: agent -> host, of those that have not answered."""
+    """The answers to a request so far. `awaited`: agent -> host, of those that have not answered."""
 
     def __init__(self, request: str, awaited: dict[int, str]) -> None:
         self.request, self.awaited = request, awaited
@@ -78,7 +78,7 @@ def read_answer(attempt: AttemptFolder, request: str) -> list[RankStacks] | None
 
 
 def withdraw(attempt: AttemptFolder, request: str) -> None:
-    """Nobody waits for the answer any more."""
+    """Remove a request for whose answer nobody waits any more."""
     with suppress(OSError):
         os.unlink(os.path.join(_folder(attempt), request))
 
@@ -120,7 +120,7 @@ def group_ranks(ranks: Sequence[RankStacks], *, threads: bool) -> list[dict[str,
 
 
 def format_group(group: dict[str, Any], libraries: Sequence[str]) -> str:
-    """Without the functions of Python's own import. `libraries`: folders of which paths are shown from below them."""
+    """Format a group of equal stacks, without Python's own import. `libraries`: folders whose paths are shortened."""
     import linecache
 
     hosts = ", ".join(group["hosts"][:4]) + (", …" if len(group["hosts"]) > 4 else "")

@@ -70,11 +70,11 @@ class About(Record):
 
     fresh: str = ""
     program: tuple[str, ...] = ()
-    begun: str = ""
+    started: str = ""
 
 
 class Outlook(Record):
-    """What a start does. `state`: what the ranks wrote last. `holder`: who holds the run, or may. `attempt`: the name
+    """The outcome of a start. `state`: what the ranks wrote last. `holder`: holds the run, or may. `attempt`: the name
     of the one that holds it now, after `start_run`. `old`: where the folder was set aside, or will be. `unfinished`: of
     a new run, another one of the same program. `opened`: how many of the runs that its script has opened itself are
     finished, and how many there are."""
@@ -137,7 +137,7 @@ def read_about(run: RunFolder) -> About:
 
 
 def foresee(request: RunRequest, ask: Ask) -> Outlook:
-    """What a start would do now. Reads, and writes nothing. `ask`: the scheduler, for what became of a job.
+    """Find what a start would do now; writes nothing. `ask`: the scheduler, for what became of a job.
 
     RequestError if `--resume` names no run, a folder cannot be read, or --fresh stands beside --resume; SchemaError if
     another hpcddp wrote a file that decides; DamagedFileError.
@@ -243,8 +243,8 @@ def _check_can_be_set_aside(run: RunFolder) -> None:
 def begin_run(run: RunFolder, request: RunRequest) -> None:
     """Write run.json, if the run has none. OSError if it cannot be written."""
     if not os.path.exists(run.about):
-        begun = time.strftime("%Y-%m-%dT%H:%M:%S%z")
-        record = About(request.fresh, identify_program(request.command), begun)
+        started = time.strftime("%Y-%m-%dT%H:%M:%S%z")
+        record = About(request.fresh, identify_program(request.command), started)
         write_object(run.about, record._asdict())
 
 
@@ -337,8 +337,8 @@ def _find_unfinished(run: RunFolder, request: RunRequest) -> RunFolder | None:
     with suppress(RequestError, OSError):
         for path in list_run_folders(os.path.dirname(run.path) or ".") if program else ():
             with suppress(DamagedFileError, RequestError):
-                begun, state = read_about(RunFolder(path)), read_state(RunFolder(path))
+                about, state = read_about(RunFolder(path)), read_state(RunFolder(path))
                 is_old = re.search(r"\.old\d+$", path) is not None  # what was set aside was set aside
-                if begun.program == program and not is_old and state is not None and state.status == "unfinished":
-                    found.append((begun.begun, path))
+                if about.program == program and not is_old and state is not None and state.status == "unfinished":
+                    found.append((about.started, path))
     return RunFolder(max(found)[1]) if found else None

@@ -62,7 +62,7 @@ _PLAN_REMEDY = "; then render the job again, or remove it"
 
 
 class PlanFile(Record):
-    """What is read again of a run's `plan.json`. `point`: of a sweep."""
+    """The part of a run's `plan.json` that is read again. `point`: of a sweep."""
 
     site: str | None = None
     launcher: str | None = None
@@ -78,7 +78,7 @@ def check_run_folder(run: RunFolder) -> None:
 
 
 def check_can_begin(run: RunFolder) -> None:
-    """Before an attempt writes anything: the errors of `check_run_folder` and `read_best`, whose checkpoint stays."""
+    """Check the folder before an attempt writes anything: the errors of `check_run_folder` and `read_best`."""
     check_run_folder(run)
     read_best(run.checkpoints)
 
@@ -158,7 +158,7 @@ class RunState(Record):
 
 
 def read_state(run: RunFolder) -> RunState | None:
-    """What the ranks wrote last; None if there is no such file.
+    """Read the state that the ranks wrote last; None if there is no such file.
 
     DamagedFileError if it cannot be read as a state: nobody may take it for "nothing was written", and replace it.
     SchemaError if another hpcddp wrote the file or the run folder.

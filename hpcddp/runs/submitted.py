@@ -110,19 +110,19 @@ def _about(folder: str) -> str:
 
 
 class Sweep(Record):
-    """What a folder is made of that is a sweep's, or an array's without axes. `array`: its indices, `1-9%2`."""
+    """The content of a folder of a sweep, or of an array without axes. `array`: its indices, `1-9%2`."""
 
     axes: dict[str, list[str]]
     array: str
 
 
 def note_sweep(run: RunFolder, axes: Mapping[str, Sequence[str]], array: str) -> None:
-    """This folder is a sweep's or an array's. OSError if it cannot be written."""
+    """Record that this folder is a sweep's or an array's. OSError if it cannot be written."""
     write_object(run.sweep, Sweep({name: list(values) for name, values in axes.items()}, array)._asdict())
 
 
 def read_sweep(run: RunFolder) -> Sweep | None:
-    """None for a run. DamagedFileError."""
+    """Read the sweep of this folder; None for a run. DamagedFileError."""
     return read_record(run.sweep, Sweep)
 
 
@@ -161,7 +161,7 @@ def note_job_end(attempt: AttemptFolder, end: JobEnd) -> None:
 
 
 def read_job_end(attempt: AttemptFolder) -> JobEnd | None:
-    """None where no supervisor has written it, or it cannot be read as one. SchemaError if another hpcddp did."""
+    """Read the job's end; None if no supervisor has written it, or it is damaged. SchemaError."""
     with suppress(DamagedFileError):
         return read_record(attempt.job, JobEnd)
     return None

@@ -1,4 +1,4 @@
-"""What a run has used of what it had, and what to ask for next time: from the lines that its agents wrote on each node
+"""Use of a run's resources, and what to request next time: from the lines that its agents wrote on each node
 (`supervisor/usage.py`), and from what rank 0 recorded."""
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _FEW = 0.7  # of what was asked: it is worth asking for less
 
 
 class NodeUse(Record):
-    """What the ranks of one attempt used of one host. `cpus`: those that they may use. Bytes; shares from 0 to 1.
+    """Use of one host by the ranks of one attempt. `cpus`: those that they may use. Bytes; shares from 0 to 1.
     `counts_shared`: there was no cgroup, and memory that processes share counts for each. `phases`: seconds."""
 
     host: str
@@ -300,6 +300,6 @@ def _say_bytes(used: int, limit: int | None) -> str:
 
 
 def efficiency_record(found: Efficiency) -> dict[str, Any]:
-    """As JSON values."""
+    """The efficiency as JSON values."""
     attempts = [one._asdict() | {"used": [node._asdict() for node in one.used]} for one in found.attempts]
     return found._asdict() | {"attempts": attempts}

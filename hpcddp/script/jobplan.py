@@ -144,7 +144,7 @@ class JobPlan(Record):
     @property
     def agents(self) -> bool:
         """Whether agents make the ranks, so that the outer launcher starts one process per node."""
-        return LAUNCHERS[self.launcher].is_agent
+        return LAUNCHERS[self.launcher].is_node_agent
 
     @property
     def makes_ranks(self) -> str:
@@ -203,7 +203,7 @@ class JobPlan(Record):
     def agent_line(self) -> Iterator[Words]:
         """The agent's command up to the ranks' command, in the same form; nothing where no agents make the ranks."""
         row = LAUNCHERS[self.launcher]
-        if row.is_agent and row.line and not self.rank_maker:
+        if row.is_node_agent and row.line and not self.rank_maker:
             yield from filter(None, row.line(self._as_request()))
 
     @property

@@ -11,15 +11,15 @@ from itertools import pairwise
 from hpcddp.errors import RequestError, SiteError, nearest
 from hpcddp.ranks.launch_commands import ask_for, find_launch_command
 from hpcddp.ranks.launcher import NUMBERS
-from hpcddp.ranks.launchers import AGENTS, JOB_LAUNCHERS, LAUNCHERS, launchers_under
+from hpcddp.ranks.launchers import JOB_LAUNCHERS, LAUNCHERS, NODE_AGENTS, launchers_under
 from hpcddp.record import Record
 from hpcddp.runs.command import identify_command
 from hpcddp.runs.folder import RUNS
 from hpcddp.runs.settings import ACCEPT, KEEP
 from hpcddp.schedulers.registry import find_scheduler, scripted_schedulers
-from hpcddp.script.agents import plan_rank_maker
 from hpcddp.script.container import plan_container, plan_python
 from hpcddp.script.jobplan import SOME_COMMAND, WARNING_SIGNAL, JobPlan, PlannedBy
+from hpcddp.script.node_agents import plan_rank_maker
 from hpcddp.script.recover import (
     check_placeholders,
     check_recovery_keys,
@@ -110,13 +110,13 @@ def plan_launcher(spec: JobSpec, site: Site, nodes: int, by_command: str = "") -
     launcher = spec.launcher or site.launcher.name
     if by_command and launcher in known:
         return by_command, "" if nodes == 1 else launcher
-    if LAUNCHERS[launcher].is_agent:
+    if LAUNCHERS[launcher].is_node_agent:
         of_site = site.launcher.name
         return launcher, "" if nodes == 1 else of_site if of_site in known else known[0]
     if launcher not in known:
         raise RequestError(
             f"launcher {launcher} does not work on site {site.name}, whose scheduler is {site.scheduler}",
-            f"--launcher one of {', '.join((*known, *AGENTS))}",
+            f"--launcher one of {', '.join((*known, *NODE_AGENTS))}",
         )
     return launcher, launcher
 
@@ -444,7 +444,7 @@ def plan_job(spec: JobSpec, site: Site, planned_by: PlannedBy) -> JobPlan:
     if THEN in (spec.stage_in or ()):
         raise RequestError(f"stage_in: {THEN} cannot be the name of a file here", f"write it as ./{THEN}")
     command = plan_command(spec, rank_maker.maker)
-    launcher, outer_launcher = plan_launcher(spec, site, shape.nodes, rank_maker.agent)
+    launcher, outer_launcher = plan_launcher(spec, site, shape.nodes, rank_maker.node_agent)
     container = plan_container(spec, site, queue, shape.gpus_per_node)
     if container.launcher:
         outer_launcher = outer_launcher or container.launcher
@@ -456,7 +456,7 @@ def plan_job(spec: JobSpec, site: Site, planned_by: PlannedBy) -> JobPlan:
     swept = [value for values in (spec.sweep or {}).values() for value in values]
     check_separator((*command, *(spec.stage_in or ()), *swept), outer_launcher)
     account, account_option, account_remarks = plan_account(spec, site)
-    by_agents = LAUNCHERS[launcher].is_agent
+    by_agents = LAUNCHERS[launcher].is_node_agent
     warns = outer_launcher != "" and LAUNCHERS[outer_launcher].warned_by_scheduler and not by_agents
     requested = requested_options(spec, site, warned_by_scheduler=warns)
     options = plan_scheduler_options(spec, site, requested)

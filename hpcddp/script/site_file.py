@@ -14,7 +14,7 @@ from typing import Any
 import yaml
 
 from hpcddp.errors import HpcddpError, RequestError, SiteError, nearest
-from hpcddp.ranks.launchers import AGENTS
+from hpcddp.ranks.launchers import NODE_AGENTS
 from hpcddp.record import Record
 from hpcddp.schedulers.registry import find_scheduler, scheduler_names, scripted_schedulers, submit_commands
 from hpcddp.schedulers.row import Scheduler
@@ -220,7 +220,7 @@ def read_block(make: Callable[..., Any], readers: Mapping[str, Reader], value: o
 
 
 def _make_launcher(**fields: Any) -> SiteLauncher:
-    agents = {name: fields.pop(name) for name in AGENTS if name in fields}
+    agents = {name: fields.pop(name) for name in NODE_AGENTS if name in fields}
     return SiteLauncher(**fields, agents=agents)
 
 
@@ -258,7 +258,7 @@ QUEUE = readers_of(
 ACCOUNT = readers_of(Account, pattern=read_pattern)
 VARIABLE = readers_of(Variable, pattern=read_pattern)
 MODULES = readers_of(Modules, before=read_lines, load=read_modules, after=read_lines)
-LAUNCHER = {**readers_of(SiteLauncher, name=read_launcher, agents=None), **dict.fromkeys(AGENTS, read_text)}
+LAUNCHER = {**readers_of(SiteLauncher, name=read_launcher, agents=None), **dict.fromkeys(NODE_AGENTS, read_text)}
 CONTAINER = readers_of(SiteContainer, runtime=read_choice(*RUNTIMES))
 SITE: dict[str, Reader] = {
     "schema": read_choice("1"),

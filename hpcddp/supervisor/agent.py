@@ -93,7 +93,7 @@ class Agent:
         UsageSampler(self._attempt, self._host, self._env, self._read_phases).start()
 
     def _read_phases(self) -> list[float]:
-        """Of the first rank that says them."""
+        """The seconds in each phase, of the first rank that reports them."""
         return next((list(one.phases) for one in self._page.read_entries() if one.phases), [])
 
     def note_signal(self, number: int) -> None:
@@ -245,8 +245,8 @@ class Agent:
             self._send(place)
 
     def _send_stands(self) -> None:
-        """Of a plain script, where each of its ranks stands, if it has looked since. One that has ended stands there:
-        what has started it (torchrun) tells of its status."""
+        """Send where each rank of a plain script stands, if that is new. A rank that has ended stands at its end: its
+        status is known to what has started it (torchrun)."""
         for one in self._page.read_entries():
             if one.looks != self._looks.get(one.rank, 0):
                 self._send(wire.PlainStand(one.rank, one.world_size, one.line, one.inside, *one[5:9]))
@@ -258,7 +258,7 @@ class Agent:
             self._looks[one.rank] = one.looks
 
     def _send_stacks(self, request: str) -> None:
-        """In a thread: a rank that is stopped never answers."""
+        """Send the ranks' stacks. Runs in a thread, since a stopped rank never answers."""
         found = [(one.rank, *read_stacks(one)) for one in self._page.read_entries()]
         if not found:
             found = [(self._rank, "", "no Python of it has begun yet, or what started it has changed its environment")]
@@ -336,7 +336,7 @@ _NO_ANSWER = {
 
 
 def read_stacks(one: PageEntry) -> tuple[str, str]:
-    """What this rank writes now at ASK_FOR_STACKS; or "" and why it writes nothing."""
+    """Ask this rank for its stacks (ASK_FOR_STACKS); or "" and why it writes none."""
     path = f"/proc/{one.process}/fd/{one.stacks}"
     state = _read_state(one.process)
     if state in _NO_ANSWER and state != "D":
@@ -468,7 +468,8 @@ class RankProgram:
                 heard(came.si_signo)
 
     def _hear_late(self, status: int, heard: Callable[[int], None]) -> None:
-        """What a scheduler sends to every process of a step may have ended the program before it comes to this one."""
+        """Wait for the signal that may have ended the program: a scheduler sends it to every process of a step, and the
+        program may get it first."""
         may_end_so = ENDING & {os.WTERMSIG(status)} if os.WIFSIGNALED(status) else ENDING
         is_sent_to_all = self._in_step or not self._apart
         came = signal.sigtimedwait(may_end_so, _LATER_S) if status and is_sent_to_all and may_end_so else None
@@ -545,7 +546,7 @@ class Stderr:
 
     @property
     def entry(self) -> int:
-        """What the program has as its stderr."""
+        """The descriptor that the program has as its stderr."""
         return self._write
 
     def start(self) -> None:

@@ -1,4 +1,4 @@
-"""What can happen to a rank, and which of several events was the first cause."""
+"""Events in the life of a rank, and which of several was the first cause."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _MISTAKES = {2, 3, 126, 127}
 
 
 class Event(Record):
-    """What happened to one rank. `at`: when, in seconds from anywhere. `step`: the last one that it was seen to make.
+    """One event of one rank. `at`: when, in seconds from anywhere. `step`: the last one that it was seen to make.
     `status`: its wait status, of one that has ended. `text`: the last line of its output, of an error. `is_sure`:
     whether it is this rank, and no other. `signal`: the one that had come to it and by which it may have ended; 0:
     none."""
@@ -106,7 +106,7 @@ class Event(Record):
 
     @property
     def exit_status(self) -> int:
-        """That of the rank's program, as a shell says it; 0: it does not say why the attempt ended."""
+        """The exit status of the rank's program, as in a shell; 0: it does not say why the attempt ended."""
         if self.kind not in {ERROR, KILLED} or self.is_clean_up or (self.kind == ERROR and self.is_loss):
             return 0
         return 128 + os.WTERMSIG(self.status) if self.kind == KILLED else os.WEXITSTATUS(self.status)

@@ -39,7 +39,7 @@ else:
 
 
 def ask_in_thread(question: Callable[[], T]) -> SimpleQueue[T | None]:
-    """Where the one answer comes; None from a question that was not answered but has raised an error."""
+    """Ask in a thread; the queue gets the one answer, or None if the question has raised an error."""
     answers: SimpleQueue[T | None] = SimpleQueue()
 
     def ask() -> None:
@@ -111,7 +111,7 @@ def find_end(job: CurrentJob, env: Mapping[str, str], walltime_s: int | None, *,
 
 
 def find_walltime(scheduler: str, script: str) -> int | None:
-    """What the directives of the job's script ask for, for a scheduler that does not answer. Seconds."""
+    """Read the walltime that the directives of the job's script request, if the scheduler does not answer. Seconds."""
     rule = find_scheduler(scheduler).directives
     if not rule.walltime or not script:
         return None
@@ -137,7 +137,7 @@ class Repeated:
         self._answers: SimpleQueue[T | None] | None = None
 
     def look(self) -> Any:
-        """Its answer, if one has come since; None: none has. Asks again when it is time."""
+        """The answer, if one has come since the last call, else None. Asks again when it is time."""
         answer = None
         if self._answers is not None:
             if self._answers.empty():
@@ -176,7 +176,7 @@ def _name_source(commands: Commands) -> str:
     return f"as {(commands.state or commands.jobs)[0]} says"
 
 
-def stop_if_asked(request: str) -> None:
+def stop_on_request(request: str) -> None:
     """Send this process a SIGTERM if a person's request is there, a file in the run's folder, that the job saves and
     ends (`hpcddp cancel`): where the scheduler's own command would leave the ranks no time. Each counts once."""
     if os.path.exists(request):

@@ -1,4 +1,4 @@
-"""What an attempt's launcher, or a rank, left behind on this host is ended, so that no later job meets it."""
+"""Ends the processes that a launcher or a rank left behind on this host, so that no later job meets them."""
 
 from __future__ import annotations
 

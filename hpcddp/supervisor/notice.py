@@ -53,11 +53,11 @@ class Notify(Record):
 
     @property
     def ways(self) -> tuple[str, ...]:
-        """Those that a notice takes."""
+        """The ways in which a notice is sent."""
         return tuple(name for name in ("webhook", "mail", "command") if getattr(self, name))
 
     def to_json(self) -> str:
-        """As the value of `hpcddp supervise --notify`."""
+        """The value of `hpcddp supervise --notify`."""
         return json.dumps({name: value for name, value in self._asdict().items() if value}, separators=(",", ":"))
 
 
@@ -126,7 +126,7 @@ def _path(word: str, env: Mapping[str, str]) -> str:
 
 
 def _read_address(word: str, env: Mapping[str, str]) -> str:
-    """What the variable or the private file holds. RequestError where it is not there, or others may read it."""
+    """Read the address from the variable or the private file. RequestError if it is missing, or others may read it."""
     kind, _, name = word.partition(":")
     text, path = env.get(name, ""), _path(word, env)
     if kind == "file":

@@ -1,7 +1,7 @@
-"""What a job script asks of the supervisor: the options of `hpcddp supervise`, and the launcher's line behind `--`.
+"""Options of `hpcddp supervise` in a job script, and the launcher's line behind `--`.
 
-Nothing else says it, also how many nodes and ranks there are and which command they run: what a person changes in these
-words is what the job does, and what its records say.
+They alone say what the job does, also how many nodes and ranks there are and which command they run: a person who
+changes these words changes the job and its records.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import shlex
 from contextlib import suppress
 
 from hpcddp.errors import LaunchError, RequestError
-from hpcddp.ranks.launchers import AGENTS, LAUNCHERS
+from hpcddp.ranks.launchers import LAUNCHERS, NODE_AGENTS
 from hpcddp.record import TYPE_CHECKING, Record
 from hpcddp.runs.command import check_run_name, name_command
 from hpcddp.runs.folder import RUNS
@@ -99,12 +99,12 @@ def find_run_folder(order: Order, env: Mapping[str, str]) -> str:
 
 
 def job_record(order: Order, run_dir: str) -> dict[str, Any]:
-    """What plan.json holds of a job that runs. `run_dir`: the folder that was asked for."""
+    """The record of a running job in plan.json. `run_dir`: the requested folder."""
     line = order.line
     return {
         "site": order.site,
         "scheduler": order.scheduler,
-        "launcher": line.agent or order.launcher,
+        "launcher": line.node_agent or order.launcher,
         "nodes": line.nodes,
         "ranks_per_node": line.ranks_per_node,
         "world_size": line.world_size,
@@ -168,14 +168,14 @@ _NUMBER = re.compile(r"(?:ppr:(?=\d+:node))?(\d+)", re.ASCII)
 
 class Line(Record):
     """The launcher's line. `words`: all of it but for `stage`, which copies data to the nodes before. `command`: what
-    each rank runs. `agent`: the row of the agent that makes the ranks of a node, "" if the launcher does. What the line
-    does not say is None, and 0 GPUs."""
+    each rank runs. `node_agent`: the row of what makes the ranks of a node, "" if the launcher does. What the line does
+    not say is None, and 0 GPUs."""
 
     words: tuple[str, ...]
     command: tuple[str, ...]
     nodes: int
     stage: tuple[str, ...] = ()
-    agent: str = ""
+    node_agent: str = ""
     ranks_per_node: int | None = None
     world_size: int | None = None
     gpus_per_node: int = 0
@@ -183,14 +183,14 @@ class Line(Record):
 
     def fill(self, point: Mapping[str, str]) -> Line:
         """The same with the values of a point of a sweep in its command."""
-        cut, agent = len(self.words) - len(self.command), LAUNCHERS.get(self.agent)
-        handed = {name: agent.as_arguments([value])[0] if agent else value for name, value in point.items()}
+        cut, node_agent = len(self.words) - len(self.command), LAUNCHERS.get(self.node_agent)
+        handed = {name: node_agent.as_arguments([value])[0] if node_agent else value for name, value in point.items()}
         words = (*self.words[:cut], *fill_point(self.words[cut:], handed))
         return self._replace(words=words, command=tuple(fill_point(self.command, point)))
 
 
 def read_line(words: Sequence[str], launcher: str, count_hosts: Callable[[], int]) -> Line:
-    """What a line says. RequestError without a command for the ranks behind `hpcddp exec --`."""
+    """Parse a launcher's line. RequestError without a command for the ranks behind `hpcddp exec --`."""
     at = _find_exec(words)
     cut = words.index("--", at) if at and "--" in words[at:] else len(words)
     if not words[cut + 1 :]:
@@ -199,12 +199,12 @@ def read_line(words: Sequence[str], launcher: str, count_hosts: Callable[[], int
     begin = words[:at].index(THEN) + 1 if THEN in words[:at] else 0
     head, of_exec, command = words[begin:at], words[at + 1 : cut], words[cut + 1 :]
     text = f" {' '.join(head)} "
-    agent = next((name for name in AGENTS if any(f" {one} " in text for one in LAUNCHERS[name].commands)), "")
+    node_agent = next((name for name in NODE_AGENTS if any(f" {one} " in text for one in LAUNCHERS[name].commands)), "")
     numbers = read_numbers(split_launch(head)[0], LAUNCHERS[launcher].counts)
     made = read_numbers(of_exec, {"--nodes": "nodes", "--ranks-per-node": "per_node"})
-    if agent:
-        made = read_numbers(head, LAUNCHERS[agent].counts)
-        command = [word.replace("$$", "$") for word in command] if LAUNCHERS[agent].fills_arguments else command
+    if node_agent:
+        made = read_numbers(head, LAUNCHERS[node_agent].counts)
+        command = [word.replace("$$", "$") for word in command] if LAUNCHERS[node_agent].fills_arguments else command
     processes, per_node = numbers.get("processes"), numbers.get("per_node")
     nodes = made.get("nodes") or numbers.get("nodes") or (-(-processes // per_node) if processes and per_node else 0)
     nodes = nodes or max(count_hosts(), 1)
@@ -215,7 +215,7 @@ def read_line(words: Sequence[str], launcher: str, count_hosts: Callable[[], int
         command=tuple(command),
         nodes=nodes,
         stage=tuple(words[: begin - 1]) if begin else (),
-        agent=agent,
+        node_agent=node_agent,
         ranks_per_node=each,
         world_size=whole if "per_node" in made else processes or whole,
         **read_numbers(of_exec, _OF_EXEC),
@@ -223,8 +223,8 @@ def read_line(words: Sequence[str], launcher: str, count_hosts: Callable[[], int
 
 
 def split_check(words: Sequence[str], python: str) -> tuple[list[str], str]:
-    """What starts the processes of a launcher's line, and the Python that they are started by: all before `hpcddp
-    exec`, and before an agent that would make the ranks of a node. A line without it is the launcher's alone; it is
+    """Split off what starts the processes of a launcher's line, and the Python that runs them: all before `hpcddp
+    exec`, and before a node agent that would make the ranks of a node. A line without it is the launcher's alone; it is
     started by `python`."""
     words = words[words.index(THEN) + 1 :] if THEN in words else words
     at = _find_exec(words)
@@ -232,7 +232,7 @@ def split_check(words: Sequence[str], python: str) -> tuple[list[str], str]:
         return [*words], python
     is_module = words[at - 2] == "-m"
     cut, own = (at - 3, words[at - 3]) if is_module else (at - 1, python)
-    commands = [command for name in AGENTS for command in LAUNCHERS[name].commands]
+    commands = [command for name in NODE_AGENTS for command in LAUNCHERS[name].commands]
     for i in range(cut):
         if words[i].rpartition("/")[2] in commands:
             return [*words[:i]], own
@@ -260,7 +260,7 @@ def split_launch(words: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def read_numbers(words: Sequence[str], counts: Mapping[str, str]) -> dict[str, int]:
-    """What these options say, the first one of each kind: `counts` has the meaning of each."""
+    """Read the numbers of these options, the first one of each kind: `counts` has the meaning of each."""
     found = [(counts[option], number) for _, option, _, number in _find_options(words, counts) if number]
     return {meaning: int(number[1]) for meaning, number in reversed(found)}
 
@@ -282,13 +282,15 @@ def name_hosts(
     end = rest.index("--") if "--" in rest else 0
     options = rest[:end]
     _set_numbers(
-        options, {**(LAUNCHERS[line.agent].counts if line.agent else {}), "--nodes": "nodes"}, {"nodes": len(hosts)}
+        options,
+        {**(LAUNCHERS[line.node_agent].counts if line.node_agent else {}), "--nodes": "nodes"},
+        {"nodes": len(hosts)},
     )
     return [*launch, *options, *rest[end:]], "".join(form.format(host=host, each=each) + "\n" for host in hosts)
 
 
 def _find_options(words: Sequence[str], options: Iterable[str]) -> Iterator[tuple[int, str, int, re.Match[str] | None]]:
-    """Where the values of these options are: the word's index, the option, where the value begins in the word, and the
+    """Find the values of these options: the word's index, the option, where the value begins in the word, and the
     number that it begins with."""
     known = {option.removesuffix("="): option for option in options}
     for at, word in enumerate(words):

@@ -60,7 +60,7 @@ class Signals:
             signal.signal(number, _wake_up)
 
     def read(self) -> list[int]:
-        """What came since it was last read, without the ends of processes."""
+        """Read the ending signals that came since the last call."""
         with suppress(BlockingIOError):
             return [number for number in os.read(self.entry, 4096) if number in ENDING]
         return []
@@ -353,7 +353,7 @@ class Teardown:
 
     @property
     def entry(self) -> int:
-        """What is readable when a rank has said something."""
+        """The descriptor that is readable when a rank has sent something."""
         return self._reports.entry
 
     def look(self, launcher: LauncherProcess) -> float:

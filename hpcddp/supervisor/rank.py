@@ -240,7 +240,7 @@ def describe_stand(one: Rank) -> str:
 def describe_stall(
     ranks: Collection[Rank], world_size: int, now: float, stall_s: float | None, end_s: float | None
 ) -> str:
-    """Where ranks stand in the runtime, if some of them have waited for others for `stall_s` (None: for ever); else
+    """Say where ranks stand in the runtime, if some of them have waited for others for `stall_s` (None: for ever); else
     empty. `end_s`: as `PlainHang`."""
     waits = [one for one in ranks if one.state == STANDING and one.place.waits != NO_WAIT]
     if stall_s is None or not any(now - one.since >= stall_s for one in waits):
@@ -259,8 +259,8 @@ _OVER = "its end (status 0)"
 
 
 def find_stands(ranks: Iterable[Rank], now: float, fresh_s: float = _FRESH_S) -> dict[int, Stand]:
-    """Where each rank of a plain script stands that says it, or has within `fresh_s`. One that has ended well stands
-    there since then: it comes to no collective any more."""
+    """Find where each rank of a plain script stands, if it has reported that within `fresh_s`. A rank that has ended
+    with 0 stands at its end: it comes to no collective any more."""
     found: dict[int, Stand] = {}
     for one in ranks:
         for rank, plain in one.plain.items():
@@ -284,7 +284,7 @@ class PlainHang:
         self._is_told = False
 
     def look(self, ranks: Collection[Rank], world_size: int, now: float) -> tuple[str, list[int]]:
-        """What is to be printed now, and the ranks that the others wait for, if they have for too long."""
+        """The text to print now, and the ranks that the others have waited for too long."""
         fresh_s = min(_FRESH_S, (self._end_s or _FRESH_S) / 2)  # who leaves a collective has half of the time to say so
         stands = find_stands(ranks, now, fresh_s)
         waited_s = max((stand.seconds for stand in stands.values() if stand.waits != NO_WAIT), default=0.0)
@@ -304,7 +304,7 @@ def find_late(ranks: Iterable[Rank], now: float) -> list[int]:
 
 
 def describe_late(rank: int, ranks: Collection[Rank], now: float) -> str:
-    """Where it is, and where the others wait for it."""
+    """Say where a late rank is, and where the others wait for it."""
     stand = find_stands(ranks, now).get(rank)
     owner = next(one for one in ranks if rank in one.plain)
     others = [(one, plain) for one in ranks for other, plain in one.plain.items() if other != rank and plain.waited]

@@ -237,7 +237,7 @@ _LEAST_LEFT_S = 60  # before the job's end: a start and a step would not fit
 
 
 class Recovery:
-    """What has happened to one job, and what is done about it."""
+    """Decides what follows an attempt of one job: the end, a restart, or other hosts."""
 
     def __init__(self, order: Order, job: CurrentJob, env: Mapping[str, str], tell: Callable[[str], None]) -> None:
         self._order, self._job, self._env, self._tell = order, job, env, tell

@@ -1,5 +1,5 @@
-"""What the agents beside the ranks say: which ranks are there, how far they are, and how they ended. `agent.py` is the
-other side, and `wire.py` has the messages.
+"""Reports of the ranks' agents: which ranks are there, how far they are, and how they ended. `agent.py` is the other
+side, and `wire.py` has the messages.
 
 Each agent holds a connection. One that breaks without a last word is a process, or a host, that is gone; one
 that is silent is a host that cannot be reached, or one that does not run.
@@ -122,12 +122,12 @@ class Reports:
 
     @property
     def entry(self) -> int:
-        """What becomes readable when somebody has said something."""
+        """The descriptor that is readable when an agent has sent something."""
         return self._poll.fileno()
 
     @property
     def lost_hosts(self) -> set[str]:
-        """Where ranks are gone or silent."""
+        """Hosts whose ranks are gone or silent."""
         return {event.host for event in self.events if event.kind in {GONE, SILENT}}
 
     def open(self, attempt: AttemptFolder) -> None:
@@ -397,7 +397,7 @@ class Reports:
         one.signals |= {number: at, signal.SIGTERM: at}  # that in its place, where the program catches that alone
 
     def _leave(self, one: Rank) -> None:
-        """Its connection is over."""
+        """Close the connection of this rank's agent."""
         if one.caller is not None:
             self._close(one.caller)
             one.caller = None
@@ -412,7 +412,7 @@ class Reports:
     # What the agents say.
 
     def _take(self, one: Rank, message: wire.Message) -> None:
-        """What this rank's agent says."""
+        """Take a message of this rank's agent."""
         now = self._clock()
         if isinstance(message, Beat):
             self._stuck.note(one, message, now)

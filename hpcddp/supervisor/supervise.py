@@ -9,7 +9,7 @@ from contextlib import suppress
 from functools import partial
 
 from hpcddp.errors import HpcddpError
-from hpcddp.ranks.frameworks import check_started_agent
+from hpcddp.ranks.frameworks import check_node_agents
 from hpcddp.ranks.launchers import LAUNCHERS
 from hpcddp.ranks.reach import reached_as
 from hpcddp.record import TYPE_CHECKING
@@ -37,7 +37,7 @@ from hpcddp.supervisor.follow import (
     find_job_of_script,
     find_walltime,
     is_ending,
-    stop_if_asked,
+    stop_on_request,
 )
 from hpcddp.supervisor.leftover import end_left
 from hpcddp.supervisor.notice import Notices
@@ -68,10 +68,10 @@ _LOST = 137
 def supervise(order: Order, script: str, env: Mapping[str, str], spell: Callable[[str], bytes]) -> int:
     """The exit status of the job. `spell`: how a message looks on stderr.
 
-    The errors of `check_started_agent`, `take_index`, `find_job_of_script` and `begin`: then nothing was started.
+    The errors of `check_node_agents`, `take_index`, `find_job_of_script` and `begin`: then nothing was started.
     """
     read_hang_limits(env)  # RequestError, before anything is started
-    check_started_agent(env, order.line.agent, order.line.nodes)
+    check_node_agents(env, order.line.node_agent, order.line.nodes)
     signals, output = Signals(), Output()
     try:
         return _run_job(order, script, env, signals, output, lambda text: output.tell(spell(text)))
@@ -123,12 +123,12 @@ def _name_cause(cause: Event | None, signal: str) -> str:
 def _judge(ended: AttemptEnd, attempt: AttemptFolder) -> AttemptEnd:
     """Replace the launcher's exit status by the first cause's where it hides it: srun gives that of its own signal
     where a rank failed, Open MPI 5 gives 0 where a host was lost."""
-    if ended.cause is None or ended.signal or _is_over(attempt, ended.cause):
+    if ended.cause is None or ended.signal or _is_finished(attempt, ended.cause):
         return ended
     return ended._replace(status=ended.cause.exit_status or ended.status or _LOST)
 
 
-def _is_over(attempt: AttemptFolder, cause: Event) -> bool:
+def _is_finished(attempt: AttemptFolder, cause: Event) -> bool:
     """Whether the ranks have written that the run is finished, and what happened to them after that does not matter.
     Of a script that opens runs itself nobody knows how many more it wants to open."""
     try:
@@ -165,7 +165,7 @@ class Attempts:
         self._notices.open(first)
         self._reports = Reports(order.stall_limit_s if order.max_restarts else 0, self._env)
         self._recovery: Recovery | None = None
-        self._stop_requests = Repeated(partial(stop_if_asked, first.run.stop_request(job_of(first.name))), POLL_S)
+        self._stop_requests = Repeated(partial(stop_on_request, first.run.stop_request(job_of(first.name))), POLL_S)
         self._is_checked = False
 
     def prepare(self, first: AttemptFolder, script: str, left: int) -> None:
@@ -287,7 +287,7 @@ class Attempts:
         recovery, cause, reports = self._recovery, ended.cause, self._reports
         if recovery is None or cause is None or cause.kind == UNFIT:
             return ended
-        if _is_over(attempt, cause):
+        if _is_finished(attempt, cause):
             why_not = f"their run had finished ({cause})"
         elif ended.signal:
             why_not = f"{ended.signal} came, and they may have ended by it ({cause})"

@@ -1,8 +1,8 @@
-"""What a job uses of a node: the agent of the node's first rank looks every ten seconds, in a thread, and appends a
+"""Use of a node by a job: the agent of the node's first rank measures it every ten seconds, in a thread, and appends a
 line to the attempt's folder. `runs/usage.py` reads the lines.
 
-It reads `/proc` and the job's cgroup, and one nvidia-smi that stays. What cannot be read is left out: no rank ever
-waits for it, or fails by it.
+The sources are `/proc`, the job's cgroup, and one nvidia-smi that keeps running. What cannot be read is left out: no
+rank ever waits for it, or fails by it.
 """
 
 from __future__ import annotations

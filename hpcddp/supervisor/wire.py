@@ -1,4 +1,4 @@
-"""What the supervisor and the agent beside each rank say to each other, and where the supervisor listens.
+"""Messages between the supervisor and each rank's agent, and the address where the supervisor listens.
 
 Each class below is a message: one line of text, which is the message's name and its fields with blanks between. Nothing
 else knows how a line looks. A line that is no message is left out by who reads it.
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class Hello(Record):
-    """Who calls. `key`: as the supervisor's file has it. `rank`: NO_RANK and a `world_size` of 0 where the environment
+    """The caller. `key`: as the supervisor's file has it. `rank`: NO_RANK and a `world_size` of 0 where the environment
     does not say which one it is."""
 
     key: str
@@ -36,8 +36,8 @@ class Hello(Record):
 
 
 class PlainStand(Record):
-    """Where a rank of a plain script stands, of `world_size`; the fields of `Stand`. An agent may have several ranks,
-    and another number itself. No line: it says no more."""
+    """The place where a rank of a plain script stands: the fields of `Stand`. An agent may have several ranks, and
+    another number itself. No line: the rank reports nothing more."""
 
     rank: int
     world_size: int
@@ -87,7 +87,7 @@ class Ended(Record):
 
 
 class Ok(Record):
-    """It was heard."""
+    """The answer to a message that was read."""
 
 
 class Kill(Record):
@@ -108,7 +108,7 @@ class Give(Record):
 
 
 class Ask(Record):
-    """Where do the rank's threads stand? `request`: its name. Each rank of the agent answers by `stacks`."""
+    """A request for the stacks of the agent's ranks. `request`: its name. Each rank is answered for by `stacks`."""
 
     request: str
 
@@ -181,9 +181,9 @@ def _unescape(text: str) -> str:
 
 
 class Listener(Record):
-    """Where the supervisor of an attempt listens. `hosts`: names and addresses of its host. `key`: what shows that a
-    caller may read this file. `every_s`: how often it wants to hear. `lease_s`: a rank whose supervisor is not heard
-    for so long ends itself, since another attempt may have begun; 0: never.
+    """The address of an attempt's supervisor. `hosts`: names and addresses of its host. `key`: shows that a caller may
+    read this file. `every_s`: seconds between an agent's messages. `lease_s`: a rank whose supervisor is silent for so
+    long ends itself, since another attempt may have started; 0: never.
     """
 
     port: int
@@ -204,7 +204,7 @@ def write_listener(attempt: AttemptFolder, listener: Listener) -> None:
 
 
 def read_listener(attempt: AttemptFolder) -> Listener | None:
-    """Where the supervisor of the attempt listens; None where none does."""
+    """Read the address of the attempt's supervisor; None if there is none."""
     with suppress(OSError, ValueError), open(_path(attempt), encoding="utf-8") as file:
         port, key, every_s, lease_s, *hosts = file.read().split()
         return Listener(int(port), key, float(every_s), float(lease_s), tuple(hosts))

@@ -129,7 +129,7 @@ class Saves:
         self.record, self.report, self.models, self.data, self._watch = record, report, models, data, watch
         self._is_first, self._several = group.is_first, group.world_size > 1
         self._every, self._at_epoch_ends = options.save_every.steps, options.saves_at_epoch_ends
-        self._asked = False  # whether a save is to come at the next place for one
+        self._save_due = False  # whether a save is to come at the next place for one
         self._is_behind_batches = False  # in a tail, whose step is only counted now
 
     @property
@@ -158,7 +158,7 @@ class Saves:
         granted, answers = self.agreement.agree(point, mine)
         self.attempt.note_stop(granted.get(STOP))
         self.finish_reason = self.finish_reason or granted.get(FINISH)
-        self._asked |= SAVE in granted
+        self._save_due |= SAVE in granted
         return answers
 
     def check_together(self, call: str) -> None:
@@ -216,7 +216,7 @@ class Saves:
         if self.open_epoch is None:
             self.checkpointer.check_untouched(is_finished=self.is_finished)
         self.in_tail = False
-        if self._asked:
+        if self._save_due:
             self.save_now()
         self.leave_if_stopping()
 
@@ -227,7 +227,7 @@ class Saves:
         if is_last and not self.data.may_end_with_second:
             of = "the loop" if self.last_step is not None else f"epoch {self.data.epoch + 1}"
             is_long = self.agree_to_go_on(f"came to the last step of {of}", 1, tail=True)
-            if self.pace.steps and (is_long or self._asked or self.stop_reason is not None):
+            if self.pace.steps and (is_long or self._save_due or self.stop_reason is not None):
                 self.save_now()
             self.leave_if_stopping()
         self.in_tail = False
@@ -258,20 +258,20 @@ class Saves:
         if attempt.timer is not None and attempt.timer.is_due:
             if self._several:  # no other rank asks at this step
                 self.agreement.requests.setdefault(SAVE, "save_every")
-            self._asked |= not self._several
+            self._save_due |= not self._several
         # one rank alone has agreed when it asked
         if self._several and not is_last and self.agreement.is_due(step, record.sums, exchanged):
             self.agree(f"ended step {step}")
         if pace.steps <= CHECKED_FIRST:
             self.models.same.compare(step)
         if self._every is not None and step % self._every == 0:
-            self._asked = True
+            self._save_due = True
         self.in_tail = is_last or (self.finish_reason is not None and attempt.stop_reason is None)
         if self.in_tail:
             return
-        if self._asked or attempt.stop_reason is not None:
+        if self._save_due or attempt.stop_reason is not None:
             self.save_now()
-        if self.checkpointer.may_write_beside:
+        if self.checkpointer.may_write_async:
             self.checkpointer.poll(wait=self.is_ending)
         if attempt.stop_reason is not None:
             raise StopTraining
@@ -281,7 +281,7 @@ class Saves:
     @property
     def is_due_at_end(self) -> bool:
         """Whether a checkpoint is to be written at the end of a loop's body."""
-        return self._at_epoch_ends or self._asked
+        return self._at_epoch_ends or self._save_due
 
     def save(self, *, inside: bool) -> None:
         """See `Runtime.save`. `inside` a step, and in an epoch's tail, it waits for the end of that."""
@@ -293,7 +293,7 @@ class Saves:
 
     def save_now(self) -> None:
         """Write a checkpoint of this step, if there is none."""
-        self._asked = False
+        self._save_due = False
         if self.checkpointer.is_due(self.steps):
             loader = self.data.loader
             self.attempt.note_stop(self.record.catch_up())

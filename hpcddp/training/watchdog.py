@@ -94,7 +94,7 @@ class Watchdog:
         self._tell = tell
         self._rank, self._world_size = group.rank, group.world_size
         self._store = group.store
-        self._own_store: Store | None = None
+        self._second_store: Store | None = None
         self._name = f"stall-{next(_openings)}"  # of this runtime's keys
         self._stall_s = stall_s
         self._pause_s = min(_LONGEST_PAUSE_S, stall_s / 4)
@@ -156,9 +156,9 @@ class Watchdog:
 
     def _connection(self) -> Store:
         """Another connection to the store: the watched thread may wait in a call of the first one, and hold it."""
-        if self._own_store is None:
-            self._own_store = second_connection(self._store)
-        return self._own_store
+        if self._second_store is None:
+            self._second_store = second_connection(self._store)
+        return self._second_store
 
     def _question(self, store: Store) -> int:
         """The number of the newest question, from 1; 0: nobody has asked yet."""

@@ -78,7 +78,7 @@ class SampleDraws(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._rows = range(0)
-        self.seen: set[str] = set()  # what depends on the whole batch by definition
+        self.whole_batch: set[str] = set()  # what depends on the whole batch by definition
 
     def batch(self, micro: MicroBatch, global_batch: int) -> None:
         """The loop is at these rows of the global batch."""
@@ -94,10 +94,10 @@ class SampleDraws(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch 
         if torch.Tag.nondeterministic_seeded not in func.tags or not count:
             result = func(*args, **kwargs)
             if count > 1 and func is torch.ops.aten.mm.default and result.shape == (count, count):
-                self.seen.add("pairs")
+                self.whole_batch.add("pairs")
             return result
         if func.overloadpacket is torch.ops.aten.randperm and args[0] == count:
-            self.seen.add("permutation")
+            self.whole_batch.add("permutation")
         kwargs = {name: None if name == "generator" else value for name, value in kwargs.items()}
         seed = int(torch.randint(_LARGEST, ()))
         after = torch.default_generator.get_state()
@@ -336,7 +336,8 @@ class Recorder:
         """The record is over. The process waits to be ended, so that no other rank loses its connection before."""
         with suppress(Exception):
             self._compare_untrained()
-        self.write("end", how=how, error=error, seen=sorted(self._draws.seen) if self._draws is not None else [])
+        whole_batch = sorted(self._draws.whole_batch) if self._draws is not None else []
+        self.write("end", how=how, error=error, whole_batch=whole_batch)
         sys.stdout.flush()
         sys.stderr.flush()
         os.write(self._tell, b"E")
@@ -495,14 +496,14 @@ def guard_files(workdir: str) -> None:
 _DUMP = signal.SIGXCPU  # prints where a rank is, within a second
 
 
-def _end_with_parent() -> None:
+def _die_with_parent() -> None:
     """Where the command is interrupted, nothing of it goes on."""
     ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
 
 
 def _become_rank(task: Task, rank: int, port: int, tell: int, command: list[str]) -> NoReturn:
     os.setpgid(0, 0)
-    _end_with_parent()
+    _die_with_parent()
     os.chdir(task.workdir)
     for number, name in ((1, "out"), (2, "err")):
         os.dup2(os.open(f"{task.folder}/rank-{rank}.{name}", os.O_WRONLY | os.O_CREAT | os.O_APPEND), number)
@@ -585,7 +586,7 @@ def _run_trial(task: Task, command: list[str], patience_s: float, limit_s: float
 
 def serve() -> None:
     """Answer requests until the input ends."""
-    _end_with_parent()
+    _die_with_parent()
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     gc.collect()

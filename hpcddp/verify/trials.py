@@ -177,9 +177,9 @@ def _conclude(
 ) -> Verification:
     two = next((trial for trial in runs.trials if trial.ranks == 2), None)
     numbers = next(list_other_numbers(one.output, two.output), None) if two is not None and whole else None
-    seen = next((tuple(event.get("seen", ())) for event in one.of_kind("end")), ())
+    whole_batch = next((tuple(event.get("whole_batch", ())) for event in one.of_kind("end")), ())
     differences = tuple(difference for difference in found if difference is not None)
-    return Verification(len(one.steps()), tuple(runs.trials), differences, whole, resumes, numbers, seen)
+    return Verification(len(one.steps()), tuple(runs.trials), differences, whole, resumes, numbers, whole_batch)
 
 
 # The process that forks the ranks.

@@ -193,10 +193,10 @@ class Checkpointer:
         self._loaded: LoadedState | None = None  # until the loop begins
         self._provenance: Provenance | None = None
         self._folder = None if setup.folder is None else Path(setup.folder.run.checkpoints)
-        self.may_write_beside = self._folder is not None and options.checkpoint == "async"  # the training: it is polled
+        self.may_write_async = self._folder is not None and options.checkpoint == "async"  # the training: it is polled
         self._writer: CheckpointWriter | None = None
         if self._folder is not None:
-            keep, is_async = options.keep_checkpoints, self.may_write_beside
+            keep, is_async = options.keep_checkpoints, self.may_write_async
             self._writer = CheckpointWriter(self._group, self._folder, keep, saves.check_held, is_async=is_async)
         self._saved_at: int | None = None  # step of the newest checkpoint, begun or there
         self._saved: WrittenCheckpoint | None = None  # the newest one of this attempt

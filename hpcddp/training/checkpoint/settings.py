@@ -156,7 +156,7 @@ class RunSettings:
                 check_names(names, known, self._hints.option.format(word, "{}"))
             found = [] if recorded is None else compare_settings(recorded.settings, self.now)
             if recorded is None or step is None:
-                kept = [one for one in found if one.group.startswith("optimizer") and one.can_be_kept]
+                kept = [one for one in found if one.group.startswith("optimizer") and one.is_keepable]
                 decision = Decision((), tuple(one for one in kept if not one.names.isdisjoint(self._keep)))
                 renewed = renew(Recorded({}), self.now, decision, 0)
                 return Decision(), renewed, self.now, renewed.settings

@@ -45,11 +45,11 @@ class SameWeights:
         self._layout = layout
         self._device = device
         self._checked_at: int | None = None
-        self._begun = self._gone_on = 0  # loops over evaluation data
+        self._started = self._gone_on = 0  # loops over evaluation data
 
     def evaluation_begins(self) -> None:
         """A loop over evaluation data."""
-        self._begun += 1
+        self._started += 1
 
     def evaluation_goes_on(self) -> None:
         """Behind its first batch."""
@@ -79,7 +79,7 @@ class SameWeights:
             mine = [(weight.name, str(weight.tensor.dtype), tuple(weight.tensor.shape)) for weight in weights]
             forms = ask_all(mine, layout.data_size, layout.data_group)
             weights = weights if all(form == mine for form in forms) else []
-        loops = torch.tensor([self._begun, self._gone_on], device=device)
+        loops = torch.tensor([self._started, self._gone_on], device=device)
         sums = torch.stack([*loops, *(sum_bits(weight.tensor).to(device) for weight in weights)])
         both = torch.cat((sums, -sums))
         dist.all_reduce(both, dist.ReduceOp.MAX, group=layout.data_group)

@@ -15,7 +15,7 @@ import pytest
 
 from hpcddp.checks import job as checker
 from hpcddp.checks import process
-from hpcddp.checks.environment import FAILED, NOT_ASKED, OK, WARNING
+from hpcddp.checks.environment import FAILED, NOT_CHECKED, OK, WARNING
 from hpcddp.checks.job import Checker, CheckReport, CheckRequest, LinkSpeed, format_report
 from hpcddp.checks.process import Worker
 from hpcddp.cli import check as login
@@ -176,7 +176,7 @@ def test_a_process_that_does_not_reach_the_checker_says_so_and_its_host_is_named
     """The launcher gives it another port, as a firewall would."""
     closed = 'set -- "${@:1:$#-1}" "$(echo "${@: -1}" | sed "s/:[0-9]*:/:1:/")"'
     found = check(tmp_path, "0 1", closed, hosts=(HOST,))
-    assert found.hosts == {HOST: NOT_ASKED}
+    assert found.hosts == {HOST: NOT_CHECKED}
     assert "and no process called" in named(found)["launcher"]
     said = capfd.readouterr().err
     assert f"{HOST} does not reach the checker at " in said
@@ -275,7 +275,7 @@ GPU, OLD = QueueFound("gpu"), QueueFound("old", is_open=False)
         (SiteFound(queues=(GPU,), accounts=("lab",)), ("gpu", "lab"), {"queue": OK, "account": OK}),
         (SiteFound(queues=(GPU,), accounts=("lab",)), ("gqu", "nobody"), {"queue": FAILED, "account": FAILED}),
         (SiteFound(queues=(OLD,)), ("old", ""), {"queue": FAILED}),
-        (SiteFound(queues=(GPU,), accounts_unasked=("no command",)), ("", ""), {"queue": OK, "account": NOT_ASKED}),
+        (SiteFound(queues=(GPU,), accounts_unasked=("no command",)), ("", ""), {"queue": OK, "account": NOT_CHECKED}),
         (
             SiteFound(("queue x: it is gone",), queues=(GPU,)),
             ("gpu", ""),
@@ -294,7 +294,7 @@ BY_QOS = {"queues": {"gpu": Queue(), "regular": Queue()}, "queue_option": "--qos
 WITH_QOS = {"queues": {"gpu": Queue(), "regular": Queue(qos="short")}}
 LIVE = (GPU, OLD, QueueFound("debug"))
 UNKNOWN = (FAILED, "queue 'nope' is not one of site s's", "--queue one of gpu, small, gone")
-QOS = (NOT_ASKED, "regular is a QOS: not asked (sacctmgr show qos)", "CHECK")
+QOS = (NOT_CHECKED, "regular is a QOS: not asked (sacctmgr show qos)", "CHECK")
 
 
 @pytest.mark.parametrize(
@@ -307,7 +307,7 @@ QOS = (NOT_ASKED, "regular is a QOS: not asked (sacctmgr show qos)", "CHECK")
         (OF_SITE, (OLD,), "gone", (FAILED, "gone is none of the scheduler's", "CHECK")),
         ({}, LIVE, "nope", (FAILED, "nope is none of the scheduler's", "--queue one of gpu, debug")),
         ({}, LIVE, "old", (FAILED, "old takes no jobs now", "--queue one of gpu, debug")),
-        ({}, LIVE, "", (NOT_ASKED, "the site has none that is chosen by itself", "--queue one of gpu, debug")),
+        ({}, LIVE, "", (NOT_CHECKED, "the site has none that is chosen by itself", "--queue one of gpu, debug")),
         (BY_QOS, LIVE, "regular", QOS),
         (WITH_QOS, LIVE, "regular", QOS),
     ],
@@ -367,7 +367,7 @@ SILENT = "the module system does not answer in a login shell (status 1)"
             0,
             (FAILED, "a login shell here has no `module` command", "modules: {init: source FILE}"),
         ),
-        ("", 1, (NOT_ASKED, SILENT, "CHECK")),
+        ("", 1, (NOT_CHECKED, SILENT, "CHECK")),
     ],
     ids=["there", "not there", "no command", "no answer"],
 )
@@ -391,9 +391,9 @@ fs1 /gpfs gpfs rw 0 0
     [
         ("/home/me", "nfs4", OK),
         ("/home/me/ram", "tmpfs", FAILED),
-        ("/homes", "ext4", NOT_ASKED),
+        ("/homes", "ext4", NOT_CHECKED),
         ("/a b/c", "lustre", OK),
-        ("/gpfs", "gpfs", NOT_ASKED),
+        ("/gpfs", "gpfs", NOT_CHECKED),
     ],
 )
 def test_a_folder_is_another_host_s_or_in_this_one_s_memory_or_it_is_not_known_who_sees_it(
@@ -419,7 +419,7 @@ def test_a_folder_that_cannot_be_written_is_named() -> None:
         ("V100", "nvidia", {"cuda": "13.0", "archs": "sm_80 sm_90"}, FAILED),
         ("H100", "nvidia", {"cuda": None, "archs": ""}, FAILED),
         ("MI250X (GCD)", "amd", {"cuda": "13.0", "hip": None, "archs": "sm_90"}, FAILED),
-        ("MI250X (GCD)", "amd", {"cuda": None, "hip": "6.4", "archs": ""}, NOT_ASKED),
+        ("MI250X (GCD)", "amd", {"cuda": None, "hip": "6.4", "archs": ""}, NOT_CHECKED),
     ],
 )
 def test_torch_has_to_fit_the_site_s_gpus(gpu: str, vendor: str, torch: dict, state: str) -> None:

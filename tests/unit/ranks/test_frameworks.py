@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from hpcddp.errors import LaunchError
-from hpcddp.ranks.frameworks import agent_variables, framework_variables
+from hpcddp.ranks.frameworks import framework_variables, node_agent_variables
 from hpcddp.ranks.launch import Launch
-from hpcddp.ranks.launch_commands import find_agent, find_launch_command
+from hpcddp.ranks.launch_commands import find_launch_command, find_node_agent
 from hpcddp.ranks.launchers import LAUNCHERS
 
 from .captured import resolve
@@ -62,10 +62,10 @@ def test_the_nodes_number_is_that_of_its_host_in_the_job(tmp_path: Path) -> None
 
 
 def test_a_front_end_that_reads_variables_of_its_own_gets_them() -> None:
-    found = find_agent(["llamafactory-cli", "train", "sft.yaml"])
+    found = find_node_agent(["llamafactory-cli", "train", "sft.yaml"])
     assert found is not None
     env = openmpi(1, 2, 1) | {"MASTER_ADDR": "a", "MASTER_PORT": "1"}
-    told = agent_variables(found[1].reads, env, resolve(openmpi(1, 2, 1)), 2, 8)
+    told = node_agent_variables(found[1].reads, env, resolve(openmpi(1, 2, 1)), 2, 8)
     assert {name: told[name] for name in ("FORCE_TORCHRUN", "NNODES", "NODE_RANK", "NPROC_PER_NODE")} == {
         "FORCE_TORCHRUN": "1",
         "NNODES": "2",
@@ -90,12 +90,12 @@ def test_a_rank_with_all_of_it_is_still_its_launchers() -> None:
 
 def test_an_agent_gets_its_node_and_where_all_meet() -> None:
     env = {"MASTER_ADDR": "a", "MASTER_PORT": "12345"}
-    found = agent_variables(LAUNCHERS["torchrun"].reads, env, resolve(openmpi(1, 2, 1)), 2, 8)
+    found = node_agent_variables(LAUNCHERS["torchrun"].reads, env, resolve(openmpi(1, 2, 1)), 2, 8)
     assert found["PET_NNODES"] == "2"
     assert "PET_STANDALONE" not in found
     assert found["PET_NODE_RANK"] == found["NODE_RANK"] == found["GROUP_RANK"] == "1"
     with pytest.raises(LaunchError, match="this is node 1 of the launch, but PET_NODE_RANK=0 is exported too"):
-        agent_variables("torchrun", env | {"PET_NODE_RANK": "0"}, resolve(openmpi(1, 2, 1)), 2, 8)
+        node_agent_variables("torchrun", env | {"PET_NODE_RANK": "0"}, resolve(openmpi(1, 2, 1)), 2, 8)
     assert (found["PET_NPROC_PER_NODE"], found["PET_MASTER_ADDR"], found["PET_MASTER_PORT"]) == ("8", "a", "12345")
 
 
@@ -116,17 +116,17 @@ def test_an_agent_gets_its_node_and_where_all_meet() -> None:
     ],
 )
 def test_a_variable_that_tells_an_agent_something_else_is_refused(nodes: int, exported: str, is_refused: bool) -> None:
-    found = find_agent(["llamafactory-cli", "train", "sft.yaml"])  # it reads torchrun's and its own
+    found = find_node_agent(["llamafactory-cli", "train", "sft.yaml"])  # it reads torchrun's and its own
     assert found is not None
     name, _, value = exported.partition("=")
     env = {"MASTER_ADDR": "a", "MASTER_PORT": "12345", name: value}
     place = resolve(openmpi(1, 2, 1) if nodes == 2 else openmpi(0, 1, 1))
     if is_refused:
         with pytest.raises(LaunchError, match=f"but {exported} is exported too") as caught:
-            agent_variables(found[1].reads, env, place, nodes, 8)
+            node_agent_variables(found[1].reads, env, place, nodes, 8)
         assert caught.value.hint == f"unset {name}"
     else:
-        assert name not in agent_variables(found[1].reads, env, place, nodes, 8)
+        assert name not in node_agent_variables(found[1].reads, env, place, nodes, 8)
 
 
 def test_an_agent_as_the_command_gets_its_variables_and_the_guard_those_of_its_ranks(run, tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from hpcddp.errors import RequestError
-from hpcddp.script.agents import plan_rank_maker
+from hpcddp.script.node_agents import plan_rank_maker
 from hpcddp.script.spec import JobSpec
 
 

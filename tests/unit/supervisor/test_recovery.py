@@ -24,7 +24,7 @@ from hpcddp.supervisor.order import Line, Order
 from hpcddp.supervisor.rank import NOWHERE
 from hpcddp.supervisor.recovery import Recovery
 from hpcddp.supervisor.start_end import note_lost
-from hpcddp.supervisor.supervise import _is_over
+from hpcddp.supervisor.supervise import _is_finished
 
 # Starts a command on a host of a pretended cluster: one that is in `silent` hangs.
 # As pbs_tmrsh it has no shell; `ssh` gives one all the words.
@@ -453,15 +453,15 @@ def test_what_happens_to_ranks_whose_run_has_finished_does_not_matter_but_for_a_
     """An evaluation, or the next training, was still to come; a crash while a program ends costs nothing."""
     replace_state(cluster.attempt.run, RunState("finished", 9, 1, "done", cluster.attempt.name))
     silent, gone = Event(SILENT, 1, "n1"), Event(GONE, 1, "n1")
-    assert [_is_over(cluster.attempt, cause) for cause in (CRASH, CLEAN_UP, BUG)] == [True] * 3
-    assert [_is_over(cluster.attempt, cause) for cause in (KILL, silent, gone)] == [False] * 3
+    assert [_is_finished(cluster.attempt, cause) for cause in (CRASH, CLEAN_UP, BUG)] == [True] * 3
+    assert [_is_finished(cluster.attempt, cause) for cause in (KILL, silent, gone)] == [False] * 3
 
 
 def test_a_loss_after_the_job_s_run_has_finished_is_one_of_the_run_that_the_script_has_opened_since(cluster: Cluster):
     replace_state(cluster.attempt.run, RunState("finished", 9, 1, "done", cluster.attempt.name))
-    assert _is_over(cluster.attempt, CRASH)
+    assert _is_finished(cluster.attempt, CRASH)
     tuned = open_own_run(cluster, "tuned", "failed", 3)
-    assert not _is_over(cluster.attempt, CRASH)
+    assert not _is_finished(cluster.attempt, CRASH)
     note_lost(cluster.attempt, KILL)
     state = read_state(tuned)
     assert state is not None
@@ -470,7 +470,7 @@ def test_a_loss_after_the_job_s_run_has_finished_is_one_of_the_run_that_the_scri
     assert of_job is not None
     assert (of_job.status, of_job.step) == ("finished", 9)
     open_own_run(cluster, "tuned", "finished", 6)
-    assert not _is_over(cluster.attempt, CRASH)  # nobody knows whether the script has come to its end
+    assert not _is_finished(cluster.attempt, CRASH)  # nobody knows whether the script has come to its end
 
 
 def test_where_the_next_start_begins_is_said_of_programs_whose_checkpoints_are_hpcddp_s(cluster: Cluster):

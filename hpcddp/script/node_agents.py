@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from hpcddp.errors import RequestError
-from hpcddp.ranks.launch_commands import AgentCommand, find_agent, split_agent_options
-from hpcddp.ranks.launchers import AGENTS, LAUNCHERS
+from hpcddp.ranks.launch_commands import NodeAgentCommand, find_node_agent, split_node_agent_options
+from hpcddp.ranks.launchers import LAUNCHERS, NODE_AGENTS
 from hpcddp.record import Record
 from hpcddp.script.jobplan import SOME_COMMAND
 from hpcddp.script.spec import JobSpec
@@ -19,7 +19,7 @@ class RankMaker(Record):
     the command makes none."""
 
     maker: str = ""
-    agent: str = ""
+    node_agent: str = ""
 
 
 def plan_rank_maker(spec: JobSpec) -> tuple[JobSpec, RankMaker]:
@@ -28,51 +28,53 @@ def plan_rank_maker(spec: JobSpec) -> tuple[JobSpec, RankMaker]:
     RequestError if the command cannot be one of several, or contradicts the spec.
     """
     command = spec.command or ()
-    found = find_agent(command)
+    found = find_node_agent(command)
     if spec.ranks == "each" or (found is None and spec.ranks is None and not _has_option(command)):
         return spec, RankMaker()
-    if spec.launcher and LAUNCHERS[spec.launcher].is_agent:
+    if spec.launcher and LAUNCHERS[spec.launcher].is_node_agent:
         what = found[1].command if found else SOME_COMMAND
         raise RequestError(
             f"{what} makes the ranks of each node, and launcher {spec.launcher} would start it once per rank",
             f"leave out --launcher {spec.launcher}",
         )
     if found is None:
-        return spec, RankMaker(SOME_COMMAND, AGENTS[0])
-    at, agent = found
-    given = _options(command[at + len(agent.command.split()) :], agent)
+        return spec, RankMaker(SOME_COMMAND, NODE_AGENTS[0])
+    at, node_agent = found
+    given = _options(command[at + len(node_agent.command.split()) :], node_agent)
     if (spec.nodes or 1) > 1:
-        _refuse_options_of_all_nodes(agent, given)
-    for option, ours in agent.typed.items():
+        _refuse_options_of_all_nodes(node_agent, given)
+    for option, ours in node_agent.typed.items():
         if option not in given:
             continue
-        said, value = f"{agent.command} {option} {given[option]}", given[option]
+        said, value = f"{node_agent.command} {option} {given[option]}", given[option]
         number = value if value.isdecimal() else "N"
         if ours == "--nodes" and value != str(spec.nodes or 1):
             raise RequestError(f"{said}, but the job has {spec.nodes or 1}", f"--nodes {number}, or leave out {option}")
         if ours == "--ranks-per-node":
             spec = _with_ranks(spec, option, value, said)
-    return spec, RankMaker(agent.command, agent.agent)
+    return spec, RankMaker(node_agent.command, node_agent.node_agent)
 
 
 def _has_option(command: Sequence[str]) -> bool:
     return any(word.partition("=")[0].lstrip("-").replace("_", "-") == _SPAWNS for word in command if word[:2] == "--")
 
 
-def _options(words: Sequence[str], agent: AgentCommand) -> Mapping[str, str]:
-    """The agent's own options, in full and with `-` for `_`, and their values; those of its program follow them."""
-    options, _ = split_agent_options(words, agent.flags, (*agent.typed, *agent.rendezvous_options, *agent.flags))
+def _options(words: Sequence[str], node_agent: NodeAgentCommand) -> Mapping[str, str]:
+    """The node agent's own options, in full and with `-` for `_`, and their values; its program's follow them."""
+    options, _ = split_node_agent_options(
+        words, node_agent.flags, (*node_agent.typed, *node_agent.rendezvous_options, *node_agent.flags)
+    )
     return {name: value or "" for name, _, value in options}
 
 
-def _refuse_options_of_all_nodes(agent: AgentCommand, given: Mapping[str, str]) -> None:
-    """Several agents meet where the job script says, unless their own options say otherwise: those would be the same on
-    each node, or each node would train alone. A number of processes would be that of each node, or of all."""
-    for option in agent.rendezvous_options:
+def _refuse_options_of_all_nodes(node_agent: NodeAgentCommand, given: Mapping[str, str]) -> None:
+    """Refuse options that would be the same on each node, so that each would train alone: several node agents meet
+    where the job script says. A number of processes would be that of each node, or of all."""
+    for option in node_agent.rendezvous_options:
         if option in given:
             raise RequestError(
-                f"{agent.command} {option} on several nodes: hpcddp gives each node's {agent.command} its node rank,"
-                " its ranks and the rendezvous",
+                f"{node_agent.command} {option} on several nodes: hpcddp gives each node's {node_agent.command} "
+                "its node rank, its ranks and the rendezvous",
                 f"leave out {option}",
             )
 
