@@ -376,11 +376,9 @@ class _Judge:
         if found is None:
             if self._of(WEAK):
                 return None
-            return self._cause(end, rank)._replace(
-                class_="exit-status",
-                whose=PROGRAM,
-                remedy=NO_WORD,
-            )
+            if end.status in {None, 1}:  # an exception has it, too, whose traceback is not here
+                return Cause("unknown", rank, end.host, remedy=NO_WORD)
+            return self._cause(end, rank)._replace(class_="exit-status", whose=PROGRAM, remedy=NO_WORD)
         return self._own_words(found, rank, end.host)
 
     def _own_words(self, found: tuple[Log, int, str], rank: int | str | None, host: str) -> Cause:

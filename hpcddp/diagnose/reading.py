@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
 _MOST = 1 << 28  # bytes of one file, from its end
 _LONGEST = 1 << 16  # bytes of a line, at its begin and at its end, that are looked at
-_CUT = 200  # lines of a log, among which a traceback that it begins inside of goes on
 _DIGITS = b"0123456789"
 _TRACEBACK = "Traceback (most recent call last)"
 _PLAIN = _TRACEBACK.encode() + b":"
@@ -34,7 +33,7 @@ _IGNORED = ("Exception ignored in", "Logging error", "Exception in thread", "ate
 _LEVEL = re.compile(r"\b(ERROR|WARN\w*|CRITICAL|EXCEPTION)\b")
 _OF_LAUNCHER = re.compile(rb"\s*$|srun: |slurmstepd|hpcddp: |hint: ")  # which may speak after ranks are started again
 #: What counts the attempts of a job script that tries again, or of a job that is queued again.
-_COUNTED = re.compile(rb"(?i)\b(attempt|try|retry|restart(?: count)?)\b\W{0,3}(\d{1,3})\b")
+_COUNTED = re.compile(rb"(?i)\b(attempt|try|retry|restart(?: count)?)\b\W{0,3}(\d{1,3})\b(?!.*(fail|giv))")
 #: What a program says of an error that it goes on after.
 SURVIVED = re.compile(
     r"(?i)\bwill retry|retrying|trying again|ignor(ed|ing)\b|fall(ing|s)? ?back|(go(es|ing)|carry(ing)?) on\b"
@@ -323,8 +322,7 @@ class _LogReader:
         known = self._known
         begin = text[:_SAMPLE]
         alone = {begin.count(b"\n", 0, found.start()) for found in re.finditer(_ALONE.pattern.encode(), begin)}
-        after = 0
-        self._open_first()
+        after, is_begin = 0, True
         for at, line in enumerate(self._log.lines):
             if at < after:
                 continue
@@ -341,6 +339,9 @@ class _LogReader:
                     if b'File "' in piece:
                         self._open[-1].frames.append(piece.decode(errors="replace"))
                     continue
+                is_begin = is_begin and piece[:2] in {b"  ", b""}
+                if not self._open and b'File "' in piece and (is_begin or piece[:5] == b"[rank"):
+                    self._open_cut(at, piece)
                 if kind.says or self._open or self._quoted:
                     self._look(at, piece, kind)
         self._forget_attempts(text)
@@ -358,9 +359,9 @@ class _LogReader:
         before: dict[bytes, tuple[int, int]] = {}
         at, place = 1 + skipped, 0
         for found in _COUNTED.finditer(text) if ends else ():
-            word, count = found.groups()
+            word, count = found[1], found[2]
             at, place = at + text.count(b"\n", place, found.start()), found.start()
-            number, last = before.get(key := word.lower(), (-1, at))
+            number, last = before.get(key := word.lower(), (-1, at if key[:2] != b"re" else 0))
             if int(count) > number and any(last < end < at for end in ends):
                 over = max(over, at)
             if int(count) > number:
@@ -368,17 +369,14 @@ class _LogReader:
         self._log.exit_status = self._log.exit_status if self._exit_at > over else None
         self._log.marks = [mark for mark in self._log.marks if mark.number > over]
 
-    def _open_first(self) -> None:
-        """Of a log that begins inside of a traceback, that one is open."""
-        for line in self._log.lines[:_CUT]:
-            body, prefix = self._strip(text := line.decode(errors="replace").rstrip())
-            if not text[len(prefix.rstrip()) :].lstrip(":").startswith("  "):
-                return
-            if _FRAME.match(body):
-                labelled = _PREFIX.match(prefix)
-                rank = next(iter(_read_number(labelled.groups())), None) if labelled else self._log.source.rank
-                self._open.append(_Open(0, prefix, rank, self._new_chain(), is_logged=False, is_ignored=False))
-                return
+    def _open_cut(self, at: int, line: bytes) -> None:
+        """Open a traceback whose first lines are cut off, if the line is one of its frames: torch's, which say so
+        themselves, and at the begin of a log."""
+        body, prefix = self._strip(line.decode(errors="replace").rstrip())
+        if _FRAME.match(body):
+            labelled = _PREFIX.match(prefix)
+            rank = next(iter(_read_number(labelled.groups())), None) if labelled else self._log.source.rank
+            self._open.append(_Open(at, prefix, rank, self._new_chain(), is_logged=False, is_ignored=False))
 
     def _is_survived(self, line: bytes) -> bool:
         """Whether a line near a traceback says that the program goes on."""

@@ -131,6 +131,7 @@ def test_of_a_job_script_that_tries_again_the_last_attempt_counts(told):
     first = ">>> attempt 1 (16:26)\n" + raised(1, "KeyError: 'label'") + ended + ">>> attempt 1 failed\n"
     second = ">>> attempt 2 (16:27)\n" + raised(0, "OSError: [Errno 28] No space left on device") + ended
     assert told(first + second).class_ == "disk-full"
+    assert told(first.replace("attempt 1 failed", "restart 1") + "rank 0 trained\nall done\n").class_ == "none"
     in_one = raised(1, "KeyError: 'label'") + "[rank0] connects, attempt 1\n[rank0] connects, attempt 2\n" + ended
     assert told(in_one).class_ == "exception"
 
@@ -141,6 +142,17 @@ def test_a_log_that_begins_inside_of_a_traceback_shows_its_exception(told, rank)
     cause = told(cut + "srun: error: node1: task 3: Exited with exit code 1\n")
     assert (cause.class_, cause.rank) == ("exception", 3)
     assert cause.text.endswith("KeyError: 'label'")
+
+
+def test_a_traceback_of_torch_whose_first_lines_are_cut_off_is_one(told):
+    cut = raised(3, "KeyError: 'label'").split("\n", 1)[1]
+    assert told(f"epoch 1\n----- stderr (last lines) -----\n{cut}").text.endswith("KeyError: 'label'")
+
+
+def test_of_a_rank_that_ended_with_status_1_and_no_word_nobody_says_why(told):
+    cause = told("[rank 0] step 1\nsrun: error: node1: task 1: Exited with exit code 1\n")
+    assert (cause.class_, cause.rank, cause.text) == ("unknown", 1, "")
+    assert told("srun: error: node1: task 1: Exited with exit code 3\n").class_ == "exit-status"
 
 
 def test_words_of_a_crash_of_a_rank_that_ended_with_a_status_are_its_own_words(told):

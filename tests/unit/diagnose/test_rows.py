@@ -64,6 +64,7 @@ LINES = {
         "Abort(1090831) on node 0 (rank 0 in comm 0): Fatal error in internal_Init: Other MPI error, error stack:",
     ],
     "command": [
+        "hpcddp: rank 0 on node1: cannot run './run_train.sh': No such file or directory",
         "sh: 1: orted: not found",
         "env: 'pyhton3.12': No such file or directory",
         "job.sh: line 12: syntax error: unexpected end of file",
