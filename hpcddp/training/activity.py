@@ -17,8 +17,8 @@ _waits = Counter[int]()  # for other ranks, by thread
 
 @contextmanager
 def at_files() -> Iterator[None]:
-    """In the body this process reads or writes a checkpoint. Collectives do not belong there: ranks that wait for each
-    other would have the longer limit, too."""
+    """Mark that this process reads or writes a checkpoint in the body. Collectives do not belong there: ranks that wait
+    for each other would have the longer limit, too."""
     _count_file_use(1)
     try:
         yield
@@ -33,7 +33,7 @@ def is_at_files() -> bool:
 
 @contextmanager
 def waiting() -> Iterator[None]:
-    """In the body this thread waits for other ranks."""
+    """Mark that this thread waits for other ranks in the body."""
     thread = threading.get_ident()
     _waits[thread] += 1
     try:

@@ -41,12 +41,12 @@ class SaveEvery(NamedTuple):
     seconds: int | None = None
 
     def __repr__(self) -> str:
-        """As the script gives it."""
+        """The text in a script."""
         return repr(self.steps) if self.seconds is None else repr(f"{self.seconds}s")
 
 
 def read_save_every(value: Any, call: str) -> SaveEvery:
-    """Of a number of steps, a time such as "10m", or None."""
+    """Read a number of steps, a time such as "10m", or None."""
     if not isinstance(value, str):
         return SaveEvery(steps=read_optional(value, call))
     try:

@@ -40,7 +40,7 @@ def sum_over_data_ranks(value: Number, layout: Layout, device: torch.device) -> 
 
 
 def _sum(mine: Tensor, layout: Layout, device: torch.device) -> Tensor:
-    """In the widest type of all ranks': a rank that had no sample gives the 0 that its loop began with."""
+    """Sum in the widest type of all ranks': a rank that had no sample gives the 0 that its loop began with."""
     wide = _WIDE.index(torch.int64)
     if mine.is_complex():
         wide = _WIDE.index(torch.complex128)

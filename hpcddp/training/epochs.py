@@ -103,7 +103,7 @@ class Epochs:
         self._open, self._saves.open_epoch, self._saves.in_tail = None, None, False
 
     def end_steps(self) -> None:
-        """In the tail of an epoch: if the loop left its batches by `break`, the step before is counted only now."""
+        """Count the last step, in the tail of an epoch, if the loop left its batches by `break`."""
         self._saves.in_tail_of_last(self._loop.settle)
 
     def finish(self) -> str | None:

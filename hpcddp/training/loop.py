@@ -1,4 +1,4 @@
-"""Where a training loop is: its batch, the micro batch, the step. What belongs around each is done and checked here.
+"""Position of a training loop: its batch, the micro batch, the step. The work and the checks around each are here.
 
 One batch of the training loader is one optimizer step. A run with `max_micro_batch` or in exact mode goes over each
 batch in micro batches (`rt.micro_batches`); in any other a batch is one micro batch. Torch's optimizers are left as
@@ -35,7 +35,7 @@ from hpcddp.training.torch_compat import has_scheduler
 
 
 class At(Enum):
-    """Where the loop over the batches is."""
+    """Positions of the loop over the batches."""
 
     OUTSIDE = "at no batch"
     WHOLE = "at a batch that is one micro batch"
@@ -106,7 +106,7 @@ class TrainingLoop:
 
     @contextmanager
     def hearing(self, known: KnownParameters) -> Iterator[None]:
-        """In the body torch says which optimizer steps. `known`: the parameters of the prepared models."""
+        """Install torch's hooks on optimizer steps, for the body. `known`: the parameters of the prepared models."""
         self._known = known
         hooks = (
             register_optimizer_step_pre_hook(self._step_starts),
@@ -235,13 +235,13 @@ class TrainingLoop:
         raise error
 
     def _error(self, row: mistakes.Mistake, **values: object) -> RequestError:
-        """What is raised, as the loop is at this batch."""
+        """The error of this mistake, at this batch."""
         parts = len(self._batch.parts) if self._batch is not None else 0
         when = " (it was over)" if self._had_backward else ""
         return row.error(done="some", all=parts, when=when, **values)
 
     def check_trained(self) -> None:
-        """At the end of the body. RequestError if several batches had backward passes, and no optimizer has stepped."""
+        """Check, at the end of the body, that an optimizer has stepped if several batches had backward passes."""
         if self._had_backward > 1 and self.optimizers and not (self.has_stepped or self._models.may_skip_steps):
             raise mistakes.NEVER_STEPPED.error(batches=self._had_backward)
 

@@ -1,8 +1,8 @@
-"""What a training loop may not do: one row for each mistake that is certain, found at the step where it happens.
+"""Mistakes of a training loop: one row for each that is certain, found at the step where it happens.
 
-Everything here is exact and nearly free. What can only be guessed from a running loop (a loss that is a sum, a learning
-rate that depends on the rank) is found by an experiment instead: `hpcddp verify`. `docs/mistakes.md` is made from this
-table.
+Each check is exact and nearly free. Mistakes that can only be guessed from a running loop (a loss that is a sum, a
+learning rate that depends on the rank) are found by an experiment: `hpcddp verify`. `docs/mistakes.md` is made from
+this table.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Mistake(NamedTuple):
     cost: str = "one comparison per step"
 
     def error(self, **values: object) -> RequestError:
-        """What is raised, with these values in its two lines."""
+        """The error, with these values in its two lines."""
         return RequestError(self.message.format(**values), self.remedy.format(**values))
 
 

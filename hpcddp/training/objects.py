@@ -56,7 +56,7 @@ class TrainingData:
 
 
 class Models:
-    """Those that the run trains, and others that it has: averaged weights, teachers."""
+    """Models that the run trains, and others that it has: averaged weights, teachers."""
 
     def __init__(self, setup: RunSetup, gradients: Gradients) -> None:
         self._setup = setup

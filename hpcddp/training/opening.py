@@ -131,7 +131,7 @@ _openings = itertools.count()  # a group may see several runtimes
 
 
 class OpenedRun(NamedTuple):
-    """This attempt at a run. None: nothing is written. `over`: why the run is finished; empty: there may be steps left.
+    """An attempt at a run. None: nothing is written. `over`: why the run is finished; empty: there may be steps left.
     `asked`: how many epochs or steps the finished run was asked for. `line`: what the start does, in words."""
 
     attempt: AttemptFolder | None
@@ -209,7 +209,7 @@ def _start(folder: AttemptFolder, env: Mapping[str, str]) -> Iterator[OpenedRun]
 
 
 def _say_anew(env: Mapping[str, str]) -> str:
-    """What begins a new run, for a hint."""
+    """The words that begin a new run, for a hint."""
     return "--fresh" if has_options(env) else "another run_dir"
 
 
@@ -316,7 +316,7 @@ _NOT_CAUGHT = (
 
 
 def _tell_hang(rt: Runtime, hang: Hang) -> None:
-    """From beside the main thread, which waits for ranks that do not come."""
+    """Record a hang, in another thread than the main one, which waits for ranks that do not come."""
     with suppress(Exception):  # it may hold any lock
         if rt.is_main and rt.folder is not None:
             write_failure(rt.folder, str(hang.error), step=rt.steps, epoch=rt.epoch)

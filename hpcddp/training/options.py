@@ -1,4 +1,4 @@
-"""What the caller of `hpcddp.runtime` asked for, the same on all ranks, and what is settled when a runtime opens."""
+"""Options of `hpcddp.runtime`, the same on all ranks, and the settings decided when a runtime opens."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ class RuntimeOptions:
 
     @property
     def exactness(self) -> Exactness | None:
-        """None if the run is not exact."""
+        """The exact mode; None if the run is not exact."""
         if not self.exact:
             return None
         method = EXACT_METHODS[0] if self.exact is True else self.exact
@@ -112,8 +112,8 @@ class RunSetup:
 
 
 class TrialHooks(Protocol):
-    """What a short run of `hpcddp verify` changes in a training, and hears of it; any other run has no trial.
-    `hpcddp/verify/ranks.py` has the one that writes down what it hears."""
+    """Hooks by which a short run of `hpcddp verify` changes and records a training; any other run has no trial.
+    `hpcddp/verify/ranks.py` has the one that records."""
 
     def options(self, options: RuntimeOptions) -> RuntimeOptions:
         """The options of `hpcddp.runtime`, as the trial wants them."""
@@ -128,7 +128,7 @@ class TrialHooks(Protocol):
         """A data set with a few batches of this one's samples."""
 
     def key(self, key: tuple[int | str, ...], micro: MicroBatch) -> tuple[int | str, ...]:
-        """What the random numbers of a micro batch depend on, besides the seed and the step."""
+        """The key of a micro batch's random numbers, besides the seed and the step."""
 
     def part_starts(self, micro: MicroBatch) -> None:
         """The loop gets this micro batch now; its random numbers are seeded."""

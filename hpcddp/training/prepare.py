@@ -147,7 +147,7 @@ def check_same_data(dataset: Dataset[Any], layout: Layout, options: Mapping[str,
 
 
 def outline_evaluation(dataset: Dataset[Any], batch_size: int, *, drop_last: bool) -> dict[str, Any]:
-    """What of evaluation data has to be the same on every rank."""
+    """The options of evaluation data that must be the same on every rank."""
     options = {"batch_size": batch_size, "drop_last": drop_last}
     return options | {"samples": _count_samples(dataset), "subset": hash_choice(dataset)[:12]}
 

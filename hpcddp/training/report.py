@@ -1,4 +1,4 @@
-"""What rank 0 says of a run on stderr, and where the run's numbers go: from the first line to the summary."""
+"""Rank 0's lines on stderr, from the first one to the summary, and the sinks of the run's numbers."""
 
 from __future__ import annotations
 
@@ -290,7 +290,7 @@ class Report:
         self._sinks.write(step, checked)
 
     def say(self, text: str) -> None:
-        """One of hpcddp's own lines."""
+        """Print one of hpcddp's own lines."""
         if self._is_first:
             print(f"hpcddp: {text}", file=sys.stderr, flush=True)
 

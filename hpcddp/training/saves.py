@@ -40,7 +40,7 @@ _runtimes = itertools.count()  # one group may have several, one after the other
 
 
 class Agreement:
-    """This rank's requests, and where all ranks agree on them."""
+    """Requests of this rank, and the agreement of all ranks on them."""
 
     def __init__(self, group: Group) -> None:
         self._group = group
@@ -55,7 +55,7 @@ class Agreement:
         self._is_new = True
 
     def note_evaluation(self, **options: Any) -> None:
-        """This rank has made an evaluation loader, with options that have to be the same on every rank."""
+        """Record that this rank has made an evaluation loader, with options that must be the same on every rank."""
         self._evaluations.append(options)
 
     def agree(self, point: str, mine: Any) -> tuple[dict[str, str], list[Any]]:
@@ -162,8 +162,8 @@ class Saves:
         return answers
 
     def check_together(self, call: str) -> None:
-        """Before a collective of the script's own, which other ranks may not come to: behind the `with` body, or behind
-        a loop that was left, since the others may be in it still. RequestError."""
+        """Check that all ranks come to a collective of the script's own, behind the `with` body or behind a loop that
+        was left, in which others may still be. RequestError."""
         self.check_open(call)
         if self.has_left_epochs:
             self.agree("left the loop")
@@ -204,7 +204,7 @@ class Saves:
         self.in_tail = False
 
     def in_tail_of_last(self, end: Callable[[], object]) -> None:
-        """In the tail of an epoch: `end` the step in which the loop left its batches by `break`."""
+        """End, in the tail of an epoch, the step in which the loop left its batches by `break`."""
         self._is_behind_batches = True
         end()
         self._is_behind_batches = False
@@ -221,8 +221,8 @@ class Saves:
         self.leave_if_stopping()
 
     def comes_to_step(self, micro: MicroBatch) -> None:
-        """Before an epoch's last step: stop here if there is no time for that and for what follows it, such as an
-        evaluation, which nothing interrupts; and save where it may be long."""
+        """Stop before an epoch's last step if there is no time for that and for what follows it, such as an evaluation,
+        which nothing interrupts; and save if that may be long."""
         is_last = micro.ends_epoch if self.last_step is None else self.steps + 1 == self.last_step
         if is_last and not self.data.may_end_with_second:
             of = "the loop" if self.last_step is not None else f"epoch {self.data.epoch + 1}"

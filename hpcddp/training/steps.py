@@ -37,7 +37,7 @@ class StepResult(NamedTuple):
 
 
 class Exchanged(NamedTuple):
-    """What an exchange brought: the steps that it was for, and a reason to stop that a rank had, or None."""
+    """The result of an exchange: the steps that it was for, and a reason to stop that a rank had, or None."""
 
     steps: list[StepResult]
     stop: str | None = None
@@ -153,7 +153,7 @@ class StepSum:
         return self._sums
 
     def drain(self) -> Exchanged:
-        """What was started last, if anything; waits for it."""
+        """Wait for the exchange that was started last, if any."""
         numbers, self._sums = self._wait(), None
         if numbers is None:
             return Exchanged([])
@@ -207,7 +207,7 @@ class StepRecord:
         self.sums = StepSum(setup.layout, device, gradients.slots, averaged_over=averaged_over)
 
     def note_model(self, model: object) -> None:
-        """What a model says that a sample costs, forward and backward: its `flops_per_sample`."""
+        """Record a model's cost of a sample, forward and backward: its `flops_per_sample`."""
         flops = getattr(model, "flops_per_sample", None)
         if isinstance(flops, int | float):
             self._metrics.write("model", flops_per_sample=float(flops))

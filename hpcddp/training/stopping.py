@@ -135,12 +135,12 @@ class Pace:
         self._save_began: float | None = None
 
     def expect_save(self, seconds: float) -> None:
-        """What a save is taken for until one was measured."""
+        """Set the expected seconds of a save, until one is measured."""
         if not self._measured_save:
             self._save_s = seconds
 
     def expect_tail(self, seconds: float | None) -> None:
-        """What a tail is taken for until one was measured; None: it is not known."""
+        """Set the expected seconds of a tail, until one is measured; None: unknown."""
         if not self._measured_tail:
             self.tail_s = seconds
 
@@ -181,7 +181,7 @@ class Pace:
         self._save_began = self._clock()
 
     def training_resumed(self) -> None:
-        """After a save, or beside it: the time up to here belongs to no step."""
+        """Start the step's clock anew, after a save or beside it: the time up to here belongs to no step."""
         self._step_began = self._clock()
 
     def save_ended(self, seconds: float) -> None:

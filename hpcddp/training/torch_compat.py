@@ -200,7 +200,7 @@ def largest_magnitudes(tensors: list[Tensor]) -> Tensor:
 
 
 def quiet_redistribution() -> None:
-    """No lines of each rank about the two collectives that a norm, or a gathered tensor, takes on a mesh of two
+    """Silence each rank's lines about the two collectives that a norm, or a gathered tensor, takes on a mesh of two
     dimensions."""
     logging.getLogger("torch.distributed.tensor._redistribute").setLevel(logging.ERROR)
 

@@ -31,7 +31,7 @@ def list_versions() -> dict[str, str | None]:
 
 
 def list_numerics(device: torch.device) -> dict[str, Any]:
-    """What selects the kernels on this rank: the processor and its instructions, threads, GPU, torch's switches."""
+    """List what selects this rank's kernels: the processor and its instructions, threads, GPU, torch's switches."""
     on_gpu = device.type == "cuda"
     return {
         "cpu": _name_cpu(),

@@ -1,4 +1,4 @@
-"""Where the ranks stand, once no rank gets on: a collective that only some of them call waits for torch's timeout.
+"""Finds where the ranks stand when none gets on: a collective that only some of them call waits for torch's timeout.
 
 A thread on each rank looks at the main thread every few seconds. If that has stood at one line for `stall_s`, all
 ranks are asked where they stand, and rank 0 prints it. A rank that is busy looks no different from one that waits, so
@@ -48,7 +48,7 @@ _watching: list[Watchdog] = []  # of this process, the innermost last
 
 
 def find_stand(frame: FrameType, seconds: float, quiet_s: float = 0.0) -> Stand:
-    """From the innermost frame of a thread, which has stood there, or been quiet, for so long."""
+    """Find a thread's place from its innermost frame, where it has stood, or been quiet, for so long."""
     line, inside, waits = describe_frame(frame)
     return Stand(line, inside, seconds, waits, count_collectives(), quiet_s)
 
@@ -59,7 +59,7 @@ def _frame_of(thread: int) -> FrameType | None:
 
 
 def print_hang(hang: Hang) -> None:
-    """From beside the main thread, which may hold any lock."""
+    """Print a hang from another thread than the main one, which may hold any lock."""
     with suppress(Exception):
         print(f"hpcddp: {hang.error}", file=sys.stderr, flush=True)
         sys.stdout.flush()
@@ -77,7 +77,7 @@ def open_watched_group(env: MutableMapping[str, str], **options: Any) -> Iterato
 
 
 class Watchdog:
-    """One rank's. `beats()` is a number that grows with each batch; `say` prints the report, on rank 0; `tell` says, on
+    """The watchdog of one rank. `beats()` grows with each batch; `say` prints the report, on rank 0; `tell` says, on
     rank 0 and on those that are missing, that a hang ends the job after `end_s` (None: never)."""
 
     def __init__(
@@ -144,11 +144,11 @@ class Watchdog:
             pass  # the host of the store is gone, and with it the run
 
     def _look(self) -> tuple[object, ...]:
-        """What changes if the watched thread gets on: the count of batches, and the places of all its frames."""
+        """Values that change if the watched thread gets on: the count of batches, and the places of all its frames."""
         return (self._beats(), *list_frames(self._watched))
 
     def _look_whether_quiet(self) -> float:
-        """For how many seconds the watched thread has made no batch, collective, read or write."""
+        """Count the seconds since the watched thread last made a batch, collective, read or write."""
         batches, self._batches = self._batches, self._beats()
         frame = None if has_compiled() else _frame_of(self._watched)
         is_own = frame is not None and describe_frame(frame)[2] == NO_WAIT and not waits_for_ranks(self._watched)
@@ -170,7 +170,7 @@ class Watchdog:
             store.compare_set(self._name, str(self._answered) if self._answered else "", str(self._answered + 1))
 
     def _answer(self, store: Store, stood_s: float, quiet_s: float) -> bool:
-        """If there is a new question: say where this rank stands. Rank 0 prints what all have said."""
+        """Say where this rank stands if that was asked anew. Rank 0 prints what all have said."""
         question = self._question(store)
         if question <= self._answered:
             return False
@@ -233,7 +233,7 @@ _PAST = 8  # looks after the lease's end: a process that was suspended lets its 
 
 
 class Heartbeat:
-    """Of the thread that makes it, from then on. Without a page nobody listens, and nothing is done."""
+    """Heartbeat of the thread that makes it, from then on. Without a page nothing is done: nobody listens."""
 
     def __init__(self, page: Page | None) -> None:
         self._page = page

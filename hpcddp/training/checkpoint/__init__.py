@@ -1,1 +1,1 @@
-"""What a run writes for the attempts that follow, and how they resume from it."""
+"""Files of a run for the attempts that follow, and how those resume."""

@@ -1,4 +1,4 @@
-"""What one attempt at a run saves and says of it: when a save is due, how long saves take, who may write, state.json.
+"""Saves and state of one attempt at a run: when a save is due, how long saves take, who may write, state.json.
 
 The loop of `hpcddp.runtime` and those of frameworks share it. Its methods are called on every rank alike; rank 0
 writes.

@@ -1,4 +1,4 @@
-"""What a run writes for the attempts that follow: checkpoints, and state.json."""
+"""Writes the checkpoints of a run, and its state.json."""
 
 from __future__ import annotations
 
@@ -258,7 +258,7 @@ class Checkpointer:
         return self._tracked.models() if self._tracked is not None else []
 
     def learning_rate(self) -> float | None:
-        """Of the first parameter group of the first tracked optimizer; None without one."""
+        """The learning rate of the first parameter group of the first tracked optimizer; None without one."""
         for thing in self._tracked.objects.values() if self._tracked is not None else ():
             if isinstance(thing, Optimizer):
                 return float(thing.param_groups[0]["lr"])
@@ -378,12 +378,12 @@ _GUESSED_BYTES_PER_S = 1e8  # of one writer on a busy file system
 
 
 def guess_save_s(size: int) -> float:
-    """What the first save of so many bytes is taken to need, in seconds, until one was measured."""
+    """Estimate the seconds of a first save of so many bytes, until one is measured."""
     return size / _GUESSED_BYTES_PER_S
 
 
 def count_state_bytes(tracked: Tracked) -> int:
-    """Of models, and of optimizers as of Adam, which has two numbers for each parameter's."""
+    """Count the bytes of models, and of optimizers as if they were Adam, with two numbers for each parameter."""
     tensors = [*list_tensors([model.state_dict() for model in tracked.models()]).values()]
     for thing in tracked.objects.values():
         if isinstance(thing, Optimizer):

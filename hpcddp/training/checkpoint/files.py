@@ -157,7 +157,7 @@ def list_checkpoint_folders(folder: Path) -> list[Path]:
 
 @at_files()
 def find_fault(path: Path, nth: int = 0, parts: int = 1) -> str | None:
-    """What is wrong with a checkpoint by its manifest, or None. Of its files the nth of every `parts` is read.
+    """Check a checkpoint by its manifest: the fault, or None. Of its files the nth of every `parts` is read.
 
     SchemaError if another hpcddp wrote it: it is whole, but not for this one. OSError or UnreadableFileError if the
     system does not let a file be read: nobody knows then what it holds.
@@ -174,7 +174,7 @@ def find_fault(path: Path, nth: int = 0, parts: int = 1) -> str | None:
 
 
 def find_file_fault(folder: Path, files: Mapping[str, Mapping[str, Any]]) -> str | None:
-    """What is not as a manifest says of these files, which need have no SHA-256 there. OSError as of `find_fault`."""
+    """Check these files by a manifest, which need not have their SHA-256. OSError as of `find_fault`."""
     for name, about in files.items():
         try:
             if (size := (folder / name).stat().st_size) != about["bytes"]:

@@ -33,7 +33,7 @@ PAUSES_S = (1.0, 4.0, 10.0)  # before each further look at a checkpoint that a r
 
 
 class _Look(NamedTuple):
-    """What a rank has found in its part of a checkpoint; empty: all is well."""
+    """The faults that a rank has found in its part of a checkpoint; empty: none."""
 
     damage: str = ""
     unreadable: str = ""
@@ -67,8 +67,8 @@ def choose_newest(group: Group, folder: Path, anew: str) -> Path | None:
 
 
 def _find_damage(group: Group, path: Path) -> str:
-    """What is wrong with this checkpoint, as two ranks see it; empty: it is whole. LaunchError as of `choose_newest`:
-    what one rank alone sees is a fault of its host."""
+    """Find the damage of this checkpoint, as two ranks see it; empty: it is whole. LaunchError as of `choose_newest`:
+    a fault that one rank alone sees is its host's."""
     ranks, mine, rank, look = group.world_size, _Look("", "not looked at"), 0, _Look()
     for pause_s in (0.0, *PAUSES_S):
         time.sleep(pause_s)

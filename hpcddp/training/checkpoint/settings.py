@@ -76,7 +76,7 @@ class OnFirst:
         return cls(lambda thing: broadcast(thing, group.world_size, group.device), is_here=group.is_first)
 
     def call(self, call: Callable[[], Any]) -> Any:
-        """What the call gives on rank 0, on every rank. Its RequestError is raised on every rank. A collective."""
+        """Return rank 0's result of the call on every rank, or raise its RequestError there (collective)."""
         answer: Any = None, None
         if self.is_here:
             try:
@@ -135,7 +135,7 @@ class RunSettings:
         return value
 
     def note(self, name: str, value: Any) -> None:
-        """What this start has of the run's settings."""
+        """Record one of the run's settings of this start."""
         if value is not None:
             self.now[RUN_GROUP][name] = value
 
@@ -199,7 +199,7 @@ class RunSettings:
 
 
 def describe_settings(objects: Mapping[str, Any]) -> Settings:
-    """Of each object its class, of optimizers and schedulers their settings, as the script made them, and the names of
+    """List each object's class, the settings of optimizers and schedulers, as the script made them, and the names of
     the parameters of models and optimizers: call it before a checkpoint is loaded.
 
     A parameter's name in an optimizer is that of its tracked model, and its own in there; an optimizer with a parameter
@@ -231,7 +231,7 @@ def _name(name: str, nth: int) -> str:
 
 
 def _read_plain(values: Mapping[str, Any]) -> dict[str, Any]:
-    """What JSON gives back as it was; a schedule that is made of several has those of each."""
+    """Choose the values that JSON can hold; a schedule that is made of several has those of each."""
     found: dict[str, Any] = {}
     for name, value in values.items():
         if name == "_schedulers":
@@ -317,7 +317,7 @@ class GivenSettings:
 
 
 def _set(group: dict[str, Any], setting: str, value: Any) -> None:
-    """Of a parameter group; a number in a tensor stays in that."""
+    """Set a value of a parameter group; a number in a tensor stays in that."""
     if isinstance(group.get(setting), Tensor):
         group[setting].fill_(float(value))
     else:

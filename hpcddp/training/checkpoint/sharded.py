@@ -51,7 +51,7 @@ def read_tensors(folder: Path, tensors: Mapping[str, Tensor]) -> None:
 
 
 class _TensorWriter(FileSystemWriter):
-    """What DCP does between its collectives."""
+    """A writer of tensors: what DCP does between its collectives."""
 
     @at_files()
     def write_data(self, *args: Any, **kwargs: Any) -> Any:
@@ -95,7 +95,7 @@ def is_about_files(error: BaseException) -> bool:
 
 
 def describe_cause(error: BaseException) -> str:
-    """What went wrong, without DCP's stack traces of all ranks."""
+    """Describe an error of DCP without the stack traces of all ranks."""
     if isinstance(error, CheckpointException) and error.failures:
         rank, (cause, _) = next(iter(error.failures.items()))
         return f"rank {rank}: {type(cause).__name__}: {cause}"

@@ -1,4 +1,4 @@
-"""What a checkpoint holds, and bringing it back. Nothing in it depends on the number of ranks."""
+"""Content of a checkpoint, and how it is restored. Nothing in it depends on the number of ranks."""
 
 from __future__ import annotations
 

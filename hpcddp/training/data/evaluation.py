@@ -110,7 +110,7 @@ def _cut(first: int, share: int, largest: int, count: int) -> list[list[int]]:
 
 
 def _describe(shares: tuple[int, ...], largest: int) -> str:
-    """Who evaluates how much, in one line."""
+    """Describe the ranks' shares of an evaluation in one line."""
     total, spread = sum(shares), sorted({shares[-1], shares[0]})
     each = " to ".join(map(str, spread))
     return f"{total} = {len(shares)} ranks x {each} samples, in batches of at most {largest}"

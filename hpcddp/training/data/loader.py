@@ -80,7 +80,7 @@ class Batch:
 
 
 class LoopListener(Protocol):
-    """What a loader tells of the loop over it, as it goes on."""
+    """Callbacks of a loader on the loop over it."""
 
     @property
     def run_is_over(self) -> bool:

@@ -84,7 +84,7 @@ def seed_generators(*key: int | str) -> None:
 
 @contextmanager
 def fork_generators() -> Iterator[None]:
-    """What is drawn inside leaves the generators outside as they were."""
+    """Restore the global generators behind the body, whatever it draws."""
     states = read_states()
     try:
         yield
@@ -174,7 +174,7 @@ class SeededSamples(Dataset[object]):
         return samples
 
     def _fetch(self, draws: list[tuple[int, int]]) -> list[object]:
-        """As torch's loader: at once where the data set can."""
+        """Fetch samples as torch's loader does: all at once if the data set can."""
         if (fetch := getattr(self.dataset, "__getitems__", None)) is not None:
             return list(fetch([index for _, index in draws]))
         return [self.dataset[index] for _, index in draws]

@@ -58,7 +58,8 @@ class DataSource:
         return self.has_items and self.batch_sampler is None
 
     def list_common(self, *, sized: bool) -> dict[str, Any]:
-        """What has to be the same on every rank, by its name in a DataLoader. `sized`: batch_size is made use of."""
+        """List the options that must be the same on every rank, by their names in a DataLoader. `sized`: batch_size
+        is used."""
         size = {"batch_size": self.batch_size} if sized else {}
         return {"shuffle": self.shuffle, "drop_last": self.drop_last, **size}
 
@@ -70,7 +71,7 @@ def read_how(
     collate_fn: Callable[[list[Any]], Any] | None = None,
     shuffle: bool | None = None,
 ) -> DataSource:
-    """From an existing DataLoader, or from the arguments for a data set; None: no workers, torch's collate, shuffled.
+    """Take the options of an existing DataLoader, or of the arguments; None: no workers, torch's collate, shuffled.
 
     RequestError for a DataLoader together with arguments, and for one that chooses samples itself.
     """
@@ -121,7 +122,7 @@ def check_length(dataset: Dataset[Any], samples: int) -> None:
 
 
 def _take_reading(loader: DataLoader[Any]) -> Reading:
-    """What of an existing DataLoader says how it reads."""
+    """Take the reading options of an existing DataLoader."""
     workers = loader.num_workers > 0
     more: dict[str, Any] = {
         "worker_init_fn": loader.worker_init_fn,

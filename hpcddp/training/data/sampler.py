@@ -97,7 +97,7 @@ class MicroBatch(NamedTuple):
 
 
 def split_epoch(length: int, plan: BatchPlan, data_rank: int, start: int = 0) -> Iterator[MicroBatch]:
-    """This data rank's micro batches from position `start` of an epoch of `length` samples to its end.
+    """Split an epoch of `length` samples, from position `start` on, into this data rank's micro batches.
 
     Each step's counts sum to its global batch over all data ranks. Every rank has at least one micro batch in each
     step, and all have the same number, unless the plan has fixed slices.
@@ -112,14 +112,14 @@ def split_epoch(length: int, plan: BatchPlan, data_rank: int, start: int = 0) ->
 
 
 def _list_parts(plan: BatchPlan, data_rank: int, total: int) -> list[MicroBatch]:
-    """This data rank's micro batches of a global batch of `total` samples, with positions in it."""
+    """List this data rank's micro batches of a global batch of `total` samples, with positions in it."""
     last = plan.passes(data_rank, total) - 1
     pieces = enumerate(plan.pieces(data_rank, total))
     return [MicroBatch(piece.start, piece.samples, total, nth, nth == last, piece.slice) for nth, piece in pieces]
 
 
 class EpochPosition:
-    """Where a training is in its data: after `position` samples of an `epoch`, from 0."""
+    """Position of a training in its data: after `position` samples of an `epoch`, from 0."""
 
     epoch = 0
     position = 0
@@ -164,8 +164,8 @@ def describe_position(step: int, sampler: EpochPosition, places: Sequence[tuple[
 
 
 def find_pass(position: dict[str, int], number: int, length: int | None, *, again: bool) -> tuple[int, int]:
-    """Where the loop over this loader, the second or a further one, continues: pass and position. `again`: at the start
-    of its pass."""
+    """Find where the loop over this loader, the second or a further one, continues: pass and position. `again`: at the
+    start of its pass."""
     epoch, taken = position.get(f"pass_{number}", 0), position.get(f"position_{number}", 0)
     if again:
         return epoch, 0

@@ -98,7 +98,7 @@ class StreamSampler(EpochPosition):
         self.dataset = dataset
 
     def open(self) -> Stream:
-        """This epoch's stream, at the position."""
+        """Open this epoch's stream at the position."""
         stream = Stream(self.dataset, self.seed, self.epoch)
         stream.skip(self.position)
         return stream

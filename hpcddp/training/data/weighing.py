@@ -134,7 +134,7 @@ class Weighing:
 
 
 def _count_parts(count: Count, loaded: Loaded) -> float:
-    """What counts in a micro batch: nothing in one that only keeps the ranks in step."""
+    """Count what weighs in a micro batch: 0 for one that only keeps the ranks in step."""
     if loaded.micro.samples == 0:
         return 0.0
     parts = float(count(loaded.content))
@@ -193,7 +193,7 @@ def run_backward(
 
 
 def _no_loss(loss: object, *, summed: bool) -> RequestError:
-    """For what no backward pass can start from."""
+    """The error for a value from which no backward pass can start."""
     if not isinstance(loss, Tensor):
         return RequestError(f"rt.backward was given a {type(loss).__name__}", "rt.backward(loss_fn(model(x), y))")
     if loss.numel() == 1:

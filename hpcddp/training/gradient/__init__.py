@@ -1,1 +1,1 @@
-"""From the gradients of micro batches to the gradient of the global batch: averaged by DDP or FSDP, or exact."""
+"""Gradient of the global batch from those of micro batches: averaged by DDP or FSDP, or exact."""

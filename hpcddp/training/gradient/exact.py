@@ -153,7 +153,7 @@ class IntegerSum:
         self._slices.append(tensors)
 
     def total(self, indices: Sequence[int], last: list[Tensor], flat: Tensor) -> Tensor:
-        """As of TreeSum; a tensor that holds a NaN or an infinity in any slice becomes NaN throughout."""
+        """The sum, as of TreeSum; a tensor with a NaN or an infinity in any slice becomes NaN throughout."""
         slices = [[tensors[index] for index in indices] for tensors in self._slices] + [last]
         peaks = torch.stack([largest_magnitudes(tensors) for tensors in slices])
         peak = self._reducer.largest(torch.where(peaks.isfinite(), peaks, torch.inf).amax(0))
@@ -288,7 +288,7 @@ class ExactGradients(Gradients):
             yield
 
     def _set_aside(self) -> None:
-        """What the parameters have before a pass."""
+        """Set aside the gradients that the parameters have before a pass."""
         self._aside = [(parameter, parameter.grad) for parameter in self._parameters if parameter.grad is not None]
         for parameter, _ in self._aside:
             parameter.grad = None
@@ -310,7 +310,7 @@ class ExactGradients(Gradients):
             self._sum.add(taken)
 
     def _take_gradients(self) -> list[Tensor]:
-        """This slice's, which the parameters give up; zeros for a parameter that the slice did not use."""
+        """Take this slice's gradients from the parameters; zeros for a parameter that the slice did not use."""
         taken = []
         for index, parameter in enumerate(self._parameters):
             if parameter.grad is not None:

@@ -1,4 +1,4 @@
-"""What every way of summing the gradients of a step provides to the runtime.
+"""Interface of the ways to sum the gradients of a step.
 
 `mean.py` averages them over the data ranks, as DDP and FSDP do. `exact.py` sums fixed slices in a fixed order, and so
 does `exact_shards.py` for a sharded model.
@@ -51,5 +51,5 @@ class Gradients:
         raise NotImplementedError
 
     def pass_ends(self) -> None:
-        """Those of a pass over a batch are complete: what the parameters had before it is added to them. Only where
-        they do not add up in place."""
+        """Add the gradients of a pass over a batch to those that the parameters had before. Only where they do not add
+        up in place."""

@@ -84,6 +84,6 @@ class MeanGradients(Gradients):
             yield
 
     def collect(self, micro: MicroBatch) -> None:
-        """Before a step: whether the ranks have gradients of the same parameters."""
+        """Check before a step that the ranks have gradients of the same parameters."""
         if micro.last:
             self._used_alike.check(model.module for model in self._models)

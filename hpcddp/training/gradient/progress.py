@@ -1,4 +1,4 @@
-"""What became of each optimizer's gradients: none, of one batch, or stepped on. The table of what a step may do."""
+"""State of each optimizer's gradients: none, of one batch, or stepped on; and the table of what a step may do."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _MOST_LOOKED_AT = 256  # parameters of an optimizer, where several optimizers sh
 
 
 class GradientState(Enum):
-    """Of the gradients of one optimizer's parameters."""
+    """State of the gradients of one optimizer's parameters."""
 
     NONE = "none came since they were cleared"
     WHOLE = "that of one batch"
@@ -47,7 +47,7 @@ class KnownParameters:
 
 
 class OptimizerGradients:
-    """Those of one optimizer of the run."""
+    """Gradients of one optimizer of the run."""
 
     def __init__(self, optimizer: Optimizer, known: KnownParameters) -> None:
         self.optimizer = optimizer

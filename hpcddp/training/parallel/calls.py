@@ -37,7 +37,7 @@ class ForwardCalls:
         self._spent: set[int] = set()  # those whose gradients were averaged since their last call
 
     def watch(self, model: nn.Module) -> None:
-        """From now on its calls are noted, if it is a DDP model."""
+        """Record the calls of this model from now on, if it is a DDP model."""
         if not isinstance(model, DistributedDataParallel):
             return
         called, spent, silent = self._called, self._spent, self._silent
@@ -90,8 +90,8 @@ class ForwardCalls:
                 self._spent.add(id(model))
 
     def check_averaged(self, *, is_early: bool) -> None:
-        """Before a step. RequestError if a model has parameters that the backward pass did not reach, or, in the first
-        steps of an attempt, whose layers were replaced."""
+        """Check the models before a step. RequestError if one has parameters that the backward pass did not reach, or,
+        in the first steps of an attempt, whose layers were replaced."""
         if self._unshared and len(self._watched) == 1:  # of several, one may be called so on purpose
             raise NO_SYNC.error()
         for model, trained, held in zip(self._watched, self._trained, self._held, strict=True):

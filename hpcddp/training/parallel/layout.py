@@ -64,7 +64,7 @@ def open_layout(rank: int, world_size: int, model_size: int) -> Layout:
 
 
 def ask_all(mine: Any, ranks: int, group: dist.ProcessGroup | None = None) -> list[Any]:
-    """What each rank has, by its number in the group of so many ranks. A collective. It can be pickled."""
+    """Gather what each rank has, by its number in the group of so many ranks (collective). It must be picklable."""
     everyones = [mine] * ranks
     if ranks > 1:
         dist.all_gather_object(everyones, mine, group=group)

@@ -144,7 +144,7 @@ def _list_weights(models: Sequence[nn.Module], others: Sequence[nn.Module]) -> l
 
 
 def is_whole(tensor: Tensor) -> bool:
-    """Not so where a rank has a part only, a DTensor, or no numbers at all."""
+    """Whether this rank has all of a tensor: not of a DTensor, nor of one without numbers."""
     is_plain = type(tensor.data) is Tensor and tensor.layout is torch.strided
     return is_plain and not tensor.is_meta and tensor.element_size() in _INTEGERS
 
@@ -200,8 +200,8 @@ class UsedAlike:
         self._checked = 0
 
     def check(self, models: Iterable[nn.Module]) -> None:
-        """After the last backward pass of a step. RequestError, on every rank, for a parameter that only some ranks
-        have used. A collective in the first steps."""
+        """Check the models after the last backward pass of a step. RequestError, on every rank, for a parameter that
+        only some ranks have used. A collective in the first steps."""
         if self._checked == _PASSES_CHECKED or self._layout.data_size == 1:
             return
         self._checked += 1

@@ -25,8 +25,8 @@ Blocks = type[nn.Module] | tuple[type[nn.Module], ...]
 
 
 class WrapOptions(NamedTuple):
-    """What the caller of `rt.wrap` wants besides: classes of layers that are gathered on their own, the layers that
-    tensor ranks divide, and options of `fully_shard` or DDP."""
+    """Options of `rt.wrap`: classes of layers that are gathered on their own, the layers that tensor ranks divide, and
+    options of `fully_shard` or DDP."""
 
     blocks: Blocks | None
     tensor_plan: TensorPlan | None
@@ -58,7 +58,7 @@ class ShardedModel:
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
-        """In the body backward passes average no gradients, as in DDP's."""
+        """Let backward passes in the body average no gradients, as DDP's `no_sync`."""
         sharded: Any = self.module  # `fully_shard` has given it its methods
         if self._is_sharded:
             sharded.set_requires_gradient_sync(False)

@@ -86,7 +86,7 @@ def divide_layers(model: nn.Module, mesh: Any, plan: TensorPlan) -> None:
 
 
 def _compute_plainly(module: nn.Module) -> None:
-    """In a forward pass the module, and what is in it, finds plain tensors where its whole DTensors are.
+    """Replace, in a forward pass, the whole DTensors of a module, and of those in it, by plain tensors.
 
     The instance's own attribute comes before the parameter of that name. FSDP has gathered the parameters by then;
     those of a block inside, which it gathers later, are that block's to make plain.

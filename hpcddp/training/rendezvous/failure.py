@@ -37,7 +37,7 @@ def claim_first(store: Store, mine: Failure, store_host: str) -> Failure:
 
 
 class PeerFailedError(HpcddpError):
-    """This rank is well, but another one failed and took the process group with it."""
+    """The error of a rank that is well, when another one failed and took the process group with it."""
 
     exit_code = PEER_FAILED
 

@@ -163,7 +163,7 @@ def claim_failure(group: Group, error: BaseException) -> Failure:
 
 
 def leave_after_failure(group: Group) -> None:
-    """After an exception in the body: without a collective, which other ranks may never reach."""
+    """Leave the group after an exception in the body, without a collective, which other ranks may never reach."""
     if group.world_size > 1:
         release_wrappers()
     abort_process_group()  # the closed connections wake the ranks that wait for this one in a collective
