@@ -21,7 +21,8 @@ from typing import Any
 from hpcddp.errors import LaunchError, RequestError
 from hpcddp.record import Record
 from hpcddp.runs.folder import MANIFEST, AttemptFolder, RunFolder, list_checkpoints, name_checkpoint, step_of
-from hpcddp.runs.jsonfile import DamagedFileError, UnreadableFileError, read_object
+from hpcddp.runs.jsonfile import DamagedFileError, UnreadableFileError
+from hpcddp.runs.state import Manifest, read_manifest
 from hpcddp.training.activity import at_files
 from hpcddp.training.checkpoint.files import commit, find_file_fault, remove_old
 from hpcddp.training.checkpoint.resume import PAUSES_S
@@ -50,16 +51,15 @@ def find_newest(run: RunFolder, framework: str) -> FrameworkCheckpoint | None:
     faults: list[str] = []
     for folder in reversed(list_checkpoints(run.checkpoints)):
         manifest, fault = _look(folder)
-        if manifest and manifest.get("framework") != framework:
+        if manifest is not None and manifest.framework != framework:
             raise RequestError(
-                f"checkpoint {folder} was written by {manifest.get('framework', 'hpcddp.runtime')}, not by {framework}",
+                f"checkpoint {folder} was written by {manifest.framework or 'hpcddp.runtime'}, not by {framework}",
                 "begin a new run: --fresh",
             )
-        if fault is None:
-            path = manifest.get("path") or folder
-            entries: dict[str, Any] = {
-                name: manifest.get(name) for name in ("epoch", "world_size", "global_batch", "seconds")
-            }
+        if manifest is not None and fault is None:
+            path = manifest.path or folder
+            names = ("epoch", "world_size", "global_batch", "seconds")
+            entries: dict[str, Any] = {name: getattr(manifest, name) for name in names}
             return FrameworkCheckpoint(path=path, step=step_of(folder), **entries)
         faults.append(f"checkpoint {folder} is not used: {fault}")
         print(f"hpcddp: {faults[-1]}", file=sys.stderr, flush=True)
@@ -71,25 +71,25 @@ def find_newest(run: RunFolder, framework: str) -> FrameworkCheckpoint | None:
     return None
 
 
-def _look(folder: str) -> tuple[Mapping[str, Any], str | None]:
-    """The manifest, and why the checkpoint cannot be loaded; None if it can. LaunchError if it cannot be read, also
-    some seconds later."""
+def _look(folder: str) -> tuple[Manifest | None, str | None]:
+    """The manifest if there is a complete one, and why the checkpoint cannot be loaded; None if it can. LaunchError if
+    it cannot be read, also some seconds later."""
     why: OSError | UnreadableFileError | None = None
     for pause_s in (0.0, *PAUSES_S):
         time.sleep(pause_s)
         try:
-            manifest = read_object(os.path.join(folder, MANIFEST)) or {}
-            below, files = Path(manifest.get("path") or folder), manifest.get("files")
-            if not isinstance(files, dict):
-                return manifest, f"it has no complete {MANIFEST}"
-            fault = find_file_fault(below, files)
-            if fault is None and "mark" in manifest and _read_mark(below) != manifest["mark"]:
+            manifest = read_manifest(folder)
+            if manifest is None or manifest.files is None:
+                return None, f"it has no complete {MANIFEST}"
+            below = Path(manifest.path or folder)
+            fault = find_file_fault(below, manifest.files)
+            if fault is None and manifest.mark is not None and _read_mark(below) != manifest.mark:
                 fault = f"{below} was written over by another run"
             return manifest, fault
         except (OSError, UnreadableFileError) as error:
             why = error
         except DamagedFileError as error:
-            return {}, error.message
+            return None, error.message
     what = why.message if isinstance(why, UnreadableFileError) else str(why)
     host = os.uname().nodename
     raise LaunchError(

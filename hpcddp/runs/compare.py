@@ -9,11 +9,18 @@ from typing import Any
 
 from hpcddp.errors import RequestError, nearest
 from hpcddp.record import Record
-from hpcddp.runs.folder import MANIFEST, AttemptFolder, RunFolder, list_attempts, list_checkpoints, list_run_folders
-from hpcddp.runs.jsonfile import read_object
+from hpcddp.runs.folder import AttemptFolder, RunFolder, list_attempts, list_checkpoints, list_run_folders
 from hpcddp.runs.metrics import LogLine, MetricsReader, StepLine
 from hpcddp.runs.settings import RUN_GROUP, read_recorded, settings_at
-from hpcddp.runs.state import Versions, check_run_folder, read_plan_file, read_state, read_versions
+from hpcddp.runs.state import (
+    Manifest,
+    Versions,
+    check_run_folder,
+    read_manifest,
+    read_plan_file,
+    read_state,
+    read_versions,
+)
 from hpcddp.units import format_count, shorten
 
 # What a run folder records of its run: each step, weights at some steps, and what the run ran with.
@@ -85,8 +92,8 @@ def read_run(path: str) -> RunRecord:
 
 def _read_weights(run: RunFolder, last_step: int) -> dict[int, str]:
     """SHA-256 of the weights by step, from the checkpoints and the end of the last attempt."""
-    saved = [read_object(os.path.join(one, MANIFEST)) or {} for one in list_checkpoints(run.checkpoints)]
-    found = {one.get("step"): one.get("weights_sha256") for one in saved}
+    saved = [read_manifest(one) or Manifest() for one in list_checkpoints(run.checkpoints)]
+    found = {one.step: one.weights_sha256 for one in saved}
     if (state := read_state(run)) is not None:
         found[state.step] = state.weights_sha256
     return {k: v for k, v in found.items() if isinstance(k, int) and isinstance(v, str) and k <= last_step}

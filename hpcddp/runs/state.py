@@ -113,6 +113,34 @@ def read_planned_batch(run: RunFolder) -> int | None:
     return read_plan_file(run).global_batch
 
 
+# `manifest.json` in the folder of a checkpoint.
+
+
+class Manifest(Record):
+    """What is read again of it. `files`: by name, each with its `bytes`, and its `sha256` if hpcddp wrote it. `form`:
+    single | sharded. `framework`: that wrote the checkpoint, if hpcddp did not; `path`: where, if not in this folder;
+    `mark`: in the file there that says whose it is. `tail_s`: that training took behind its last step."""
+
+    files: dict[str, dict[str, Any]] | None = None
+    form: str | None = None
+    framework: str | None = None
+    path: str | None = None
+    mark: str | None = None
+    step: int | None = None
+    epoch: Any = None  # a framework's may be a part of one
+    world_size: int | None = None
+    global_batch: int | None = None
+    seconds: float | None = None
+    tail_s: float | None = None
+    weights_sha256: str | None = None
+    exact: dict[str, Any] | None = None
+
+
+def read_manifest(checkpoint: str) -> Manifest | None:
+    """None if there is no such file. DamagedFileError; SchemaError if another hpcddp wrote it."""
+    return read_record(os.path.join(checkpoint, MANIFEST), Manifest)
+
+
 # `versions.json`: what an attempt ran with.
 
 
@@ -246,7 +274,8 @@ def _find_newest(run: RunFolder) -> tuple[int, int]:
     """Step and epoch of the newest checkpoint; 0 and 0 without one, and epoch 0 if its manifest does not say it."""
     epoch, saved = None, list_checkpoints(run.checkpoints)
     with suppress(DamagedFileError):
-        epoch = (read_object(os.path.join(saved[-1], MANIFEST)) or {}).get("epoch") if saved else None
+        manifest = read_manifest(saved[-1]) if saved else None
+        epoch = manifest.epoch if manifest is not None else None
     return step_of(saved[-1]) if saved else 0, epoch if isinstance(epoch, int) else 0
 
 

@@ -17,20 +17,20 @@ from torch.optim import Optimizer
 
 from hpcddp.errors import HpcddpError, LaunchError, RequestError
 from hpcddp.runs.folder import step_of
-from hpcddp.runs.state import MODES, Best, read_best, write_best
+from hpcddp.runs.state import MODES, Best, Manifest, read_best, write_best
 from hpcddp.training.activity import at_files
 from hpcddp.training.checkpoint.attempt import AttemptSaves
 from hpcddp.training.checkpoint.files import (
     STATE,
     Provenance,
     begin_checkpoint,
+    check_manifest,
     commit,
     continue_provenance,
     describe_file,
     flush_folder,
     make_provenance,
     name_step,
-    read_manifest,
     remove_old,
     write_state_file,
 )
@@ -222,22 +222,23 @@ class Checkpointer:
         self._settings.note("global_batch", global_batch)
         self._settings.settle(describe_settings(tracked.objects), None if newest is None else step_of(newest.name))
         given, position = GivenSettings(tracked.objects, self._settings), None
-        states, manifest = dict[str, Any](), dict[str, Any]()
+        states, manifest = dict[str, Any](), Manifest()
         if newest is not None:
             position, states = load_checkpoint(newest, tracked, given.unloaded, self._anew)
-            manifest = read_manifest(newest)
+            manifest = check_manifest(newest)
         given.bring(states)
         if position is not None:
             self._saved_at = position["step"]
-            pace.expect_tail(manifest.get("tail_s"))
+            pace.expect_tail(manifest.tail_s)
             self._loaded = LoadedState(tracked.objects, self._saved_at)
             if self._provenance is not None:
                 self._provenance = continue_provenance(self._provenance, manifest, self._saved_at)
                 for deviation in self.deviations if self._group.is_first else ():
-                    words = "is no longer" if "exact" in manifest else "is not"
+                    words = "is no longer" if manifest.exact is not None else "is not"
                     print(f"hpcddp: warning: the run {words} exact: {deviation}", file=sys.stderr)
         if self._saves.watch.deadline is not None and self._group.is_first:
-            pace.expect_save(manifest["seconds"] if manifest else guess_save_s(count_state_bytes(tracked)))
+            known_s = manifest.seconds
+            pace.expect_save(guess_save_s(count_state_bytes(tracked)) if known_s is None else known_s)
         return position
 
     def settle_settings(self, position: dict[str, int]) -> None:

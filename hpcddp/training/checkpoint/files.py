@@ -21,7 +21,8 @@ import torch
 from hpcddp.errors import RequestError
 from hpcddp.runs import folder as folders
 from hpcddp.runs.folder import MANIFEST
-from hpcddp.runs.jsonfile import DamagedFileError, UnreadableFileError, read_object, write_object
+from hpcddp.runs.jsonfile import DamagedFileError, UnreadableFileError, write_object
+from hpcddp.runs.state import Manifest, read_manifest
 from hpcddp.training.activity import at_files
 from hpcddp.training.options import ANEW, Exactness
 from hpcddp.training.versions import list_conditions, name_differences
@@ -44,13 +45,13 @@ def make_provenance(exactness: Exactness, global_batch: int, device: torch.devic
     return Provenance(exactness.method, exactness.slices, global_batch, list_conditions(device), ())
 
 
-def continue_provenance(mine: Provenance, manifest: Mapping[str, Any], step: int) -> Provenance:
+def continue_provenance(mine: Provenance, manifest: Manifest, step: int) -> Provenance:
     """The provenance of this attempt, which resumes from a checkpoint with this manifest. A difference, accepted by the
     user or in hardware or software, becomes a deviation.
     """
-    if "exact" not in manifest:
+    if manifest.exact is None:
         return mine._replace(deviations=(f"steps 1 to {step} were not exact",))
-    theirs = Provenance(**{name: manifest["exact"][name] for name in Provenance._fields})
+    theirs = Provenance(**{name: manifest.exact[name] for name in Provenance._fields})
     chosen = [{name: getattr(one, name) for name in ("method", "slices", "global_batch")} for one in (theirs, mine)]
     new = [
         f"after step {step}, {name.replace('_', ' ')} {old} -> {chosen[1][name]}"
@@ -68,18 +69,18 @@ STATE = "state.pt"
 INDEX = ".metadata"  # of the tensors in a checkpoint that all ranks wrote
 
 
-def read_manifest(path: Path) -> dict[str, Any]:
+def check_manifest(path: Path) -> Manifest:
     """The manifest of a checkpoint; what resuming reads in it has the form in which hpcddp writes it.
 
     FileNotFoundError if there is none; SchemaError if another hpcddp wrote it; DamagedFileError. RequestError if a
     framework wrote the checkpoint.
     """
-    manifest = read_object(os.path.join(path, MANIFEST))
+    manifest = read_manifest(str(path))
     if manifest is None:
         raise FileNotFoundError(f"no {MANIFEST}")
-    if "framework" in manifest:  # it is whole, so it is no damaged one that may be set aside
+    if manifest.framework is not None:  # it is whole, so it is no damaged one that may be set aside
         raise RequestError(
-            f"checkpoint {path} was written by {manifest['framework']}, not by hpcddp.runtime",
+            f"checkpoint {path} was written by {manifest.framework}, not by hpcddp.runtime",
             "begin a new run: --fresh in a job, else another run_dir",
         )
     if not _is_complete(manifest):
@@ -88,16 +89,17 @@ def read_manifest(path: Path) -> dict[str, Any]:
     return manifest
 
 
-def _is_complete(manifest: dict[str, Any]) -> bool:
+def _is_complete(manifest: Manifest) -> bool:
     """Whether it has what resuming reads. `exact` is absent in a run that is not."""
-    files: Any = manifest.get("files")
-    needed = (STATE,) if manifest.get("form") == "single" else (STATE, INDEX)
+    files = manifest.files or {}
+    needed = (STATE,) if manifest.form == "single" else (STATE, INDEX)
     kinds: dict[str, type] = {"method": str, "slices": int, "global_batch": int, "conditions": dict, "deviations": list}
     return (
-        _has(manifest, files=dict, form=str, seconds=float)
+        manifest.form is not None
+        and manifest.seconds is not None
         and all(_has(about, bytes=int, sha256=str) for about in files.values())
         and all(name in files for name in needed)
-        and ("exact" not in manifest or _has(manifest["exact"], **kinds))
+        and (manifest.exact is None or _has(manifest.exact, **kinds))
     )
 
 
@@ -163,7 +165,7 @@ def find_fault(path: Path, nth: int = 0, parts: int = 1) -> str | None:
     system does not let a file be read: nobody knows then what it holds.
     """
     try:
-        files = read_manifest(path)["files"]
+        files = check_manifest(path).files or {}
     except UnreadableFileError:
         raise
     except DamagedFileError as error:

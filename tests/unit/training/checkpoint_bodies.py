@@ -183,11 +183,11 @@ def choose_on_a_sick_host(argument: dict[str, Any]) -> None:
     """One rank finds something else in a checkpoint than the others."""
     resume.PAUSES_S = ()
 
-    def read_manifest(path: Path) -> dict[str, Any]:
+    def read_manifest(checkpoint: str) -> None:
         if argument["kind"] == "damage":
             raise DamagedFileError("its manifest.json is a riddle", "")
         number = getattr(errno, argument["kind"])
-        raise OSError(number, os.strerror(number), str(path))
+        raise OSError(number, os.strerror(number), checkpoint)
 
     with hpcddp.init() as group:
         if group.rank == argument["sick"]:

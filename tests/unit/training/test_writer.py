@@ -13,8 +13,9 @@ import torch
 
 from hpcddp.batchplan import plan_batch
 from hpcddp.errors import RequestError
+from hpcddp.runs.state import read_manifest
 from hpcddp.training.checkpoint import whole_model
-from hpcddp.training.checkpoint.files import find_fault, list_checkpoint_folders, read_manifest
+from hpcddp.training.checkpoint.files import find_fault, list_checkpoint_folders
 from hpcddp.training.checkpoint.state_tree import make_outline
 from hpcddp.training.data.sampler import GlobalBatchSampler, describe_position, move_to
 
@@ -69,10 +70,12 @@ def test_a_manifest_lists_every_file_and_a_damaged_part_makes_the_one_before_it_
     argument = {"parallel": "fsdp", "save_every": 1, "stop_at": 3, "run_dir": str(tmp_path)}
     run_ranks(BODY, 2, argument).check()
     older, newest = list_checkpoint_folders(tmp_path / "checkpoints")
-    manifest = read_manifest(newest)
-    assert sorted(manifest["files"]) == sorted(path.name for path in newest.iterdir() if path.name != "manifest.json")
-    assert len(manifest["files"]) == 4  # state.pt, .metadata, one per rank
-    assert (manifest["form"], manifest["step"]) == ("sharded", 3)
+    manifest = read_manifest(str(newest))
+    assert manifest is not None
+    assert manifest.files is not None
+    assert sorted(manifest.files) == sorted(path.name for path in newest.iterdir() if path.name != "manifest.json")
+    assert len(manifest.files) == 4  # state.pt, .metadata, one per rank
+    assert (manifest.form, manifest.step) == ("sharded", 3)
     content = bytearray((newest / "__1_0.distcp").read_bytes())
     content[-100] ^= 1
     (newest / "__1_0.distcp").write_bytes(content)
