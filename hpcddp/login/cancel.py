@@ -21,9 +21,6 @@ from hpcddp.schedulers.row import Commands, JobFound
 from hpcddp.schedulers.run import run_program
 
 _AT_ONCE = 500  # ids of one command
-# Of what such a command prints: that there is nothing to cancel, and that it was done.
-_OVER = ("has finished", "Unknown Job Id", "already completing", "Invalid job id", "does not exist")
-_DONE = ("has registered the job", "has deleted job")
 
 
 class _LiveJob(Record):
@@ -82,7 +79,7 @@ def _cancel(commands: Commands, jobs: Sequence[_LiveJob], env: Mapping[str, str]
     waiting = [one.name for one in jobs if one.waits and not one.is_by_hand]
     running = [one for one in jobs if not (one.waits or one.is_by_hand or one.found.state == "exiting")]
     if waiting:
-        _run_all(commands.cancel, waiting, env)
+        _run_all(commands, commands.cancel, waiting, env)
         told.append(f"{_listed(waiting)} will not start")
     told += [_ask_by_folder(one, commands, now=now) for one in jobs if one.is_by_hand]
     if now and running:
@@ -101,7 +98,7 @@ def _stop(one: _LiveJob, commands: Commands, env: Mapping[str, str]) -> str:
     """Ask one job to save and end: by its scheduler's command, else through the run's folder."""
     ends = f"hpcddp cancel {call_run(one.run)} --now ends it as {commands.cancel[0]} does"
     if commands.stop and one.found.state != "suspended":  # there it would wait for the job to go on
-        _run_all([word for word in commands.stop if word != "{job}"], [one.name], env, says_why=True)
+        _run_all(commands, [word for word in commands.stop if word != "{job}"], [one.name], env, says_why=True)
         return f"{one.name} was asked to save and stop; {ends}"
     if one.job.holds and (path := _write_request(one)):
         return f"{one.name} was asked to save and stop, through {path}; {ends}"
@@ -110,7 +107,7 @@ def _stop(one: _LiveJob, commands: Commands, env: Mapping[str, str]) -> str:
 
 def _end_by_scheduler(names: Sequence[str], commands: Commands, env: Mapping[str, str]) -> str:
     """End jobs by the scheduler's command, without SIGKILL: Slurm waits for KillWait even at `--full --signal=KILL`."""
-    _run_all(commands.cancel, names, env)
+    _run_all(commands, commands.cancel, names, env)
     was, it = ("was", "it") if len(names) == 1 else ("were", "them")
     return f"{_listed(names)} {was} cancelled by {commands.cancel[0]}, which leaves {it} the scheduler's own grace"
 
@@ -160,21 +157,19 @@ def _end_here(one: _LiveJob, *, now: bool, waits: bool) -> list[str]:
     return [f"{job.id} {done}"] if was_there else []
 
 
-def _run_all(command: Sequence[str], ids: Sequence[str], env: Mapping[str, str], *, says_why: bool = False) -> None:
+def _run_all(
+    commands: Commands, command: Sequence[str], ids: Sequence[str], env: Mapping[str, str], *, says_why: bool = False
+) -> None:
     """SchedulerError if the command fails, for another reason than that a job has ended meanwhile. `says_why`: it does
     where it has failed (of one job of an array scancel ends with 229 and no word, and has signalled it)."""
     for at in range(0, len(ids), _AT_ONCE):
         words = [*command, *ids[at : at + _AT_ONCE]]
         answer = run_program(words, env)
         said = [line.strip() for line in f"{answer.stderr}\n{answer.stdout}".splitlines() if line.strip()]
-        said = [line for line in said if not any(text in line for text in _DONE)]
-        if answer.status and (said or not says_why) and not (said and all(_is_over(line) for line in said)):
+        said = [line for line in said if not any(text in line for text in commands.cancelled)]
+        is_over = [any(text in line for text in commands.over) for line in said]  # then there is nothing to cancel
+        if answer.status and (said or not says_why) and not (said and all(is_over)):
             raise SchedulerError(f"{words[0]}: {'; '.join(said[:3])[:300] or answer.status}", shlex.join(words)[:300])
-
-
-def _is_over(line: str) -> bool:
-    """Whether a command says that a job has ended: then there is nothing to cancel."""
-    return any(text in line for text in _OVER)
 
 
 def _listed(names: Sequence[str]) -> str:

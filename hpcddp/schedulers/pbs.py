@@ -404,6 +404,7 @@ SCHEDULER = Scheduler(
     commands=Commands(
         submit=("qsub",),
         cancel=("qdel",),
+        over=("Unknown Job Id", "has finished"),
         follow=("qsub", "-W", "depend=afterany:{job}", "{script}"),
         interactive=("qsub", "-I"),
         version="pbs_version",  # Grid Engine and Torque have a qsub, too

@@ -207,6 +207,8 @@ class Commands(Record):
 
     submit: tuple[str, ...] = ()
     cancel: tuple[str, ...] = ()
+    over: tuple[str, ...] = ()  # parts of what `cancel` and `stop` say of a job that has ended
+    cancelled: tuple[str, ...] = ()  # parts of what `cancel` says of a job that it has cancelled
     #: Submits the script {script} again, to start when the job {job} has ended, whatever its status.
     follow: tuple[str, ...] = ()
     #: Submits the script {script}; further options of the site's go in place of {options}.

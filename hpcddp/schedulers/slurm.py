@@ -361,6 +361,7 @@ SCHEDULER = Scheduler(
     commands=Commands(
         submit=("sbatch",),
         cancel=("scancel",),
+        over=("Invalid job id", "already completing"),
         follow=("sbatch", "--parsable", "--dependency=afterany:{job}", "{script}"),
         interactive=("salloc",),
         hand_in=("sbatch", "--parsable", "{options}", "{script}"),

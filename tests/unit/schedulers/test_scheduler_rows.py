@@ -108,3 +108,16 @@ print(find_scheduler("pbs").name)
 def test_a_row_that_another_thread_is_about_to_load_is_waited_for(run):
     done = run([sys.executable, "-c", _SLOW_IMPORT])
     assert done.stdout == "pbs\n", done.stderr
+
+
+@pytest.mark.parametrize(
+    ("scheduler", "line"),
+    [
+        ("slurm", "scancel: error: Kill job error on job id 12: Job/step already completing or completed"),
+        ("pbs", "qdel: Unknown Job Id 353.pbs1"),
+        ("pbs", "qdel: Job has finished 380.pbs1"),
+        ("gridengine", 'denied: job "99" does not exist'),
+    ],
+)
+def test_what_a_cancelling_command_says_of_a_job_that_is_over_is_in_its_row(scheduler, line):
+    assert any(text in line for text in find_scheduler(scheduler).commands.over)
