@@ -39,12 +39,16 @@ def shorten(text: str) -> str:
     return text if len(text) <= 60 else text[:57] + "..."
 
 
-def printable(text: str) -> str:
-    """At most 400 characters of a text from elsewhere, in one line that a terminal may show."""
+def strip_codes(text: str) -> str:
+    """Remove a terminal's codes: colours, and links."""
     import re
 
-    shown = re.sub(r"\x1b\[[0-9;]*[A-Za-z]", "", text)
-    return "".join(c if c.isprintable() else " " for c in shown)[:400]
+    return re.sub(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\^_])", "", text)
+
+
+def printable(text: str) -> str:
+    """At most 400 characters of a text from elsewhere, in one line that a terminal may show."""
+    return "".join(c if c.isprintable() else " " for c in strip_codes(text))[:400]
 
 
 def assign(where: str, value: str) -> str:

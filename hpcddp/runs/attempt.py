@@ -13,6 +13,7 @@ from hpcddp.record import Record
 from hpcddp.runs.folder import COMMAND, AttemptFolder, find_attempt, job_of
 from hpcddp.schedulers.registry import all_schedulers
 from hpcddp.signals import name_signal
+from hpcddp.units import strip_codes
 
 # The record holds these, the launchers' variables and the schedulers'. It holds nothing else, and no secret.
 _RECORDED = ("HPCDDP_", "CUDA_", "HIP_", "ROCR_", "ZE_", "NCCL_", "GLOO_", "FI_", "UCX_", "OMP_")
@@ -113,7 +114,7 @@ def read_log_end(path: str, start: int) -> str:
 
 def choose_lines(text: str) -> list[str]:
     """The lines that say what happened: the last traceback, shortened in its middle, else the last lines."""
-    lines = [line.rstrip().rpartition("\r")[2] for line in _strip_codes(text).split("\n")]
+    lines = [line.rstrip().rpartition("\r")[2] for line in strip_codes(text).split("\n")]
     lines = [line for line in lines if line.strip()]
     begin, error, _ = _find_traceback(lines)
     if begin is None:
@@ -159,13 +160,6 @@ def _find_traceback(lines: list[str]) -> tuple[int | None, int | None, str]:
                     break
                 return begin, number, before
     return (begins[-1] if begins else None), None, ""
-
-
-def _strip_codes(text: str) -> str:
-    """Remove a terminal's codes: colours, and links."""
-    import re
-
-    return re.sub(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\^_])", "", text)
 
 
 def format_failure(rank: int, host: str, end: str, output: str, log: str) -> str:
