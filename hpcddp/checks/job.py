@@ -271,7 +271,7 @@ class Checker:
         self._launcher = subprocess.Popen(words, env=dict(self._env), stdin=subprocess.DEVNULL, stdout=2)
 
     def _end_launcher(self) -> None:
-        """Wait for the launcher's end: its processes end, since their connections are closed."""
+        """End the launcher: without a signal at first, since its processes' connections are closed."""
         launcher = self._launcher
         for number in (0, signal.SIGTERM, signal.SIGKILL) if launcher is not None else ():
             assert launcher is not None

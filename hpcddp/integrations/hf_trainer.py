@@ -133,7 +133,7 @@ class TransformersHooks:
         return control
 
     def on_train_end(self, _args: Any, state: Any, control: Any, **_: Any) -> Any:
-        """End the run: its last step was made, or it was stopped."""
+        """Drop a request to stop if the last step was made."""
         if state.global_step >= state.max_steps:
             self._run.forget_stop()
         return control
