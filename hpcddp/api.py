@@ -1,4 +1,4 @@
-"""Where a training script comes in: `hpcddp.env()`, `hpcddp.init()`, `hpcddp.runtime()`, each usable without the next;
+"""Functions for training scripts: `hpcddp.env()`, `hpcddp.init()`, `hpcddp.runtime()`, each usable without the next;
 and `hpcddp.load()`, which reads what a run has recorded.
 
 An edge: the process's environment is read here and passed on.

@@ -113,7 +113,7 @@ class BatchPlan(NamedTuple):
 
 
 def _part(total: int, parts: int, nth: int) -> tuple[int, int]:
-    """Where the nth of `parts` even parts of `total` starts, and how many it holds; as in `split_evenly`."""
+    """The start and the size of the nth of `parts` even parts of `total`; as in `split_evenly`."""
     small, larger = divmod(total, parts)
     return nth * small + min(nth, larger), small + (nth < larger)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 
 class HpcddpError(Exception):
-    """What every deliberate error is; `exit_code` is the process's exit status when it reaches the command line."""
+    """Base of all deliberate errors; `exit_code` is the process's exit status when it reaches the command line."""
 
     exit_code = 1
 

@@ -24,7 +24,7 @@ _REST = -1
 
 
 class Parallel(Record):
-    """What was asked for: one of WORDS, or degrees (-1: all ranks that are left). `where`: its source, for errors."""
+    """The requested split: one of WORDS, or degrees (-1: all ranks that are left). `where`: its source, for errors."""
 
     word: str
     degrees: tuple[tuple[str, int], ...] = ()
@@ -32,12 +32,12 @@ class Parallel(Record):
     where: str = "parallel"
 
     def __str__(self) -> str:
-        """As an option and a variable have it: `fsdp`, `data=-1,shard=8`."""
+        """The value of an option or a variable: `fsdp`, `data=-1,shard=8`."""
         more = [f"{_ACROSS}=true"] if self.across_nodes else []
         return self.word or ",".join([*(f"{name}={degree}" for name, degree in self.degrees), *more])
 
     def format(self) -> str:
-        """As it is typed at its source: `--parallel fsdp`, `parallel: {data: -1, shard: 8}`, or Python's."""
+        """The text that is typed at its source: `--parallel fsdp`, `parallel: {data: -1, shard: 8}`, or Python's."""
         if self.where.startswith("--"):
             return assign(self.where, str(self))
         if " in " in self.where:
@@ -49,7 +49,7 @@ class Parallel(Record):
 
 
 class Split(Record):
-    """What was decided. `kind`: how the data ranks hold the model, one of WORDS.
+    """The decided split. `kind`: how the data ranks hold the model, one of WORDS.
 
     `rows`: the data ranks that hold one copy of the model together, copy by copy. The `tensor` ranks of one data
     rank see the same samples.
@@ -81,7 +81,7 @@ class Split(Record):
 
 
 def read_parallel(value: object, where: str) -> Parallel:
-    """From a word, a mapping, or text: `data=-1,shard=8`. RequestError for anything else."""
+    """Read a word, a mapping, or text: `data=-1,shard=8`. RequestError for anything else."""
     if isinstance(value, str) and "=" not in value:
         if value not in WORDS:
             example = Parallel("", (("data", _REST), ("shard", 8)), where=where).format()
@@ -218,8 +218,8 @@ def _fill(parallel: Parallel, hosts: Sequence[str]) -> dict[str, int]:
 
 
 def _fit(parallel: Parallel, hosts: Sequence[str]) -> Parallel:
-    """What is accepted here and near to what was asked for: the degrees' common divisors with the ranks, and a word
-    where none is above 1."""
+    """Find a split that fits these ranks and is near to the requested one: the degrees' common divisors with the ranks,
+    and a word where none is above 1."""
     given = dict(parallel.degrees)
     # the largest number such that every so many ranks, from the first on, are on one node
     inside = math.gcd(len(hosts), *(rank for rank in range(1, len(hosts)) if hosts[rank] != hosts[rank - 1]))

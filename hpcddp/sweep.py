@@ -60,7 +60,7 @@ def fill_placeholders(command: Sequence[str], values: Mapping[str, object]) -> l
 
 
 def find_code(command: Sequence[str]) -> int | None:
-    """Where a command has its program's text, behind `bash -c` or `python -c`: variables in it may have our names."""
+    """Find a program's text in a command, behind `bash -c` or `python -c`: variables in it may have our names."""
     interpreter, is_value = None, False
     for i, word in enumerate(command):
         if interpreter is None:
@@ -80,8 +80,8 @@ def find_code(command: Sequence[str]) -> int | None:
 def batch_numbers(
     command: Sequence[str], world_size: int, global_batch: int | None, max_micro_batch: int | None
 ) -> dict[str, int]:
-    """What the command's placeholders of the batch stand for: global_batch = world_size x per_rank_batch, and
-    per_rank_batch = micro_batch x accumulation, with the fewest passes that `max_micro_batch` allows.
+    """Values of the command's placeholders of the batch: global_batch = world_size x per_rank_batch, and per_rank_batch
+    = micro_batch x accumulation, with the fewest passes that `max_micro_batch` allows.
 
     No framework weights shares of different sizes: RequestError where the division leaves a rest. Counts are samples.
     """
@@ -111,7 +111,7 @@ def batch_numbers(
 
 
 def _refuse_half(names: Sequence[str], share: int, passes: int) -> None:
-    """With several passes, a program that is told one of the two numbers would train on another global batch."""
+    """Refuse one of the two numbers without the other: with several passes, the global batch would be another one."""
     if passes == 1:
         return
     if "micro_batch" in names and "accumulation" not in names:

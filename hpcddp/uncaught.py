@@ -66,7 +66,7 @@ def _report_if_last(error: HpcddpError, line: str = "") -> None:
 
 
 def add_line(kind: type[BaseException], line: Callable[[], str]) -> None:
-    """Where an error of this kind ends the process, print this line behind its traceback, unless it is empty."""
+    """Print this line, unless it is empty, behind the traceback of an error of this kind that ends the process."""
     _more.append((kind, line))
     _hook()
 

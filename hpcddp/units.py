@@ -35,7 +35,7 @@ def read_number(text: str) -> int | None:
 
 
 def shorten(text: str) -> str:
-    """At most 60 characters of a value, for an error's line."""
+    """Shorten a value to 60 characters, for an error's line."""
     return text if len(text) <= 60 else text[:57] + "..."
 
 
@@ -47,7 +47,7 @@ def strip_codes(text: str) -> str:
 
 
 def printable(text: str) -> str:
-    """At most 400 characters of a text from elsewhere, in one line that a terminal may show."""
+    """Turn a text from elsewhere into one line of at most 400 characters that a terminal may show."""
     return "".join(c if c.isprintable() else " " for c in strip_codes(text))[:400]
 
 
@@ -91,7 +91,7 @@ def parse_walltime(text: str, where: str = "walltime") -> int:
 
 
 def _refused_walltime(text: str, where: str) -> RequestError:
-    """What is wrong with it: two readings, or none."""
+    """The error for a walltime with two readings, or none."""
     fields = [read_number(field) for field in text.split(":")]
     if len(fields) == 1 and fields[0] is not None:
         both = f"{assign(where, f'{text}m')}, or {assign(where, f'{text}s')}"

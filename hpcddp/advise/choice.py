@@ -23,7 +23,7 @@ _MOST_SAMPLES = 1 << 20
 
 
 class Target(Record):
-    """What was asked. `memory`: bytes of one GPU. `micro_batch`: the largest forward pass, in samples."""
+    """The request. `memory`: bytes of one GPU. `micro_batch`: the largest forward pass, in samples."""
 
     memory: float
     ranks_per_node: int
@@ -65,7 +65,7 @@ class OnNodes(Record):
 
 
 def format_parallel(value: str | dict[str, int]) -> str:
-    """As it stands in a job file."""
+    """Format the split as a job file has it."""
     return value if isinstance(value, str) else "{" + ", ".join(f"{k}: {n}" for k, n in value.items()) + "}"
 
 

@@ -74,7 +74,7 @@ def _elements(module: nn.Module) -> int:
 
 
 def hint_of_pass(error: BaseException, shape: Sequence[int], *, tokens: bool) -> str:
-    """What the model was given, where it failed, and the options for another input. `shape`: of the batch, with the
+    """Say what the model was given, where it failed, and the options for another input. `shape`: of the batch, with the
     samples in front."""
     given, numbers = f"--input {','.join(map(str, shape[1:]))}", "numbers"
     if tokens:
@@ -94,7 +94,7 @@ class Sample:
         self.tokens = tokens
 
     def batch(self, size: int, dtype: torch.dtype) -> Tensor:
-        """So many samples."""
+        """Make a batch of so many samples."""
         return torch.zeros((size, *self.shape), dtype=torch.long if self.tokens else dtype)
 
 
@@ -217,7 +217,7 @@ def _find_activations(
 def _train_once(
     model: nn.Module, blocks: list[nn.Module], batch: Tensor, *, autocast: bool
 ) -> tuple[Stages, set[nn.Parameter]]:
-    """One forward and backward pass. Gradients are let go as soon as they are whole."""
+    """Make one forward and backward pass. Gradients are freed as soon as they are complete."""
     live = _Live(model)
     behind: set[nn.Parameter] = set()
 
@@ -306,13 +306,13 @@ class _Live(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's clas
         self.casts = 0  # of autocast's copies of weights
 
     def mark_forward_end(self, _module: nn.Module, _args: Any, output: Any) -> None:
-        """Of the last block: behind it comes the loss, until its gradient is there."""
+        """Mark the end of the last block's forward pass: behind it comes the loss, until its gradient is there."""
         if self.stage == "forward":
             self.stage = "loss"
             _on_gradient(output, lambda: self._enter("backward"))
 
     def mark_backward_end(self, _module: nn.Module, _args: Any, output: Any) -> None:
-        """Of the first block: what comes behind its gradient is the end of the backward pass."""
+        """Mark the first block's gradient: what follows is the end of the backward pass."""
         if self.stage == "forward":
             _on_gradient(output, lambda: self._enter("last"))
 

@@ -177,7 +177,7 @@ class Memory(Record):
 
 
 class Spike(Record):
-    """What a checkpoint and `rt.save_model` hold outside of a step: bytes on each rank's device. `total`: with what is
+    """Memory of a checkpoint and `rt.save_model` outside of a step: bytes on each rank's device. `total`: with what is
     there between two steps."""
 
     device: float
@@ -195,7 +195,7 @@ def _moments(model: Model, split: ParallelDims, work: Work) -> list[Memory]:
 
 
 def spike(model: Model, split: ParallelDims, work: Work) -> Spike:
-    """Of a checkpoint. A model that each rank has whole is written by rank 0, tensor by tensor, from where it is.
+    """Memory for a checkpoint. A model that each rank has whole is written by rank 0, tensor by tensor, in place.
 
     Of a sharded one each rank writes its shards; `rt.save_model` gathers one tensor after the other on every rank
     (torch's `full_tensor`: the gathered shards and the tensor).
@@ -226,7 +226,7 @@ def zero_share(parameters: Iterable[Parameter], ranks: int) -> int:
 
 
 def _divide(model: Model, tensor: int) -> Model:
-    """What each rank of tensor parallelism has of the model."""
+    """The part of the model that each rank of tensor parallelism has."""
     if tensor == 1:
         return model
 
@@ -255,7 +255,7 @@ def _stages(known: Activations | None, micro_batch: int) -> Stages:
 
 
 def _step_extra(elements: int, largest: int, work: Work) -> float:
-    """What the optimizer's step holds for a moment: two copies of one weight, or one of each (torch's `foreach`)."""
+    """Memory of the optimizer's step: two copies of one weight, or one of each (torch's `foreach`)."""
     if OPTIMIZER_STATES[work.optimizer] == 0:
         return 0.0
     return float(work.precision.weight * (2 * largest if work.loops else elements))

@@ -139,7 +139,7 @@ def _table(rows: list[Estimate]) -> list[str]:
 
 
 def explain_choice(advice: Advice, found: OnNodes) -> str:
-    """What to choose on so many nodes, and why."""
+    """Explain what to choose on so many nodes."""
     has = f"{format_gib(advice.target.memory)} GiB"
     chosen = found.chosen
     if chosen is not None:
@@ -188,7 +188,7 @@ def find_paste(advice: Advice) -> dict[str, Any] | None:
 
 
 def _script(advice: Advice, row: Estimate, *, checkpointed: bool) -> list[str]:
-    """What the split needs in the training script."""
+    """Lines that the split needs in the training script."""
     said = []
     sharded = row.parallel in ("fsdp", "hsdp") or isinstance(row.parallel, dict)
     mixed = "mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16)"

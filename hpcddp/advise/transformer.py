@@ -29,7 +29,7 @@ _DIVIDED = 0.75  # of a block's 16 numbers tensor parallelism divides all but th
 
 
 class Numbers(Record):
-    """What the command line says of a transformer. `vocabulary` None: what is left of the parameters decides."""
+    """Numbers of a transformer on the command line. `vocabulary` None: what is left of the parameters decides."""
 
     parameters: int
     layers: int
@@ -103,7 +103,7 @@ def _deal(numbers: Numbers) -> tuple[int, int]:
 
 
 def _activations(numbers: Numbers, precision: str, recompute: bool) -> Activations:
-    """Of one sample. A sample is a sequence."""
+    """Activations of one sample, which is a sequence."""
     block, sums, adds = _BYTES[precision]
     tokens, hidden, layers = numbers.sequence, numbers.hidden, numbers.layers
     unit = tokens * hidden

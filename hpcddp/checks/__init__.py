@@ -1,1 +1,1 @@
-"""What one process can see to be wrong with its job, beyond its place among the ranks. Functions over values."""
+"""Checks of a job by one process, beyond its place among the ranks. Functions over values."""

@@ -21,7 +21,7 @@ OK, WARNING, FAILED, NOT_CHECKED = "ok", "warning", "failed", "not asked"
 
 
 class Check(Record):
-    """What one check has found. `remedy` is something to do."""
+    """The result of one check. `remedy` is something to do."""
 
     name: str
     message: str
@@ -33,7 +33,7 @@ class Check(Record):
 
 
 class Machine(Record):
-    """What the checks need to know of this host. None: unknown, as for a recorded environment."""
+    """Properties of this host for the checks. None: unknown, as for a recorded environment."""
 
     cpus: int | None = None  # that this process may use
     cores: int | None = None  # of the host, as the kernel counts
@@ -153,7 +153,7 @@ def _counts(text: str) -> list[int]:
 
 
 def look_at_machine(env: Mapping[str, str]) -> Machine:
-    """This host as this process sees it. Interfaces are looked up only where a variable names one."""
+    """Describe this host as this process sees it. Interfaces are looked up only if a variable names one."""
     import resource
 
     interfaces = None

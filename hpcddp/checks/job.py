@@ -47,7 +47,7 @@ _TRIES = 3  # of a pair, until it is believed to be slow
 
 
 class LinkSpeed(Record):
-    """What two hosts have measured, there and back. `error`: why nothing was."""
+    """Speed of the link between two hosts, there and back. `error`: why there is none."""
 
     gbps: float = 0.0
     ms: float = 0.0
@@ -144,7 +144,7 @@ _BROKEN = (OSError, EOFError, ValueError, KeyError, TypeError, asyncio.LimitOver
 
 
 class CheckRequest(Record):
-    """What to check. `hosts`: those that should answer, where they are known. `folders`: where it writes.
+    """A request to check. `hosts`: those that should answer, where they are known. `folders`: where it writes.
     `line`: the job file's own check. `fast`: without torch and links. `patience`: by how much all limits are longer.
     `variables`: those that the launcher needs."""
 
@@ -160,7 +160,7 @@ class CheckRequest(Record):
 
 
 class CheckReport(Record):
-    """What was found. `hosts`: name -> its state. `checks`: with their host, "" for the launch as a whole. `pairs`:
+    """The result. `hosts`: name -> its state. `checks`: with their host, "" for the launch as a whole. `pairs`:
     what was exchanged, and by what means. `all_reduce_gbps`: None: it was not tried."""
 
     hosts: Mapping[str, str]
@@ -188,7 +188,7 @@ class _Caller:
         self._lock = asyncio.Lock()
 
     async def ask(self, order: Mapping[str, object], limit_s: float) -> Answer | None:
-        """What it answers to an order; None: nothing in this time, or it has gone."""
+        """Send an order and return the answer; None: there is none in this time, or the process has gone."""
         async with self._lock:
             self._number += 1
             self._writer.write(json.dumps({"id": self._number, **order}).encode() + b"\n")
@@ -271,7 +271,7 @@ class Checker:
         self._launcher = subprocess.Popen(words, env=dict(self._env), stdin=subprocess.DEVNULL, stdout=2)
 
     def _end_launcher(self) -> None:
-        """It ends by itself, since its processes' connections are closed."""
+        """End the launcher: without a signal at first, since its processes' connections are closed."""
         launcher = self._launcher
         for number in (0, signal.SIGTERM, signal.SIGKILL) if launcher is not None else ():
             assert launcher is not None
@@ -281,7 +281,7 @@ class Checker:
                 return
 
     def _left_s(self) -> float:
-        """Until which the processes may say what they are."""
+        """Seconds that are left for the processes to say what they are."""
         return self._began + LOOK_S * self._request.patience - time.monotonic()
 
     def _is_complete(self) -> bool:
@@ -301,7 +301,7 @@ class Checker:
     async def _serve(
         self, look: Mapping[str, object], reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
-        """One process, until it has said what it is. Somebody else's program is not heard."""
+        """Serve one process until it has said what it is. Other programs are refused."""
         with suppress(*_BROKEN):
             hello = json.loads(await reader.readuntil())
             if hello["key"] != self._key:
@@ -322,7 +322,7 @@ class Checker:
                 self._note(caller, answer)
 
     def _note(self, caller: _Caller, answer: Answer) -> None:
-        """What a process has found out: of its GPUs what it has tried, and those that no other process sees."""
+        """Record a process's findings: of its GPUs what it has tried, and those that no other process sees."""
         process = caller.process = Process(**answer["process"])
         caller.is_measured = True
         node = self.nodes[process.host]
@@ -336,7 +336,7 @@ class Checker:
         self.nodes[process.host] = node._replace(errors={**node.errors, **answer.get("errors", {})})
 
     async def _ask(self, orders: Mapping[str, Mapping[str, object]], limit_s: float) -> dict[str, Answer]:
-        """What the nodes answer to these orders, all given at once; one that does not answer in time is left out."""
+        """Send these orders, all at once, and return the nodes' answers; one that is late is left out."""
         limit_s *= self._request.patience
         answers = await asyncio.gather(*(self._leaders[host].ask(order, limit_s) for host, order in orders.items()))
         return {host: answer for host, answer in zip(orders, answers, strict=True) if answer is not None}
@@ -393,8 +393,8 @@ class Checker:
     async def _run_groups(
         self, groups: Sequence[Sequence[str]], on_gpu: bool, limit_s: float, *, is_sum: bool
     ) -> list[Answer]:
-        """What the first host of each group says of their exchange, side by side, by one device of each host; where one
-        has failed, its `error`, and which `host`."""
+        """Run the groups' exchanges side by side, by one device of each host: the answers of each group's first host;
+        where one has failed, its `error`, and which `host`."""
         limit = {"limit_s": limit_s * self._request.patience}
         opening = {"do": "device", "what": "open_store", **limit}
         answers = await self._ask({group[0]: opening for group in groups}, NAME_S)
@@ -476,7 +476,7 @@ def _list_good(hosts: Iterable[str], checks: Iterable[tuple[str, Check]]) -> lis
 
 
 def format_report(report: CheckReport) -> str:
-    """For people: what is wrong first, then the numbers, the sum last."""
+    """Format a report for people: faults first, then the numbers, the sum last."""
     lines = []
     for host, check in report.checks:
         where = f"{host}: " if host else ""
@@ -497,7 +497,7 @@ def format_report(report: CheckReport) -> str:
 
 
 def report_record(report: CheckReport) -> dict[str, Any]:
-    """For programs."""
+    """The report for programs."""
     return {
         "ok": report.is_well,
         "hosts": dict(report.hosts),

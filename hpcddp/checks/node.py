@@ -1,4 +1,4 @@
-"""What one node and the processes on it say of themselves, and the checks of that, one small function each.
+"""Descriptions of one node and of the processes on it, and the checks of them, one small function each.
 
 A check judges facts alone, beside those of the job's other nodes, so that each can be shown by a table.
 """
@@ -166,7 +166,7 @@ def check_disk(node: CheckedNode, _job: CheckedJob) -> Found:
 
 
 def judge_disk(folder: str, free_mb: int, files: int, error: str) -> Found:
-    """What is wrong with a folder, by what `look_at_disk` says of it."""
+    """Judge a folder by what `look_at_disk` says of it."""
     if error:
         return f"nothing can be written to {folder}: {error}", f"df -h {folder}; df -i {folder}; your quota"
     if free_mb < _LEAST_DISK_MB:
@@ -350,7 +350,7 @@ def judge_nodes(job: CheckedJob) -> Iterator[tuple[str, Check]]:
 
 
 def judge_ranks(processes: Sequence[Process], hosts: Sequence[str]) -> Iterator[tuple[str, Check]]:
-    """What is wrong with the launch as a whole: hosts without a process, ranks that are missing or there twice."""
+    """Check the launch as a whole: hosts without a process, ranks that are missing or there twice."""
     name, remedy = "ranks", "start the ranks with the job's launcher; hpcddp env in a rank"
     for process in processes:
         if process.error:

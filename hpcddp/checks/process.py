@@ -52,8 +52,8 @@ _ALIKE_WHOLE = ("PATH", "LD_LIBRARY_PATH", "PYTHONPATH", "http_proxy", "https_pr
 
 
 def variables_alike(env: Mapping[str, str]) -> dict[str, str]:
-    """Those variables of a rank that should be the same in all of them; of a list of folders each once, since launchers
-    put their own in front again and again."""
+    """Choose the variables that should be the same on all ranks; a list of folders has each once, since launchers put
+    their own in front again and again."""
     found = {name: env[name] for name in env if name.startswith(_ALIKE) or name in _ALIKE_WHOLE}
     lists = {
         name: ":".join(dict.fromkeys(filter(None, text.split(":"))))
@@ -276,7 +276,7 @@ class Worker:
         return answer
 
     def ask(self, limit_s: float, order: Mapping[str, object]) -> dict[str, Any]:
-        """What it answers to an order."""
+        """Send an order and return the answer."""
         self.tell(order)
         return self.read(time.monotonic() + limit_s, f"it did not answer in {limit_s:.0f} s, and was killed")
 
@@ -295,7 +295,7 @@ class Worker:
 
 
 def identify_process(env: Mapping[str, str], host: str) -> Process:
-    """What this process is among the ranks. An error of the launch is said in it."""
+    """Find this process's place among the ranks. An error of the launch is a field of it."""
     launch = Launch(env, host, strict=False)
     process = Process(host, cpus=tuple(sorted(os.sched_getaffinity(0))), env=variables_alike(env))
     try:
@@ -318,14 +318,14 @@ class CheckedProcess:
         self._listener: socket.socket | None = None
 
     def look(self, folders: Sequence[str], marks: Sequence[str], line: str) -> dict[str, Any]:
-        """What this node is, before anything computes on its GPUs."""
+        """Describe this node, before anything computes on its GPUs."""
         folders = [*folders, self._env.get("TMPDIR") or "/tmp"]  # noqa: S108  # looked at
         node = look_at_node(self._host, folders, marks, line, self._env)
         self._gpus = node.gpus
         return {"node": node._asdict(), "gpus": [gpu._asdict() for gpu in node.gpus]}
 
     def measure(self, *, fast: bool, leads: bool, patience: float) -> dict[str, Any]:
-        """What its GPUs and torch can do, each GPU in a process of its own. `leads`: whether it speaks for its node.
+        """Measure its GPUs and torch, each GPU in a process of its own. `leads`: whether it speaks for its node.
         `fast`: nothing is computed."""
         gpus = self._gpus if leads else look_at_gpus(self._env)[0]
         try:
@@ -406,7 +406,7 @@ class CheckedProcess:
         return {"errors": reach(self.process.master or host, port, token.encode(), limit_s)}
 
     def device(self, what: str, limit_s: float, **order: object) -> dict[str, Any]:
-        """What the process with torch answers to an order, and the address that others call it by."""
+        """Send an order to the process with torch: its answer, and the address at which others call it."""
         if not self._workers:
             self._workers = [Worker(self._env)]
             self._workers[0].read(time.monotonic() + limit_s, "import torch took too long")

@@ -115,8 +115,8 @@ def check_job(request: CheckRequest, env: Mapping[str, str]) -> CheckReport:
 
 
 def plan_check(args: argparse.Namespace, allocation: Allocation | None, env: Mapping[str, str]) -> CheckRequest:
-    """What is to be started, and whom it should reach. Without words the allocation's launcher starts one process on
-    each node, as `hpcddp launch` would."""
+    """Plan the processes to start, and the hosts to reach. Without words the allocation's launcher starts one process
+    on each node, as `hpcddp launch` would."""
     python, variables = sys.executable, dict[str, str]()
     if args.command:
         words, python = split_check(args.command, python)

@@ -50,7 +50,7 @@ def run(args: argparse.Namespace, env: Mapping[str, str]) -> int:
 
 
 def _find(words: list[str], env: Mapping[str, str]) -> tuple[str, Cause]:
-    """What it is about, as people call it, and its cause."""
+    """The name of what is diagnosed, and its cause."""
     first = words[0]
     is_path = [os.path.exists(word) and not is_run(RunFolder(word.rstrip("/"))) for word in words]
     named = os.path.exists(os.path.join(RUNS, first)) and "/" not in first

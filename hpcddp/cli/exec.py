@@ -64,7 +64,7 @@ def build_parser() -> VerbParser:
 
 
 def torch_variables(info: RankInfo, rendezvous: Rendezvous) -> dict[str, str]:
-    """What torch's `env://` start reads. Raises LaunchError where the environment cannot say a number."""
+    """Variables that torch's `env://` start reads. Raises LaunchError where the environment cannot say a number."""
     values = {
         "RANK": info.rank,
         "WORLD_SIZE": info.world_size,
@@ -152,7 +152,7 @@ def run_command(command: list[str], env: Mapping[str, str], options: ExecOptions
 
 
 def _make_agent(env: Mapping[str, str], info: RankInfo | None, hostname: str) -> Agent | None:
-    """None where no supervisor listens, and in a rank that has such a process beside it already.
+    """Make the rank's agent; None if no supervisor listens, and in a rank that has an agent already.
     `info`: None where the environment does not say which rank this is."""
     folder = find_attempt(env) if env.get("HPCDDP_LOG_RANKS") == "1" else None
     if folder is None or env.get(HEARTBEAT_VARIABLE):
@@ -304,8 +304,8 @@ def _free_port() -> int:
 
 
 class ExecOptions(Record):
-    """What the options of `hpcddp exec` say: for placeholders the batch; `nodes` and `ranks_per_node` where the command
-    makes the ranks of a node itself, else 0; how many GPUs the job has on each node."""
+    """Options of `hpcddp exec`: for placeholders the batch; `nodes` and `ranks_per_node` if the command makes the ranks
+    of a node itself, else 0; how many GPUs the job has on each node."""
 
     nodes: int = 0
     ranks_per_node: int = 0
@@ -364,7 +364,7 @@ def refuse_missing_gpus(
 def further_variables(
     command: list[str], env: Mapping[str, str], launch: Launch, options: ExecOptions
 ) -> dict[str, str]:
-    """What frameworks read, or the node agent of this node, and the guard against ranks that never meet."""
+    """Variables for frameworks, or for the node agent, and for the guard against ranks that never meet."""
     from hpcddp.ranks.device import GPUS_PER_NODE
     from hpcddp.ranks.frameworks import framework_variables, node_agent_variables
 
@@ -411,7 +411,7 @@ def _check_one_per_node(info: RankInfo, nodes: int) -> None:
 
 
 def name_words(command: list[str]) -> str:
-    """What a run is compared by, whatever process of the command opens it. Nothing where it outgrows a variable."""
+    """The words by which a run is compared, whatever process of the command opens it; "" if too long for a variable."""
     words = SEPARATOR.join(command)
     return words if len(words) < _LONGEST_WORDS else ""
 

@@ -42,7 +42,7 @@ from hpcddp.units import format_count, parse_count, read_number
 
 
 class AllocationSize(NamedTuple):
-    """What there is to run on: nodes, and of each node the slots that the scheduler gave, CPUs and GPUs."""
+    """Size of an allocation: nodes, and of each node the slots that the scheduler gave, CPUs and GPUs."""
 
     nodes: int
     slots: int
@@ -279,7 +279,7 @@ def _find_launcher(site: Site, env: Mapping[str, str]) -> str:
 
 
 def _search(program: str, site: Site, env: Mapping[str, str], row: Launcher) -> str | None:
-    """Where the script will find this program: the site's goes before the environment's, but for some launchers on this
+    """Find this program as the script will: the site's goes before the environment's, but for some launchers on this
     machine alone (templates/base.sh.j2, local.sh.j2)."""
     folders = [env.get("PATH", ""), os.path.dirname(sys.executable)]
     if find_scheduler(site.scheduler).this_machine and row.environment_first:

@@ -73,7 +73,7 @@ def format_layout(plan: JobPlan) -> str:
 
 
 def _variable_lines(plan: JobPlan, place: Placement) -> list[str]:
-    """What a rank's launcher sets for it; nothing where an unknown command makes the ranks."""
+    """Format what a rank's launcher sets for it; nothing if an unknown command makes the ranks."""
     if plan.rank_maker == SOME_COMMAND:
         return [""]
     if calls := LAUNCHERS[plan.launcher].calls:
@@ -94,7 +94,7 @@ def _shown(plan: JobPlan) -> list[int]:
 
 
 def _variables(plan: JobPlan, place: Placement) -> dict[str, str]:
-    """Of what the launcher sets, the numbers: identifiers and host names are not known before the job runs."""
+    """The numbers that the launcher sets: identifiers and host names are not known before the job runs."""
     row = LAUNCHERS[plan.launcher]
     if row.calls:
         return {}

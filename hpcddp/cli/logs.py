@@ -67,7 +67,7 @@ class _Printer:
         self._readers: dict[str, LogReader] = {}
 
     def print_so_far(self, attempts: list[AttemptFolder], last: int | None, *, follow: bool) -> None:
-        """What is there. RequestError if the attempts have no such file."""
+        """Print what is there. RequestError if the attempts have no such file."""
         shown: list[tuple[LogFile, bytes]] = []
         for attempt in attempts:
             texts = []
@@ -88,7 +88,7 @@ class _Printer:
             self._print(source, line)
 
     def print_new(self, attempt: AttemptFolder, *, ended: bool) -> None:
-        """What has come since; of an attempt that was not looked at yet, all of it."""
+        """Print what has come since; of a new attempt all of it."""
         readers = [self._readers.setdefault(one.path, LogReader(one)) for one in list_sources(attempt, self._ranks)]
         for source, line in merge([(reader.source, reader.read(ended=ended)) for reader in readers]):
             self._print(source, line)
@@ -100,7 +100,7 @@ class _Printer:
 
 
 def _follow(of: RunFolder, printer: _Printer, env: Mapping[str, str], shown: list[AttemptFolder]) -> None:
-    """Until nothing of the run lives any more. `shown`: the attempts that were there; the last of them may go on."""
+    """Print until nothing of the run lives any more. `shown`: the attempts that were there; the last may go on."""
     announced = {attempt.name for attempt in shown}
     over = {attempt.name for attempt in shown[:-1]}
     looked = 0.0
@@ -157,7 +157,7 @@ def _choose(of: RunFolder, attempts: list[AttemptFolder], wanted: str | None, *,
 
 
 def _print_start(of: RunFolder, last: int | None) -> int:
-    """No attempt has begun: what the job itself has printed, where that is known."""
+    """Print the job's own output, if it is known, before an attempt has begun."""
     for submission in reversed(read_submissions(of)):
         lines, _ = read_log_lines(submission.output, last) if submission.output else ([], 0)
         if lines:

@@ -87,7 +87,7 @@ def _run(argv: list[str]) -> int:
 
 
 def _refuse_if_piped_as_job(argv: list[str]) -> None:
-    """After a failed `render`, and after a first word that is no verb: it may have been `render`."""
+    """Print a refusal after a failed `render`, and after a first word that is no verb: it may have been `render`."""
     if argv and (argv[0] == "render" or argv[0] not in VERBS):
         refuse_on_pipe()
 

@@ -101,7 +101,7 @@ def read_keys(args: argparse.Namespace) -> tuple[dict[str, tuple[object, str]], 
 
 
 def read_given(args: argparse.Namespace) -> dict[str, tuple[object, str]]:
-    """What the command line asks for."""
+    """Read the keys that the command line gives."""
     given: dict[str, tuple[object, str]] = {}
     for key, equals, value in (item.partition("=") for item in args.set):
         if not equals:
@@ -171,7 +171,7 @@ _OTHERS = {
 
 
 def find_equivalent(option: str, value: str) -> str | None:
-    """What to type for an option that hpcddp does not have, with its value; None if it means nothing known."""
+    """Find hpcddp's words for an option of another program, with its value; None if it means nothing known."""
     key = option.removeprefix("--").replace("-", "_")
     if KEYS.get(key) is read_flag:
         return f"--set {key}=true"

@@ -22,7 +22,7 @@ _DIFFERS = 1
 
 
 class SiteFound(Record):
-    """What differs, what could not be asked, and what is for people to know and no difference, of the scheduler.
+    """Differences from the scheduler, questions without an answer, and remarks that are no difference.
     `queues`: the scheduler's; `accounts`: those that the user may charge, or why they are not known; `modules`: of the
     module system."""
 

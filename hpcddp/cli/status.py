@@ -66,7 +66,7 @@ def run(args: argparse.Namespace, env: Mapping[str, str]) -> int:
 
 
 def _watch(args: argparse.Namespace, env: Mapping[str, str]) -> int:
-    """Until nothing lives any more. On a terminal the table stays in place; elsewhere it is printed when it changes."""
+    """Print the table until nothing lives any more: in place on a terminal; elsewhere when it changes."""
     before = ""
     while True:
         found = find_status(find_runs(args.runs), env)

@@ -60,7 +60,7 @@ _SCALE = 10  # characters beside the curve, for its values
 
 
 class Screen:
-    """One look, drawn by Rich."""
+    """The screen, drawn by Rich."""
 
     def __init__(self, watched: Watched, curve: LossCurve) -> None:
         self._run, self._curve = watched, curve

@@ -1,4 +1,4 @@
-"""What Python runs at its start in every rank that `hpcddp exec` starts: ranks that train alone are found.
+"""Code that Python runs at its start in every rank of `hpcddp exec`: it finds ranks that train alone.
 
 The folder is put on PYTHONPATH, and at the front of the path by `hpcddp_guard.pth`, which is installed beside hpcddp:
 that is read where Python ignores PYTHONPATH (`-I`, `-E`) or has another one. Standard library only, and nothing of

@@ -42,7 +42,7 @@ HINT_NO_GPU = (
 
 
 class Watch:
-    """What optimizer steps of this process are to be part of, and what to say where they are not.
+    """The group that this process's optimizer steps must be part of, and what to say if they are not.
 
     `ranks` have to be in this process's group; one alone needs none. What is said: `who` takes a step, `result` comes
     of it. `world`: why this rank is alone, where that is known before. `gpus`: those of each node, which torch has to
@@ -246,7 +246,7 @@ def let_gloo_end() -> None:
 
 
 def _states() -> list[str]:
-    """Of gloo's threads, as the kernel writes them: R if it runs. Where they have no name, of all but this one."""
+    """States of gloo's threads, as the kernel writes them: R if it runs. If they have no name, of all but this one."""
     named, others = [], []
     try:
         numbers = os.listdir("/proc/self/task")

@@ -68,7 +68,7 @@ def describe_line(code: CodeType, line: int) -> str:
 
 
 def describe_frame(frame: FrameType) -> tuple[str, str, int]:
-    """From the innermost frame of a thread: the innermost line of the user's own code, the function that it is in ("":
+    """Describe a thread by its innermost frame: the innermost line of the user's code, the function called there ("":
     none), and whether it waits. A thread that runs none of the user's code stands at its innermost line."""
     found: FrameType | None = frame
     while found is not None and is_library(found.f_code.co_filename):
@@ -97,8 +97,8 @@ def has_compiled() -> bool:
 
 
 def list_frames(thread: int) -> list[int]:
-    """Where this thread is, in the frames of all that it runs: another list means that it has got on. Of one that may
-    run compiled code: how much of the processor it has used; one that waits for others uses none."""
+    """List the places of all frames of this thread: another list means that it has got on. Of one that may run compiled
+    code: how much of the processor it has used; one that waits for others uses none."""
     if has_compiled():
         return [int(time.clock_gettime(time.pthread_getcpuclockid(thread)) / _LEAST_USE_S)]
     found: list[int] = []
@@ -126,8 +126,8 @@ def measure_children(process: int) -> int:
 
 
 class Quiet:
-    """For how long a thread has done something of its own, and has neither read nor written anything. A loop without
-    end does so, while one that prepares data, evaluates or saves reads or writes now and then."""
+    """Measures for how long a thread has computed without reading or writing anything. An endless loop does so, while
+    one that prepares data, evaluates or saves reads or writes now and then."""
 
     def __init__(self, thread: int) -> None:
         """`thread`: its number in the kernel."""
@@ -194,8 +194,8 @@ def count_collectives() -> int:
 
 
 def judge_phase(frame: FrameType | None, sleeps: Callable[[], bool]) -> int:
-    """What a thread does, by the innermost of its functions that tells it. `sleeps`: whether it uses no processor. In a
-    backward pass on a CPU it then waits for other ranks' gradients."""
+    """Find a thread's phase by the innermost of its functions that shows it. `sleeps`: whether it uses no processor. In
+    a backward pass on a CPU it then waits for other ranks' gradients."""
     innermost = "" if frame is None else frame.f_globals.get("__name__") or ""
     while frame is not None:
         module = frame.f_globals.get("__name__") or ""
@@ -280,7 +280,7 @@ class ThreadWatch:
         return os.pread(self._stat, 512, 0).rpartition(b")")[2].split()[0]
 
     def _note_stand(self, frame: FrameType | None) -> None:
-        """Of a thread that gets on it is written once a second."""
+        """Write where the thread stands; of one that gets on once a second."""
         thread = self._main.ident or 0
         places, used_s = list_frames(thread), time.clock_gettime(self._clock)
         stands, before_s = places == self._before, self._used_s

@@ -127,13 +127,13 @@ class TransformersHooks:
         return control
 
     def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> Any:
-        """This rank has saved."""
+        """Record that this rank has saved."""
         path = f"{args.output_dir}/checkpoint-{state.global_step}"
         self._run.note_saved(path, state.global_step, int(state.epoch or 0))
         return control
 
     def on_train_end(self, _args: Any, state: Any, control: Any, **_: Any) -> Any:
-        """Its last step was made, or it was stopped."""
+        """Drop a request to stop if the last step was made."""
         if state.global_step >= state.max_steps:
             self._run.forget_stop()
         return control

@@ -240,7 +240,7 @@ class LightningHooks:
                 run.say(text)
 
     def on_train_batch_end(self, trainer: Any, *_: Any, **__: Any) -> None:
-        """After an optimizer step the ranks agree whether to stop."""
+        """Agree with all ranks, after an optimizer step, whether to stop."""
         run = self._opened()
         if trainer.global_step == run.step:  # the gradients of this batch are only added up
             return

@@ -81,7 +81,7 @@ class Ranks:
         return self._read(raised)
 
     def _read(self, raised: list[int]) -> str | None:
-        """What was asked: a save, which is noted, and a reason to stop."""
+        """Read the ranks' requests: a save, which is recorded, and a reason to stop."""
         asked = [name for name, is_raised in zip(_FLAGS, raised, strict=True) if is_raised]
         self.save_requested = SAVE in asked
         return next((name for name in asked if name != SAVE), None)
@@ -112,7 +112,7 @@ class Ranks:
 
 
 def join_ranks(env: MutableMapping[str, str], opened_by: str) -> Ranks:
-    """Of torch's default process group. LaunchError if there is none, or not of all that the launcher started.
+    """Take the ranks of torch's default process group. LaunchError if there is none, or if it lacks some ranks.
 
     Where gloo would take a network interface that the other hosts cannot reach, its variable is written into `env`.
     """
@@ -136,7 +136,7 @@ def join_ranks(env: MutableMapping[str, str], opened_by: str) -> Ranks:
 
 
 def _settle_network(env: MutableMapping[str, str], rank: int, world_size: int) -> None:
-    """As the runtime does before a group of gloo. Another host is that of the first rank or of the last."""
+    """Choose gloo's network interface as the runtime does. Another host is that of the first rank or of the last."""
     store = default_store()  # a collective would count as training
     mine = os.uname().nodename
     store.set(f"hpcddp-host-{rank}", mine)

@@ -92,7 +92,7 @@ def check_all_ranks(env: Mapping[str, str], world_size: int, hint: str) -> None:
 
 
 class Run:
-    """What the ranks do about their run. Every method is called on every rank alike."""
+    """A framework's run, as its ranks handle it. Every method is called on every rank alike."""
 
     def __init__(
         self,
@@ -176,7 +176,7 @@ class Run:
         settings.record(is_finished=self._was_finished)
 
     def say(self, line: str) -> None:
-        """On rank 0, to stderr."""
+        """Print a line on rank 0, to stderr."""
         if self.ranks.is_first:
             print(f"hpcddp: {line}", file=sys.stderr, flush=True)
 
@@ -227,7 +227,7 @@ class Run:
         return self.ranks.save_requested and self._saved_at[0] < self.step
 
     def _expect_save(self, seconds: float) -> None:
-        """What a save is taken for until one was measured."""
+        """Set the expected seconds of a save, until one is measured."""
         self._knows_save_s = True
         self._watch.pace.expect_save(seconds)
 
@@ -261,7 +261,7 @@ class Run:
             make_partial(self.attempt, step)
 
     def _end_save(self, step: int, epoch: int, began: float, **more: str) -> None:
-        """This rank has written; the checkpoint is complete once all have. `more`: for the manifest."""
+        """Record that this rank has written; the checkpoint is complete once all have. `more`: for the manifest."""
         self.ranks.wait()
         self._saves.check_held()  # the writing may have taken minutes
         if self.ranks.is_first:
@@ -293,7 +293,7 @@ class Run:
         self._until_end.close()
 
     def fail(self, error: BaseException) -> None:
-        """This rank ends by an error: the first one that fails says so in the state."""
+        """Record that this rank ends by an error: the first one that fails writes it to the state."""
         self._until_end.close()
         if isinstance(error, HeldError | SchemaError):  # the state of another attempt, or of another hpcddp, stays
             return

@@ -135,7 +135,7 @@ def check_world(
 
 
 def name_partial(attempt: AttemptFolder, step: int) -> Path:
-    """Where the checkpoint of this step is written: the same path on every rank, and no other attempt's."""
+    """The path at which the checkpoint of this step is written: the same on every rank, and no other attempt's."""
     return Path(f"{name_checkpoint(attempt.run.checkpoints, step)}.tmp-{attempt.name}")
 
 

@@ -1,4 +1,4 @@
-"""What a scheduler takes from a script's directives: each reads them by rules of its own.
+"""Reads a script's directives as its scheduler does, each by its own rules.
 
 PBS: OpenPBS `src/cmds/qsub_sup.c` (get_script), `src/cmds/qsub.c` (make_argv); checked against what a real OpenPBS
 23.06 accepted, refused and recorded (tests/captures/pbs/directives.json). Slurm: `src/sbatch/opt.c`
@@ -29,7 +29,7 @@ class Option(NamedTuple):
 
     @property
     def text(self) -> str:
-        """It as a message shows it: `-p 5000`, `-l mem=4gb`; a value that is hard to see in quotes."""
+        """The option as a message shows it: `-p 5000`, `-l mem=4gb`; a value that is hard to see in quotes."""
         plain = self.value and " " not in self.value and not self.value.endswith(":")
         return f"{self.name}{'=' if ' ' in self.name else ' '}{self.value if plain else repr(self.value)}"
 
@@ -43,7 +43,7 @@ class Refusal(NamedTuple):
 
 
 class ScriptDirectives(NamedTuple):
-    """One scheduler's reading of a script; `unread` are lines that look like directives and are none to it.
+    """A script's directives, as one scheduler reads them; `unread`: lines that look like directives and are none to it.
 
     `torque`: a script for Torque's qsub, whose values are not PBS's. The options are those of a job's first component.
     """
@@ -126,7 +126,7 @@ def is_torque(text: str) -> bool:
 
 
 def read_pbs(text: str, torque: bool = False) -> ScriptDirectives:
-    """What qsub takes from a script; `torque`: Torque's qsub, which has more options."""
+    """Read a script as qsub does; `torque`: Torque's qsub, which has more options."""
     for number, line in numbered(text):
         if line.endswith("\r") and text.count("\n") >= number:
             return ScriptDirectives("pbs", refusals=(Refusal(number, "script contains cr, lf", UNIX_LINES),))
@@ -298,7 +298,7 @@ _SLURM_VALUED = {"comment", "gres", "gpus-per-node", "gpus-per-task", "mem", "nt
 
 
 def read_slurm(text: str) -> ScriptDirectives:
-    """What sbatch takes from a script. Options that it does not know are left to it: plugins add some."""
+    """Read a script as sbatch does. Unknown options are left to it: plugins add some."""
     lines = numbered(text)
     if not text.startswith("#!"):
         return ScriptDirectives(

@@ -34,7 +34,7 @@ _CLOCK = "hours:minutes:seconds, such as 12:00:00"
 
 
 def refused(script: Script) -> Iterator[Said]:
-    """What the scheduler's own parser refuses."""
+    """Options that the scheduler's own parser refuses."""
     command = find_scheduler(script.scheduler).commands.submit[0]
     for line, why, instead in script.directives.refusals:
         yield Said(line, f"{command} refuses the script: {why}", instead)

@@ -88,7 +88,7 @@ def find_launches(commands: Iterable[Command], values: Mapping[str, str]) -> lis
 
 
 def _wrapper_start(words: Sequence[str], start: int) -> int:
-    """Where the command that the program at `start` is started by begins: a word that is no option and no value."""
+    """Find the first word of the command that starts the program at `start`: no option and no value."""
     values = 0
     for i, word in enumerate(words[:start]):
         if word.startswith("-"):

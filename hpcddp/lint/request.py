@@ -1,4 +1,4 @@
-"""What a script asks for, in one vocabulary for PBS and Slurm. None is what it does not say, or not plainly."""
+"""The request of a script, in one vocabulary for PBS and Slurm. None: the script does not say it, or not plainly."""
 
 from __future__ import annotations
 

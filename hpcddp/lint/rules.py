@@ -104,7 +104,7 @@ def lint_python(file: str, text: str) -> list[Finding]:
 
 
 def find_spawning_line(text: bytes) -> int:
-    """Where a training script starts a node's ranks itself, whatever its options (A20); 0 for nowhere, or no Python."""
+    """Find the line at which a script starts a node's ranks itself, whatever its options (A20); 0: none."""
     try:
         return min((call.lineno for call in find_spawning(_parse(text))), default=0)
     except _NO_PYTHON:

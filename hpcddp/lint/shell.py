@@ -86,7 +86,7 @@ def find_open_document(text: str) -> OpenDocument | None:
 
 
 class _ScriptReader:
-    """One pass over the text. A class because a dozen functions would hand the same six values to each other."""
+    """A pass over the text. A class because a dozen functions would hand the same six values to each other."""
 
     def __init__(self, text: str, around: Command) -> None:
         self.text = text
@@ -353,7 +353,7 @@ class _ScriptReader:
 
 
 def _handed_text(words: list[str]) -> list[tuple[str, bool]]:
-    """What a command hands to a shell as text, and whether that shell runs in the ranks or on another host."""
+    """Find the text that a command hands to a shell, and whether that shell runs in the ranks or on another host."""
     names = [word.rsplit("/", 1)[-1] for word in words]
     if names[:1] in (["eval"], ["trap"]):
         return [(" ".join(words[1:]) if names[0] == "eval" else "".join(words[1:2]), False)]

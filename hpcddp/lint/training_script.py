@@ -102,7 +102,7 @@ _FRAMEWORKS = {
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CodeBlock:
-    """Where a line stands: the nearest block around it (`node`, its `branch`), then the blocks around that."""
+    """The place of a line: the nearest block around it (`node`, its `branch`), then the blocks around that."""
 
     node: ast.AST
     branch: str  # body, orelse, handlers; after: behind `if …: return`
@@ -122,7 +122,7 @@ class CodeBlock:
 
     @property
     def tests(self) -> list[ast.expr]:
-        """What decides whether this block runs: the test of an `if`, a `match`'s subject, what `and` stands behind."""
+        """The tests that decide whether this block runs: of an `if`, a `match`'s subject, what is before an `and`."""
         if isinstance(self.node, ast.BoolOp):
             return self.node.values[:-1]
         if isinstance(self.node, ast.Match):
@@ -130,7 +130,7 @@ class CodeBlock:
         return [self.node.test] if isinstance(self.node, (ast.If, ast.IfExp)) else []
 
     def conditions(self) -> Iterator[ast.expr]:
-        """What the line depends on, in the same function."""
+        """The conditions on which the line depends, in the same function."""
         return (test for block in self.outward() for test in block.tests)
 
 
@@ -188,8 +188,8 @@ class TrainingScript:
         return {dotted(call.func.value) for call in calls if isinstance(call.func, ast.Attribute)} - {""}
 
     def held(self, node: ast.AST, name: str) -> list[ast.expr]:
-        """What a name is set to where a line sees it, up to 20 times; nothing for a parameter. All methods of a class
-        see `self.name`."""
+        """The values that a name is set to where a line sees it, up to 20; nothing for a parameter. All methods of a
+        class see `self.name`."""
         function = self.blocks[node].function
         if function is not None and name in parameters(function):
             return []

@@ -1,4 +1,4 @@
-"""What a scheduler gave to one job: which hosts, with how many slots each. Never a source of ranks.
+"""Allocation of one job: which hosts, with how many slots each. Never a source of ranks.
 
 Slots are places, not processes: `mpirun -n 1` in an allocation of 4 slots is one rank.
 """

@@ -23,8 +23,8 @@ class DirectiveOption(Record):
 
 
 class Clash(Record):
-    """What cannot stand in one script: two options, or one without another that it `needs`; and what the scheduler does
-    with it."""
+    """Options that cannot stand in one script: two, or one without another that it `needs`; and what the scheduler does
+    with them."""
 
     options: tuple[DirectiveOption, ...]
     why: str
@@ -65,8 +65,8 @@ def full_name(rules: Directives, name: str) -> str:
 
 
 def find_clashes(rules: Directives, options: Sequence[DirectiveOption]) -> Iterator[Clash]:
-    """What the scheduler refuses; then what it would read one of: the same option with two values, and GPUs that are
-    asked for in two ways."""
+    """Find what the scheduler refuses; then what it would read one of: an option with two values, and GPUs that are
+    requested in two ways."""
     for i, j, why in refused_together(rules, [(option.name, option.value) for option in options]):
         yield Clash((options[i], options[j]), f"refuses options that {why}", is_refused=True)
     there = {option.name for option in options if option.name not in rules.gpu_counts or _counts_gpus(rules, option)}

@@ -38,7 +38,7 @@ class JobId(Record):
         return self.number.isdecimal() or self.number.startswith("local-")
 
     def at(self, index: str, of_index: str) -> JobId:
-        """This array's job with this index. `of_index`: the scheduler's way to write it, `{job}_{index}`."""
+        """The job of this array with this index. `of_index`: the scheduler's way to write it, `{job}_{index}`."""
         has_place = "[]" in self.text
         text = self.text.replace("[]", f"[{index}]") if has_place else of_index.format(job=self.number, index=index)
         return JobId(text, self.number, index)

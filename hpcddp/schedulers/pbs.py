@@ -64,7 +64,7 @@ def _read_json(text: str) -> list[tuple[str, Mapping[str, Any]]] | None:
 
 
 def _mend(text: str) -> str:
-    """What qstat prints in JSON's form, as JSON. OpenPBS leaves a backslash before any character as it was (`\\'`,
+    """Turn what qstat prints into JSON. OpenPBS leaves a backslash before any character as it was (`\\'`,
     `a\\,b`), and writes text that looks like a number without quotes, such as 005."""
     import re
 
@@ -180,7 +180,7 @@ _NOTHING: Mapping[str, Any] = {}
 
 
 class _Node(Record):
-    """What one host has, or one chunk gets; None: it is not said."""
+    """Resources of one host, or of one chunk; None: not shown."""
 
     cpus: int | None = None
     mem: int | None = None  # in bytes

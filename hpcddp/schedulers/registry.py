@@ -126,5 +126,5 @@ def refused_lines(word: str) -> str:
 
 
 def scripted_schedulers() -> list[Scheduler]:
-    """Those that hpcddp writes job scripts for."""
+    """List the schedulers that hpcddp writes job scripts for."""
     return [row for row in all_schedulers() if row.generic_site]

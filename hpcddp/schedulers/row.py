@@ -1,6 +1,6 @@
-"""What a scheduler's row says. A field that a scheduler leaves out means that it has no such thing.
+"""Rows of schedulers. A field that a row leaves out means that the scheduler has no such thing.
 
-Patterns are regular expressions for whole ASCII values, kept as text: what starts once per rank never compiles them.
+Patterns are regular expressions for whole ASCII values, kept as text: programs of a rank never compile them.
 """
 
 from __future__ import annotations
@@ -170,7 +170,7 @@ class JobsFound(Record):
 
 
 class CommandAnswer(Record):
-    """What a program said."""
+    """The answer of a program."""
 
     status: int
     stdout: str
@@ -193,7 +193,7 @@ def read_time(text: str, form: str = "%Y-%m-%dT%H:%M:%S") -> int | None:
 
 
 class RemoteShell(Record):
-    """What starts a command on a host of the job, for launchers that know ssh alone. `program`: on PATH, or in the
+    """A program that starts a command on a host, for launchers that know only ssh. `program`: on PATH, or in the
     folder `bin` of that in `home_variable`, else of `home`. `script`: what a launcher calls as it calls ssh."""
 
     program: str
@@ -203,7 +203,7 @@ class RemoteShell(Record):
 
 
 class Commands(Record):
-    """What is typed on a login node, and what the answers mean."""
+    """Commands of a scheduler on a login node, and the meaning of their answers."""
 
     submit: tuple[str, ...] = ()
     cancel: tuple[str, ...] = ()

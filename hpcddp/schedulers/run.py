@@ -40,7 +40,7 @@ def run_program(
     patience_s: float | None = None,
     apart: bool = False,
 ) -> CommandAnswer:
-    """What a program says, run in `folder`. `apart`: the terminal's Ctrl-C does not reach it.
+    """Run a program in `folder` and return its answer. `apart`: the terminal's Ctrl-C does not reach it.
 
     SchedulerError if it cannot be started; NoAnswerError if it has not answered in time.
     """
@@ -149,14 +149,14 @@ def run_side_by_side(
 
 
 def ask_job_state(name: str, job: str, env: Mapping[str, str], patience_s: float = _PATIENCE_S) -> str | None:
-    """What became of a job: one of the words that all schedulers share, `gone` if its scheduler does not know it (any
+    """Ask for a job's state: one of the words that all schedulers share, `gone` if its scheduler does not know it (any
     more); None if that cannot be found out here."""
     found = ask_about(name, job, env, patience_s)
     return None if found is None or found.state == "unknown" else found.state
 
 
 def ask_about(name: str, job: str, env: Mapping[str, str], patience_s: float = 10.0) -> JobFound | None:
-    """One job as its scheduler shows it now; None if it cannot be asked, or if it does not answer."""
+    """Ask for one job as its scheduler shows it now; None if it cannot be asked, or if it does not answer."""
     scheduler, wanted = find_scheduler(name), parse_id(job)
     commands = scheduler.commands
     if commands.state:
@@ -182,8 +182,8 @@ def ask_jobs(
     *,
     alone: Sequence[str] | None = None,
 ) -> JobsFound:
-    """What the scheduler shows of these jobs, by one question however many they are. Jobs that it does not know (any
-    more) are not in the answer, and others may be. `owners`: the users whose jobs they may be, by number, beside who
+    """Ask the scheduler for these jobs, by one question however many they are. Jobs that it does not know (any more)
+    are not in the answer, and others may be. `owners`: the users whose jobs they may be, by number, beside who
     asks. `alone`: those that are asked for one by one if the answer neither shows them nor says that they are unknown,
     as OpenPBS's qstat does since December 2023 with all ids but the first; None: all. A scheduler that gives no answer
     is the answer's `problem`."""
@@ -216,7 +216,7 @@ def ask_jobs(
 
 
 def ask_job(name: str, job: str, env: Mapping[str, str]) -> JobsFound:
-    """What the scheduler shows of one job, also of one that ended long ago."""
+    """Ask the scheduler for one job, also for one that ended long ago."""
     scheduler = find_scheduler(name)
     commands, wanted = scheduler.commands, parse_id(job)
     found = ask_jobs(name, [job], env)

@@ -1,4 +1,4 @@
-"""Where the ranks' programs come from: an interpreter, an environment, or a container's image.
+"""Sources of the ranks' programs: an interpreter, an environment, or a container's image.
 
 A program that stands in front of a command and runs it in a container is one row. A runtime that is an option of a
 launcher (pyxis, CSCS' Container Engine) stands in that launcher's row.
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class ContainerRuntime(Record):
-    """What differs between them.
+    """One container runtime.
 
     `line`: the command up to what runs in the container, in groups as the script's lines are. `gpu_options`: by the
     GPUs' vendor, what shows them to the container. `path_variables`: what is put before the container's own PATH.
@@ -87,7 +87,7 @@ class Container(Record):
 
     @property
     def launcher_options(self) -> tuple[Words, ...]:
-        """That launcher's options for the container, in groups as the script's lines are."""
+        """The launcher's options for the container, in groups as the script's lines are."""
         if not self.launcher:
             return ()
         mounts = "".join(f",{bind}" if ":" in bind else f",{bind}:{bind}" for bind in self.binds)

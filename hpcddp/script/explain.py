@@ -1,4 +1,4 @@
-"""What decided each value of a job: an option, the job file, the site and its source, or a default."""
+"""Source of each value of a job: an option, the job file, the site and its source, or a default."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ _FLAGS = {**dict.fromkeys(("yes", "on", "1", "y"), "true"), **dict.fromkeys(("no
 
 
 def read_text(value: object, where: str) -> str:
-    """One line of text, not empty."""
+    """Read one line of text, not empty."""
     if not isinstance(value, str):
         raise RequestError(
             f"{where} is a {_kind(value)}, not a plain value", f"write it on one line: {assign(where, 'VALUE')}"
@@ -227,7 +227,7 @@ def read_choice(*known: str) -> Reader:
 
 
 def read_known(known: tuple[str, ...], value: object, where: str, synonyms: Mapping[str, str] | None = None) -> str:
-    """One of these words. An error's hint has the word that was meant, by `synonyms` or else by its spelling."""
+    """Read one of these words. An error's hint has the likely word, by `synonyms` or else by its spelling."""
     text = read_text(value, where)
     if text not in known:
         same = (synonyms or {}).get(text.lower())

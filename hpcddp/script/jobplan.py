@@ -107,7 +107,7 @@ class JobPlan(Record):
 
     @property
     def job_name(self) -> str:
-        """What the scheduler calls the job: the run's name, where it takes that."""
+        """The job's name for the scheduler: the run's name, if the scheduler takes that."""
         return job_name(self.name, self.name_limit)
 
     @property
@@ -132,7 +132,7 @@ class JobPlan(Record):
 
     @property
     def request(self) -> RunRequest:
-        """What is asked of the run when the job starts."""
+        """The request of the run at the start of the job."""
         fresh = self.planned_by.stamp if self.spec.fresh else ""
         return RunRequest(self.run_dir, identify_command(self.command), fresh, self.spec.resume is not None)
 
@@ -148,7 +148,7 @@ class JobPlan(Record):
 
     @property
     def makes_ranks(self) -> str:
-        """What makes the ranks, for people: the launcher, or the command itself."""
+        """The maker of the ranks, for people: the launcher, or the command itself."""
         return self.rank_maker or self.launcher
 
     @property
@@ -170,12 +170,12 @@ class JobPlan(Record):
 
     @property
     def processes_per_node(self) -> int:
-        """What the outer launcher starts on each node."""
+        """Processes that the outer launcher starts on each node."""
         return 1 if self.agents else self.ranks_per_node
 
     @property
     def processes(self) -> int:
-        """What the outer launcher starts in all."""
+        """Processes that the outer launcher starts in all."""
         return self.nodes * self.processes_per_node
 
     @property
@@ -214,7 +214,7 @@ class JobPlan(Record):
         yield from self.agent_line
 
     def _as_request(self) -> LaunchRequest:
-        """This plan, which has every name of a LaunchRequest."""
+        """The LaunchRequest of this plan, which has all of its names."""
         return cast("LaunchRequest", self)
 
     @property
@@ -360,7 +360,7 @@ class JobPlan(Record):
 
     @property
     def exported(self) -> tuple[str, ...]:
-        """What the job's script exports beside PATH and HPCDDP_*: a launcher that forwards nothing has to name it."""
+        """Variables that the script exports besides PATH and HPCDDP_*: a launcher that forwards nothing names them."""
         names = ["PYTHONPATH"] if self.pythonpath else []
         names += [*self.site.prepend, "OMP_NUM_THREADS", *(name for name, _ in self.env if name != "OMP_NUM_THREADS")]
         if self.gpu_order:
@@ -374,7 +374,7 @@ class JobPlan(Record):
 
     @property
     def exported_always(self) -> tuple[str, ...]:
-        """What the supervisor tells the ranks."""
+        """Variables that the supervisor sets for the ranks."""
         fresh = ("HPCDDP_FRESH",) if self.request.fresh else ()
         return (*EXPORTED_ALWAYS, *fresh) if self.supervised else ("HPCDDP_PYTHON", "HPCDDP_RUN_DIR")
 

@@ -15,8 +15,8 @@ _SPAWNS = "multiprocessing-distributed"  # of pytorch/examples' imagenet and its
 
 
 class RankMaker(Record):
-    """What makes the ranks of each node, and the row of the launcher that they are told their place by; "" for both if
-    the command makes none."""
+    """The maker of each node's ranks, and the row of the launcher whose variables they get; "" for both if the command
+    makes none."""
 
     maker: str = ""
     node_agent: str = ""

@@ -145,8 +145,8 @@ def plan_site_words(spec: JobSpec, site: Site) -> dict[str, str]:
 
 
 class Missing(Record):
-    """One open value: its name in a sentence, the option that gives it and an example. `of_site`: site files usually
-    say it."""
+    """A value that is not given: its name in a sentence, the option that gives it and an example. `of_site`: site files
+    usually have it."""
 
     what: str
     option: str
@@ -220,7 +220,7 @@ def check_complete(spec: JobSpec, site: Site, cpus_known: bool) -> None:
 
 
 class Shape(Record):
-    """What a job occupies. CPUs are what the scheduler counts (cores or hardware threads), threads are cores.
+    """Size of a job. CPUs are what the scheduler counts (cores or hardware threads), threads are cores.
     `gpus_per_rank` is 1 where ranks share one, too; `mem_gb` is of each node, 0 where nothing is said about it.
     """
 
@@ -292,8 +292,8 @@ def _check_shares(spec: JobSpec, gpus: int, each: int) -> None:
 
 
 def _plan_memory(spec: JobSpec, site: Site, queue: Queue, gpus: int) -> int:
-    """What is asked for; else the node's, where the site's request has to name memory: by its share of the GPUs if the
-    node is shared."""
+    """Plan the memory: the requested one; else the node's, if the site's request must name memory: by the share of
+    GPUs if the node is shared."""
     if spec.mem_gb:
         if queue.mem_gb and spec.mem_gb > queue.mem_gb:
             raise RequestError(
@@ -522,7 +522,7 @@ def _check_bare(plan: JobPlan) -> None:
 
 
 def _request_variables(spec: JobSpec) -> tuple[tuple[str, str], ...]:
-    """What the request says to the ranks beside the job's own variables."""
+    """Variables by which the request reaches the ranks, besides the job's own."""
     each = spec.gpus_per_rank or 1
     accept = (*(spec.accept or ()), *(("command",) if spec.resume else ()))  # a run that is named takes the new words
     told = {
@@ -536,7 +536,7 @@ def _request_variables(spec: JobSpec) -> tuple[tuple[str, str], ...]:
 
 
 def _plan_chunk(site: Site, words: Mapping[str, str], options: SchedulerOptions) -> tuple[str, ...]:
-    """What the site's and the job's own words add to each chunk of the request, as in PBS's select."""
+    """Words of the site and of the job that are added to each chunk of the request, as in PBS's select."""
     if not find_scheduler(site.scheduler).directives.chunks:
         return ()
     chosen = [v.chunk.replace("{}", words[name]) for name, v in site.vars.items() if v.chunk and name in words]
@@ -544,14 +544,14 @@ def _plan_chunk(site: Site, words: Mapping[str, str], options: SchedulerOptions)
 
 
 def remark_name(plan: JobPlan) -> str | None:
-    """What the scheduler calls the job, if that is not the run's name."""
+    """Say how the scheduler calls the job, if that is not the run's name."""
     if plan.job_name == plan.name:
         return None
     return f"job name {plan.name!r} becomes {plan.job_name!r}: a letter first, at most {plan.name_limit} characters"
 
 
 def _remark_output(plan: JobPlan) -> str | None:
-    """Where the job's output lies, if that is not where everybody looks."""
+    """Say where the job's output lies, if that is not the usual place."""
     keeps = plan.home_output
     name, number = ("oID.INDEX", "number and index") if plan.options.array else ("oID", "number")
     return keeps and f"the job's output will be ~/{plan.job_name}.{name}, with the job's {number} ({keeps})"
@@ -570,7 +570,7 @@ def _remark_literal(plan: JobPlan) -> str | None:
 
 
 def _remarks(plan: JobPlan) -> list[str]:
-    """What a person should know of the decision. Raises RequestError for a warning signal that cannot come."""
+    """Remarks on the plan for its owner. RequestError for a warning signal that cannot come."""
     remarks: list[str] = []
     signal_s = plan.options.signal_s
     if signal_s >= plan.walltime_s:

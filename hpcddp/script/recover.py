@@ -95,7 +95,7 @@ def plan_fewer_nodes(plan: JobPlan) -> tuple[int, ...]:
 
 
 def remark_recovery(plan: JobPlan) -> list[str]:
-    """What the job's owner should know of it."""
+    """Remarks on restarts for the job's owner."""
     restarts, spares, fewer = plan.spec.max_restarts, plan.spec.spares, plan.fewer_nodes
     if not restarts or plan.nodes == 1:
         return []

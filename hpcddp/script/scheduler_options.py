@@ -1,4 +1,4 @@
-"""What is asked of the scheduler beside size, queue and account, in that scheduler's own words.
+"""Scheduler options besides size, queue and account, in each scheduler's own words.
 
 All schedulers share one vocabulary: a job file says `array: 1-10`, and the script prints `-J`, `--array` or `-t`. A key
 that the scheduler has no option for, or that the site refuses, is an error; nothing is left out silently.

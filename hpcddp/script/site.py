@@ -125,7 +125,7 @@ class SiteRendezvous(Record):
 
     @property
     def variables(self) -> tuple[tuple[str, str], ...]:
-        """What tells the ranks of several nodes."""
+        """Variables for the rendezvous of ranks on several nodes."""
         said = ((HOST_SUFFIX, self.suffix), (INTERFACE, self.interface))
         return tuple((name, value) for name, value in said if value)
 
@@ -138,7 +138,7 @@ class Staging(Record):
 
 
 class SiteContainer(Record):
-    """What runs containers here, and the options that its launch needs on this site."""
+    """The container runtime of a site, and the options that it needs there."""
 
     runtime: str = ""
     options: tuple[str, ...] = ()
@@ -194,7 +194,7 @@ class Site(Record):
         return self.account._replace(**of_queue)
 
     def source(self, key: str) -> str:
-        """Where a block's facts come from, for messages: address and date. A source may carry a date of its own."""
+        """The source of a block, for messages: address and date. A source may carry a date of its own."""
         text = self.sources.get(key, f"{self.name}.yaml")
         address, _, date = text.rpartition(" ")
         return f"{address}, {date}" if date[:2] == "20" and date[4:5] == "-" else f"{text}, {self.verified}"

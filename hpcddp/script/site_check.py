@@ -38,7 +38,7 @@ def compare_queues(site: Site, found: Sequence[QueueFound], command: str) -> lis
 
 
 def list_unsaid(site: Site, found: Sequence[QueueFound], command: str) -> list[str]:
-    """What the file says of nodes and the scheduler does not, in a line for each fact."""
+    """List what the file says of nodes and the scheduler does not, one line each."""
     unsaid: dict[str, list[str]] = {}
     live_queues = {now.name: now for now in found}
     for name, queue in site.queues.items():
@@ -59,7 +59,7 @@ def unlisted_queues(site: Site, found: Sequence[QueueFound], command: str) -> li
 
 
 def _compare_limits(queue: Queue, now: QueueFound) -> Iterator[tuple[str, str]]:
-    """What the file says, and what is so."""
+    """Compare a queue's limits: what the file says, and what is so."""
     longest = max((rule.walltime_s for rule in queue.limits if rule.walltime_s is not None), default=None)
     live_s = None if now.walltime is None else parse_walltime(now.walltime, "walltime")
     if longest is not None and live_s is not None and longest != live_s:
@@ -71,7 +71,7 @@ def _compare_limits(queue: Queue, now: QueueFound) -> Iterator[tuple[str, str]]:
 
 
 def _compare_nodes(name: str, site: Site, now: QueueFound) -> Iterator[tuple[str, str]]:
-    """What a node is said to have and has not. A file that asks for less than there is leaves it to the system."""
+    """Compare a queue's nodes: what the file says and no node has. A file may say less than there is."""
     for key, word, said, live in _node_numbers(name, site, now):
         if said is None or live is None:
             continue
@@ -102,7 +102,7 @@ _NAME = re.compile(r"[\w.+-]+(/[\w.+-]+)*", re.ASCII)
 
 
 class ModulesCompared(Record):
-    """What differs, what could not be asked, and whether a login shell has the command `module`."""
+    """Differences of modules, what could not be asked, and whether a login shell has the command `module`."""
 
     differences: tuple[str, ...] = ()
     unasked: tuple[str, ...] = ()
@@ -143,7 +143,7 @@ def _ask_modules(site: Site) -> str:
 
 
 def _list_missing(text: str) -> Iterator[tuple[str, tuple[str, ...]]]:
-    """Of what those lines have printed, each module that is not there, and those of the same name that are. Where
+    """List from the output of those lines each module that is missing, and those of the same name that exist. If
     `is-avail` is not known, a line of the list has to be the module, or a version of it."""
     for part in text.split("HPCDDP-MODULE ")[1:]:
         name, *lines = [line.strip() for line in part.splitlines()]

@@ -137,7 +137,7 @@ def merge_overlay(raw: Mapping[str, Any], overlay: Mapping[str, Any]) -> dict[st
 
 
 def _merge_queues(before: Mapping[str, Any], overlay: Mapping[str, Any]) -> dict[str, Any]:
-    """What is corrected in one queue is not so in those that are like it: they keep what the file says of both."""
+    """Merge corrections of queues: queues that are `like` a corrected one keep what the file says of both."""
     merged = {name: _with_like(block, before) for name, block in before.items()}
     for name, block in overlay.items():
         base = (before if isinstance(block, Mapping) and "like" in block else merged).get(name)
@@ -189,7 +189,7 @@ def read_pattern(value: object, where: str) -> str:
 
 
 def read_word(value: object, where: str) -> str:
-    """One word, as a directive or the shell takes it where it stands."""
+    """Read one word that a directive or the shell takes as it stands."""
     text = read_text(value, where)
     if not re.fullmatch(r"[\w.:=+,-]+", text, re.ASCII):
         raise RequestError(f"{where} {text!r} is not one plain word", "letters, digits and _ . : = + , -")
@@ -197,7 +197,7 @@ def read_word(value: object, where: str) -> str:
 
 
 def read_chunk(value: object, where: str) -> tuple[str, ...]:
-    """What a chunk asks for: NAME or NAME=VALUE, each name once."""
+    """Read the resources of a chunk: NAME or NAME=VALUE, each name once."""
     words = tuple(read_word(word, where) for word in read_words(value, where))
     names = [word.partition("=")[0] for word in words]
     twice = next((name for i, name in enumerate(names) if name in names[:i]), None)
@@ -423,7 +423,7 @@ def find_config(name: str, env: Mapping[str, str]) -> str:
 
 
 def overlay_path(name: str, env: Mapping[str, str]) -> str:
-    """Where the user's own corrections of this site are, if there are any."""
+    """The path of the user's own corrections of this site, if there are any."""
     return os.path.join(config_folder(env), "overlays", f"{name}.yaml")
 
 
@@ -436,7 +436,7 @@ def overlay_of(name: str, env: Mapping[str, str]) -> str:
 def chosen_site(
     option: str | None, in_job_file: str | None, job_file: str, env: Mapping[str, str]
 ) -> SiteChoice | None:
-    """What somebody said: --site, $HPCDDP_SITE, the job file, the user's config.yaml; None when nobody did."""
+    """The site that a person chose: --site, $HPCDDP_SITE, the job file, the user's config.yaml; None: nobody did."""
     if option:
         return SiteChoice(option, "--site")
     if env.get("HPCDDP_SITE"):

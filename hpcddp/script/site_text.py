@@ -15,7 +15,7 @@ from hpcddp.units import format_count, format_walltime
 
 
 def site_rows(site: Site) -> list[tuple[str, str]]:
-    """What a user has to know, one fact a row."""
+    """List a site's properties for users, one a row."""
     queues = [
         (f"queue {name}", format_queue(queue) + (" (default)" if name == site.queue else ""))
         for name, queue in site.queues.items()
@@ -58,7 +58,7 @@ def site_record(value: Any) -> Any:
 
 
 def format_queue(queue: Queue) -> str:
-    """Its node and its rules."""
+    """Format a queue: its node and its rules."""
     unit = "hardware threads" if queue.cpu_unit == "hwthread" else "cores"
     of_model = f"{queue.gpus} x {queue.gpu}" if queue.gpus and queue.gpu else format_count(queue.gpus or 0, "GPU")
     parts = [
@@ -74,14 +74,14 @@ def format_queue(queue: Queue) -> str:
 
 
 def _format_queue_account(account: Mapping[str, Any]) -> str:
-    """What is said of accounts for one queue alone."""
+    """Format what is said of accounts for one queue alone."""
     required = {True: "required", False: "optional"}.get(account.get("required", ""), "")
     parts = [required, f"matches {account['pattern']}" if "pattern" in account else "", account.get("option", "")]
     return " ".join(filter(None, ["account", *parts])) if account else ""
 
 
 def missing_options(site: Site) -> list[tuple[str, str]]:
-    """What the site's file does not say, as (option, an example), for its default queue."""
+    """List what the site's file does not say, as (option, an example), for its default queue."""
     this_machine = find_scheduler(site.scheduler).this_machine
     return [(one.option, one.example) for one in list_missing(JobSpec(), site, cpus_known=this_machine)]
 
@@ -176,7 +176,7 @@ def _examples(site: Site) -> list[tuple[str, str]]:
 
 
 def _plan(site: Site) -> JobPlan:
-    """What the page asks for, as `hpcddp render` plans it."""
+    """Plan the page's example as `hpcddp render` does."""
     given = {"site": site.name, "command": "python train.py"}
     for option, value in _examples(site):
         key, _, said = value.partition("=") if option == "--set" else (option[2:].replace("-", "_"), "", value)

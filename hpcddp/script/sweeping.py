@@ -1,4 +1,4 @@
-"""What becomes of a sweep: one array where only the command changes, else one job for each point."""
+"""Splits a sweep: one array if only the command changes, else one job for each point."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def check_sweep(spec: JobSpec) -> None:
 
 
 def split_points(spec: JobSpec, run_dir: str) -> list[JobSpec]:
-    """One spec for each point, in order; `run_dir` is the sweep's own folder, beside which each has its run."""
+    """Make one spec for each point, in order; `run_dir` is the sweep's own folder, beside which each has its run."""
     axes = spec.sweep or {}
     points = (find_point(axes, number) for number in range(1, count_points(axes) + 1))
     return [

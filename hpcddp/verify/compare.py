@@ -1,4 +1,4 @@
-"""What short runs have recorded, step by step, and the first thing that differs between two of them."""
+"""Records of short runs, step by step, and the first difference between two of them."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class TrialRecord(NamedTuple):
     output: str = ""  # of rank 0
 
     def of_kind(self, kind: str, rank: int = 0) -> list[TraceEvent]:
-        """This rank's events of one kind."""
+        """The events of one kind of this rank."""
         return _of_kind(self.events[rank], kind)
 
     def steps(self, rank: int = 0) -> dict[Place, list[TraceEvent]]:
@@ -123,7 +123,7 @@ def compare_ranks(trial: TrialRecord) -> Mismatch | None:
 
 
 def compare_whole(one: TrialRecord, many: TrialRecord) -> Mismatch | None:
-    """One process with the whole batch against several ranks with their shares: equal but for rounding."""
+    """Compare one process with the whole batch to several ranks with their shares: equal but for rounding."""
     steps = [many.steps(rank) for rank in range(many.ranks)]
     found = _compare_steps(one.steps(), steps, _compare_step)
     if found is None:
@@ -168,8 +168,7 @@ def _compare_steps(
 
 
 def _compare_step(one: list[TraceEvent], many: list[list[TraceEvent]], times: float) -> Mismatch | None:
-    """What each rank's backward passes and optimizers have of one step. `times`: the tolerances are so many times as
-    large."""
+    """Compare the backward passes and optimizers of one step. `times`: the tolerances are so many times as large."""
     count = len(_of_kind(one, "batch"))
     for rank, events in enumerate(many):
         totals = [[(e["total"], e["epoch"]) for e in _of_kind(part, "batch")[:1]] for part in (one, events)]

@@ -202,7 +202,7 @@ class Recorder:
         self._draws = SampleDraws() if task.by_sample else None
 
     def write(self, kind: str, **values: Any) -> None:
-        """One line of the record, with the step that the loop is at."""
+        """Write a line of the record, with the step that the loop is at."""
         step = self._taken if self._rt is None else int(self._rt.steps)
         self._file.write(json.dumps({"kind": kind, "opening": self._openings, "step": step, **values}) + "\n")
         os.write(self._tell, b".")
@@ -210,7 +210,7 @@ class Recorder:
     # ---- what the training says
 
     def options(self, options: RuntimeOptions) -> RuntimeOptions:
-        """No sinks, a run folder of its own or none, on the CPU."""
+        """Change the options: no sinks, a run folder of its own or none, on the CPU."""
         self._openings += 1
         task = self._task
         return replace(
@@ -398,7 +398,7 @@ def _local(tensor: Tensor) -> Tensor:
 
 
 def _digest(tensors: Iterable[Tensor | None]) -> str:
-    """Of the bits. No gradient is one of zeros."""
+    """Digest of the tensors' bits. A missing gradient counts as zeros."""
     digest = hashlib.blake2b(digest_size=12)
     for tensor in tensors:
         if tensor is not None and tensor.numel() and bool((tensor != 0).any()):
@@ -459,8 +459,8 @@ def _list_attributes(roots: list[nn.Module]) -> Iterator[tuple[str, str]]:
 
 
 def guard_files(workdir: str) -> None:
-    """From now on, a file of the real working folder that is opened to be written becomes one of the trial's own. One
-    elsewhere that would be emptied is refused."""
+    """Redirect files of the real working folder that are opened to be written, from now on, to the trial's own folder.
+    One elsewhere that would be emptied is refused."""
     root = os.path.realpath(workdir) + os.sep
 
     def look(event: str, args: tuple[Any, ...]) -> None:
@@ -497,7 +497,7 @@ _DUMP = signal.SIGXCPU  # prints where a rank is, within a second
 
 
 def _die_with_parent() -> None:
-    """Where the command is interrupted, nothing of it goes on."""
+    """End this process when the command ends, also by an interrupt."""
     ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
 
 

@@ -36,7 +36,7 @@ _SERVE = "import sys; sys.path.pop(0); from hpcddp.verify.ranks import serve; se
 
 
 class Plan(NamedTuple):
-    """What is run, and how long."""
+    """Plan of the short runs, and how long they take."""
 
     folder: str  # the working folder; the script runs in copies of it
     command: tuple[str, ...]  # `python train.py --lr 0.1`
@@ -46,7 +46,7 @@ class Plan(NamedTuple):
 
 
 class Verification(NamedTuple):
-    """What the runs have shown. `whole`: whether one process could be compared with several; `resumes`: the steps after
+    """The result of the runs. `whole`: whether one process could be compared with several; `resumes`: the steps after
     which the script was stopped."""
 
     steps: int
@@ -79,7 +79,7 @@ class _Runs:
         self.trials: list[TrialRecord] = []
 
     def run(self, name: str, ranks: int, title: str, *, reference: str = "", **task: Any) -> TrialRecord:
-        """One run; one of the same name continues it."""
+        """Run the script once; a run of the same name continues it."""
         folder = f"{self._folder}/{name}"
         workdir = f"{folder}/work"
         if not os.path.exists(workdir):
@@ -243,7 +243,7 @@ def _read(path: str) -> str:
 
 
 def find_line_of_stack(stack: str) -> str:
-    """Of a stack as faulthandler prints it, the innermost line that is the script's: in no package."""
+    """Find the innermost line of the script, in no package, in a stack as faulthandler prints it."""
     found = re.findall(r'File "(.+)", line (\d+) in', stack)
     own = [f"{os.path.basename(file)}:{line}" for file, line in found if not re.search(r"/lib/|/hpcddp/|<frozen", file)]
     return own[0] if own else ""
