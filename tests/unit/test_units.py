@@ -133,4 +133,5 @@ def test_one_of_a_thing_is_no_plural() -> None:
 
 def test_a_text_from_elsewhere_is_one_short_line_without_colours() -> None:
     assert printable("\x1b[31mno\x1b[0m disk\n\x07") == "no disk  "
+    assert printable("see \x1b]8;;http://a/b\x07this\x1b]8;;\x07\x1b[?25h") == "see this"
     assert len(printable("x" * 1000)) == 400
