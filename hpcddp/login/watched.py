@@ -98,14 +98,14 @@ class Watcher:
     def _ask_schedulers(self, one: OnDisk) -> Answers:
         """The scheduler's last answer. It is asked in a thread, and at once about a job that it has not shown."""
         jobs = {(job.scheduler, job.id) for job in one.jobs}
-        seen = (frozenset(jobs), one.holder, one.ended)
+        question = (frozenset(jobs), one.holder, one.ended)
         if self._asking is not None and not self._asking.empty():
             self._answers, self._asking = self._asking.get() or self._answers, None
-        if not self._question or seen[0] != self._question[0]:
+        if not self._question or question[0] != self._question[0]:
             self._answers, self._asking = ask_schedulers([one], self._env), None
-            self._question, self._question_at = seen, time.monotonic()
-        elif self._asking is None and (time.monotonic() - self._question_at > ASK_S or seen != self._question):
-            self._question, self._question_at = seen, time.monotonic()
+            self._question, self._question_at = question, time.monotonic()
+        elif self._asking is None and (time.monotonic() - self._question_at > ASK_S or question != self._question):
+            self._question, self._question_at = question, time.monotonic()
             self._asking = ask_in_thread(lambda: ask_schedulers([one], self._env))
         return self._answers
 

@@ -74,10 +74,10 @@ def address_toward(host: str) -> str | None:
 
 
 def _list_ipv4(probe: socket.socket) -> list[Interface]:
-    room = array.array("B", bytes(_IFREQ * 256))
-    request = struct.pack("iP", len(room), room.buffer_info()[0])
+    buffer = array.array("B", bytes(_IFREQ * 256))
+    request = struct.pack("iP", len(buffer), buffer.buffer_info()[0])
     size = struct.unpack("iP", fcntl.ioctl(probe.fileno(), _SIOCGIFCONF, request))[0]
-    answer = room.tobytes()[:size]
+    answer = buffer.tobytes()[:size]
     found = []
     for at in range(0, size, _IFREQ):
         name = answer[at : at + 16].partition(b"\0")[0].decode(errors="replace").partition(":")[0]  # eth0:1 is an alias

@@ -148,7 +148,7 @@ class LengthLine(NamedTuple):
 
 
 class ModelLine(NamedTuple):
-    """What the model, or one of several, says of a sample's cost."""
+    """The cost of a sample, as the model, or one of several, says."""
 
     flops_per_sample: float
 

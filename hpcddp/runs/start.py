@@ -52,7 +52,7 @@ SET_ASIDE = "set aside"  # by --fresh: a new run begins in its place
 
 
 class RunRequest(Record):
-    """What is asked for. `folder`: the run's. `command`: as `identify_command` gives it; empty: not known. `fresh`: the
+    """A start's request. `folder`: the run's. `command`: as `identify_command` gives it; empty: not known. `fresh`: the
     stamp of `--fresh`; "": not asked. `takes_words`: `--resume`, the run is there and takes another command."""
 
     folder: str

@@ -95,7 +95,7 @@ def open_attempt(attempt: AttemptFolder) -> None:
 
 
 def read_plan_file(run: RunFolder) -> PlanFile:
-    """Without anything where there is no such file. DamagedFileError; SchemaError if another hpcddp wrote it."""
+    """Read `plan.json`; an empty one if there is no such file. DamagedFileError; SchemaError."""
     return read_record(run.plan, PlanFile, _PLAN_REMEDY) or PlanFile()
 
 
@@ -155,7 +155,7 @@ class Versions(Record):
 
 
 def read_versions(attempt: AttemptFolder) -> Versions | None:
-    """None if there is no such file. DamagedFileError; SchemaError if another hpcddp wrote it."""
+    """Read the versions of an attempt; None if there is no such file. DamagedFileError; SchemaError."""
     known, content = read_record(attempt.versions, Versions), read_object(attempt.versions) or {}
     others = {name: value for name, value in content.items() if name not in Versions._fields}
     return known._replace(others=others) if known is not None else None

@@ -191,10 +191,10 @@ def _share_phases(attempts: Sequence[AttemptUse]) -> dict[str, float]:
         there = [node for node in one.used if node.phases]
         seconds["lost"] += one.lost_s * one.nodes * bool(there)
         for node in there:
-            kept = 1 - one.lost_s / one.seconds if one.seconds else 1.0
+            share = 1 - one.lost_s / one.seconds if one.seconds else 1.0
             before_s = max(one.seconds - sum(node.phases), 0.0)  # the launcher and Python start
             for name, part in zip(_WORDS, (node.phases[0] + before_s, *node.phases[1:]), strict=True):
-                seconds[name] += kept * part / len(there) * one.nodes
+                seconds[name] += share * part / len(there) * one.nodes
     whole = sum(seconds.values())
     return {name: part / whole for name, part in seconds.items() if part}
 

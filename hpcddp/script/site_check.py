@@ -32,8 +32,8 @@ def compare_queues(site: Site, found: Sequence[QueueFound], command: str) -> lis
             continue
         if not now.is_open:
             differences.append(f"queue {name}: it takes no jobs now, by {command}")
-        facts = (*_compare_limits(queue, now), *_compare_nodes(name, site, now))
-        differences += [f"queue {name}: {said} in the site's file, {there} by {command}" for said, there in facts]
+        pairs = (*_compare_limits(queue, now), *_compare_nodes(name, site, now))
+        differences += [f"queue {name}: {said} in the site's file, {there} by {command}" for said, there in pairs]
     return differences
 
 

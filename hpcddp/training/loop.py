@@ -190,8 +190,8 @@ class TrainingLoop:
         if self._stepping:
             raise mistakes.STEP_LEFT.error(kind=self._stepping[0])
         if not self._backwards:
-            beside = ", and an optimizer has stepped" if self.stepped else ""
-            raise mistakes.BATCH_WITHOUT_BACKWARD.error(beside=beside)
+            stepped = ", and an optimizer has stepped" if self.stepped else ""
+            raise mistakes.BATCH_WITHOUT_BACKWARD.error(stepped=stepped)
         self._end_part()
         self._batch, self._at = None, At.OUTSIDE
         for second in self._seconds:

@@ -65,7 +65,7 @@ MICRO_BATCH_LEFT_OUT = Mistake(
 )
 BATCH_WITHOUT_BACKWARD = Mistake(
     condition="the next batch is taken, and this one had no `rt.backward`",
-    message="a batch of the training loader had no rt.backward(loss){beside}",
+    message="a batch of the training loader had no rt.backward(loss){stepped}",
     remedy="rt.backward(loss) in place of loss.backward(), in each batch and on every rank; to leave a step out: leave"
     " out optimizer.step(), then optimizer.zero_grad(); to read the data only: a second DataLoader(data, …) for it,"
     " given to rt.prepare too",

@@ -48,8 +48,8 @@ def list_numerics(device: torch.device) -> dict[str, Any]:
 
 def list_conditions(device: torch.device) -> dict[str, Any]:
     """The hardware and software that the numbers of a run depend on."""
-    facts = {**list_versions(), **list_numerics(device)}
-    return {name: value for name, value in facts.items() if name not in _HARMLESS}
+    all_versions = {**list_versions(), **list_numerics(device)}
+    return {name: value for name, value in all_versions.items() if name not in _HARMLESS}
 
 
 def name_differences(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> list[str]:

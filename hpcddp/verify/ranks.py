@@ -560,10 +560,10 @@ def _run_trial(task: Task, command: list[str], patience_s: float, limit_s: float
         pids.append(pid)
         left[reading] = rank
     pipes = list(left)
-    began = seen = time.monotonic()
+    began = last_output = time.monotonic()
     gap, why = 0.0, ""
     while left and not why:
-        until = min(seen + patience_s, began + limit_s)
+        until = min(last_output + patience_s, began + limit_s)
         ready = select.select(list(left), [], [], max(until - time.monotonic(), 0.0))[0]
         if not ready:
             why = "limit" if time.monotonic() - began >= limit_s else "stuck"
@@ -571,7 +571,7 @@ def _run_trial(task: Task, command: list[str], patience_s: float, limit_s: float
             data = os.read(pipe, 65536)
             if not data or b"E" in data:
                 del left[pipe]
-        gap, seen = max(gap, time.monotonic() - seen) if ready else gap, time.monotonic()
+        gap, last_output = max(gap, time.monotonic() - last_output) if ready else gap, time.monotonic()
     for rank in left.values():
         os.kill(pids[rank], _DUMP)
     time.sleep(1.0 if left else 0.0)

@@ -135,9 +135,9 @@ def load_checkpoint(
 def _read_parts(path: Path, outline: dict[Any, Tensor], find_like: FindLike) -> dict[Any, Tensor]:
     from hpcddp.training.checkpoint import sharded  # torch.distributed.checkpoint takes half a second to import
 
-    room = {
+    tensors = {
         key: sharded.make_empty(tensor.shape, tensor.dtype, find_like(key, tensor.shape))
         for key, tensor in outline.items()
     }
-    sharded.read_tensors(path, {write_key(key): tensor for key, tensor in room.items()})
-    return room
+    sharded.read_tensors(path, {write_key(key): tensor for key, tensor in tensors.items()})
+    return tensors

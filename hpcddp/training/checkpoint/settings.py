@@ -156,8 +156,8 @@ class RunSettings:
                 check_names(names, known, self._hints.option.format(word, "{}"))
             found = [] if recorded is None else compare_settings(recorded.settings, self.now)
             if recorded is None or step is None:
-                kept = [one for one in found if one.group.startswith("optimizer") and one.is_keepable]
-                decision = Decision((), tuple(one for one in kept if not one.names.isdisjoint(self._keep)))
+                keepable = [one for one in found if one.group.startswith("optimizer") and one.is_keepable]
+                decision = Decision((), tuple(one for one in keepable if not one.names.isdisjoint(self._keep)))
                 renewed = renew(Recorded({}), self.now, decision, 0)
                 return Decision(), renewed, self.now, renewed.settings
             keep = self._keep if self._can_keep else None

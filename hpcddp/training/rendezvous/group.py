@@ -119,8 +119,8 @@ def take_devices(backend: str, members: tuple[Member, ...], rank: int, each: int
     if backend == "nccl":
         chosen = [(m, device_indices(members, m.rank, backend, each)) for m in members]
         if shared := name_shared([[(m.host, m.gpus[i]) for i in taken] for m, taken in chosen]):
-            seen = [{gpu for other in members if other.host == m.host for gpu in other.gpus} for m in members]
-            fits = max(1, min(map(len, seen)) // each)
+            visible = [{gpu for other in members if other.host == m.host for gpu in other.gpus} for m in members]
+            fits = max(1, min(map(len, visible)) // each)
             hint = f"--ranks-per-node {fits}, or more GPUs; backend='gloo' lets ranks share one"
             raise LaunchError(shared, hint)
     torch.cuda.set_device(indices[0])

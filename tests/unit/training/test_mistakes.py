@@ -252,7 +252,7 @@ ON_ONE_RANK: list[Row] = [
     (over(break_off), SPLIT, mistakes.MICRO_BATCH_LEFT_OUT, {"done": "some", "all": 3}),
     (over(break_off, step), SPLIT, mistakes.STEP_EARLY, SGD),
     *(
-        (over(micro(lambda p, x, y: p.loss(x, y))), options, mistakes.BATCH_WITHOUT_BACKWARD, {"beside": ""})
+        (over(micro(lambda p, x, y: p.loss(x, y))), options, mistakes.BATCH_WITHOUT_BACKWARD, {"stepped": ""})
         for options in MODES
     ),
     *(
