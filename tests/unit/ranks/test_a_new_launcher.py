@@ -37,7 +37,7 @@ BEFORE_AGENT = "    **MPI_LAUNCHERS,\n"
 AGENT = """\
     "orbit": Launcher(
         "orbit",
-        AGENT,
+        NODE_AGENT,
         *("ORBIT_RANK", "ORBIT_SIZE", "ORBIT_LOCAL_RANK", "ORBIT_LOCAL_SIZE", "ORBIT_NODE"),
         marks=("ORBIT_RANK", "ORBIT_SIZE"),
         prefixes=("ORBIT_",),
