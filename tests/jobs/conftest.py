@@ -43,7 +43,7 @@ class Folder(NamedTuple):
         render = [sys.executable, "-m", "hpcddp", "render", job, *size, *options, "--", *words, *add.split()]
         script = self.run(render, cwd=self.path, env=ENVIRONMENT)
         assert script.returncode == 0, script.stderr
-        text = script.stdout.replace(f"exec {' '.join(gpus)} --", "exec --")  # CPUs stand in for them here
+        text = script.stdout.replace(f" {' '.join(gpus)} -- ", " -- ") if gpus else script.stdout  # CPUs stand in
         return self.run(["bash"], stdin=text, cwd=self.path, env=ENVIRONMENT)
 
     def state(self) -> dict[str, object]:
