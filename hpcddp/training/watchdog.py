@@ -29,8 +29,8 @@ from hpcddp.guard.hpcddp_stand import (
     WAITS,
     Quiet,
     count_collectives,
-    describe_frame,
-    has_compiled,
+    describe_frames,
+    find_place,
     list_frames,
 )
 from hpcddp.runs.hang import Hang, Stand, find_hang, format_stands, read_hang_limits
@@ -47,15 +47,10 @@ _openings = itertools.count()  # a group may see several runtimes
 _watching: list[Watchdog] = []  # of this process, the innermost last
 
 
-def find_stand(frame: FrameType, seconds: float, quiet_s: float = 0.0) -> Stand:
-    """Find a thread's place from its innermost frame, where it has stood, or been quiet, for so long."""
-    line, inside, waits = describe_frame(frame)
+def find_stand(frames: list[FrameType], seconds: float, quiet_s: float = 0.0) -> Stand:
+    """Find where a thread with these frames stands, and has stood, or been quiet, for so long."""
+    line, inside, waits = describe_frames(frames)
     return Stand(line, inside, seconds, waits, count_collectives(), quiet_s)
-
-
-def _frame_of(thread: int) -> FrameType | None:
-    """The innermost frame of a thread."""
-    return sys._current_frames().get(thread)  # where a thread hangs, it cannot say itself
 
 
 def print_hang(hang: Hang) -> None:
@@ -145,14 +140,14 @@ class Watchdog:
 
     def _look(self) -> tuple[object, ...]:
         """Values that change if the watched thread gets on: the count of batches, and the places of all its frames."""
-        return (self._beats(), *list_frames(self._watched))
+        return (self._beats(), *find_place(list_frames(self._watched)))
 
     def _look_whether_quiet(self) -> float:
         """Count the seconds since the watched thread last made a batch, collective, read or write."""
         batches, self._batches = self._batches, self._beats()
-        frame = None if has_compiled() else _frame_of(self._watched)
-        is_own = frame is not None and describe_frame(frame)[2] == NO_WAIT and not waits_for_ranks(self._watched)
-        return self._quiet.look(is_own=is_own and batches == self._batches)
+        waits = describe_frames(list_frames(self._watched))[2]
+        is_own = waits == NO_WAIT and not waits_for_ranks(self._watched)
+        return self._quiet.measure(is_own=is_own and batches == self._batches)
 
     def _connection(self) -> Store:
         """Another connection to the store: the watched thread may wait in a call of the first one, and hold it."""
@@ -175,9 +170,8 @@ class Watchdog:
         if question <= self._answered:
             return False
         self._answered = question
-        frame = _frame_of(self._watched)
-        if frame is not None:
-            store.set(f"{self._name}/{question}/{self._rank}", json.dumps(find_stand(frame, stood_s, quiet_s)))
+        stand = find_stand(list_frames(self._watched), stood_s, quiet_s)
+        store.set(f"{self._name}/{question}/{self._rank}", json.dumps(stand))
         if self._rank == 0:
             self._collect(store, [f"{self._name}/{question}/{rank}" for rank in range(self._world_size)])
         return True
@@ -267,10 +261,10 @@ class Heartbeat:
             self._tell()
 
     def _beat(self) -> None:
-        before, used_s = list_frames(self._thread), time.clock_gettime(self._clock)
+        before, used_s = find_place(list_frames(self._thread)), time.clock_gettime(self._clock)
         stood = 0
         while not self._over.wait(_EVERY_S):
-            place, now_s = list_frames(self._thread), time.clock_gettime(self._clock)
+            place, now_s = find_place(list_frames(self._thread)), time.clock_gettime(self._clock)
             self._looks += 1
             moved = place != before
             self._moves += moved
@@ -299,10 +293,9 @@ class Heartbeat:
 
     def _tell_place(self, *, stands: bool) -> None:
         assert self._page is not None
-        frame, self._is_told = _frame_of(self._thread) if stands else None, stands
-        place = Position()
-        if frame is not None:
-            stand = find_stand(frame, 0)
+        self._is_told, place = stands, Position()
+        if stands:
+            stand = find_stand(list_frames(self._thread), 0)
             place = Position(str(stand), WAITS if waits_for_ranks(self._thread) else stand.waits)
         with suppress(OSError, ValueError):
             self._page.write_place(place)

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from hpcddp.guard.hpcddp_stand import PHASES, judge_phase
+from hpcddp.guard.hpcddp_stand import PHASES, judge_phase, walk_frames
 from hpcddp.runs.folder import AttemptFolder, RunFolder
 from hpcddp.supervisor import usage
 from hpcddp.supervisor.usage import Cgroup, Gpus, Processes, UsageSampler
@@ -165,4 +165,4 @@ def frame_in(*modules: str) -> FrameType:
 def test_what_a_thread_does_is_told_by_the_innermost_function_that_tells_it(
     modules: tuple[str, ...], sleeps: bool, phase: str
 ):
-    assert PHASES[judge_phase(frame_in(*modules), lambda: sleeps)] == phase
+    assert PHASES[judge_phase(walk_frames(frame_in(*modules)), lambda: sleeps)] == phase
