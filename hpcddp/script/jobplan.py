@@ -14,6 +14,7 @@ from hpcddp.runs.command import NAME, identify_command
 from hpcddp.runs.folder import RUNS
 from hpcddp.runs.jsonfile import SCHEMA
 from hpcddp.runs.start import RunRequest
+from hpcddp.runs.state import PlanFile
 from hpcddp.schedulers.job_id import parse_id
 from hpcddp.schedulers.registry import find_scheduler
 from hpcddp.schedulers.row import LONGEST_NAME
@@ -402,28 +403,37 @@ def _list_nodes(numbers: tuple[int, ...]) -> str:
     return f"{numbers[0]}-{numbers[-1]}" if whole else ",".join(map(str, numbers))
 
 
-# The plan as JSON values: for people, and in the folder of a run whose job waits.
+# The plan as JSON values: in the folder of a run whose job waits, and for people.
+
+
+def make_plan_file(plan: JobPlan) -> PlanFile:
+    """The `plan.json` of a job that waits."""
+    return PlanFile(
+        site=plan.site.name,
+        scheduler=plan.site.scheduler,
+        launcher=plan.launcher,
+        nodes=plan.nodes,
+        ranks_per_node=plan.ranks_per_node,
+        world_size=plan.world_size,
+        gpus_per_node=plan.gpus_per_node,
+        global_batch=plan.global_batch,
+        command=list(plan.command),
+    )
 
 
 def plan_record(plan: JobPlan) -> dict[str, Any]:
-    """The whole decision. A job that runs records in its place what its script says."""
+    """The whole decision."""
+    known = make_plan_file(plan)._asdict()
+    del known["point"]
     return {
         "schema": SCHEMA,
+        **known,
         "name": plan.name,
-        "site": plan.site.name,
-        "scheduler": plan.site.scheduler,
-        "launcher": plan.launcher,
-        "nodes": plan.nodes,
-        "ranks_per_node": plan.ranks_per_node,
-        "world_size": plan.world_size,
-        "gpus_per_node": plan.gpus_per_node,
         "cpus_per_rank": plan.cpus_per_rank,
         "threads_per_rank": plan.threads_per_rank,
         "walltime_s": plan.walltime_s,
         "queue": plan.queue or None,
         "account": plan.account or None,
-        "global_batch": plan.global_batch,
-        "command": list(plan.command),
         "run_dir": plan.run_dir,
         "created_by": plan.planned_by.created_by,
         **({"gpus_per_rank": plan.gpus_per_rank} if plan.gpus_per_rank > 1 else {}),

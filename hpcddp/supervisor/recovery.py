@@ -24,7 +24,7 @@ from hpcddp.runs.folder import (
 )
 from hpcddp.runs.lock import release_run
 from hpcddp.runs.start import hold
-from hpcddp.runs.state import change_plan_file, read_state, replace_state
+from hpcddp.runs.state import read_plan_file, read_state, replace_state, write_plan_file
 from hpcddp.schedulers.allocation import is_address, same_host
 from hpcddp.schedulers.registry import find_allocation, find_scheduler
 from hpcddp.schedulers.run import ask_about, run_program, run_side_by_side
@@ -361,8 +361,7 @@ class Recovery:
         if queued is not None:
             write_follow_up(new, queued)
         nodes, each = len(self.chosen) or order.line.nodes, order.line.ranks_per_node
-        size = {"nodes": nodes, "world_size": each and nodes * each}
-        change_plan_file(run, **size)
+        write_plan_file(run, read_plan_file(run)._replace(nodes=nodes, world_size=each and nodes * each))
         state = read_state(run)
         if state is not None and state.attempt == attempt.name and state.status == "unfinished":
             # the last that is written: what is there is the new one's, as for a chain

@@ -21,11 +21,18 @@ from hpcddp.runs.chain import (
 )
 from hpcddp.runs.command import identify_command
 from hpcddp.runs.folder import AttemptFolder, RunFolder, cannot_write, job_of, show_path
-from hpcddp.runs.jsonfile import write_object
 from hpcddp.runs.lock import HeldError, release_run, start_time
 from hpcddp.runs.start import RunRequest, start_run
-from hpcddp.runs.state import RunState, correct_killed, correct_signal, read_state, replace_state, step_back
-from hpcddp.supervisor.order import job_record
+from hpcddp.runs.state import (
+    RunState,
+    correct_killed,
+    correct_signal,
+    read_state,
+    replace_state,
+    step_back,
+    write_plan_file,
+)
+from hpcddp.supervisor.order import make_plan_file
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -87,7 +94,7 @@ def begin(
             left = link.left
             more = " of the runs of its script together" if list_job_runs(attempt) else ""
             tell(f"attempt {link.turn} of at most {order.chain}, from step {link.step}{more}")
-        _leave_records(order, base, attempt, script)
+        _leave_records(order, attempt, script)
     except HpcddpError:
         release_run(attempt.run, attempt.name)
         raise
@@ -122,13 +129,13 @@ def make_folders(attempt: AttemptFolder) -> None:
         os.makedirs(os.path.join(attempt.path, folder), exist_ok=True)
 
 
-def _leave_records(order: Order, base: str, attempt: AttemptFolder, script: str) -> None:
+def _leave_records(order: Order, attempt: AttemptFolder, script: str) -> None:
     run = attempt.run
     try:
         make_folders(attempt)
         if script and os.path.isfile(script):  # a script on bash's standard input is none
             shutil.copyfile(script, attempt.script)
-        write_object(run.plan, job_record(order, base))
+        write_plan_file(run, make_plan_file(order))
     except OSError as error:
         raise cannot_write(run, error) from error
 
