@@ -73,7 +73,7 @@ class TrainingLoop:
         self._layout, self._device, self._seed = setup.layout, setup.group.device, setup.options.seed
         self._data_rank, self._trial = setup.layout.data_rank, setup.trial
         self._gradients, self._in_place = gradients, gradients.adds_up_in_place
-        self._saves, self._sums, self._pace = saves, saves.record.sums, saves.pace
+        self._saves, self._record, self._pace = saves, saves.record, saves.pace
         self._models, self._calls = saves.models, saves.models.calls
         self._data, self._seconds = saves.data, saves.data.seconds
         self._known: KnownParameters | None = None
@@ -415,7 +415,7 @@ class TrainingLoop:
         except HpcddpError as error:
             self._refuse(error)
         if factor is not None:
-            self._sums.add_loss(loss.detach(), factor, part.micro.slice or 0)
+            self._record.add_loss(loss.detach(), factor, part.micro.slice or 0)
         if self._trial is not None:
             self._trial.backward(loss.detach(), float(factor or 0.0) / self._gradients.averaged_over)
 

@@ -146,12 +146,6 @@ def check_same_data(dataset: Dataset[Any], layout: Layout, options: Mapping[str,
             raise RequestError(f"rank {rank} gets other samples of this {kind} than rank 0", _HINT)
 
 
-def outline_evaluation(dataset: Dataset[Any], batch_size: int, *, drop_last: bool) -> dict[str, Any]:
-    """The options of evaluation data that must be the same on every rank."""
-    options = {"batch_size": batch_size, "drop_last": drop_last}
-    return options | {"samples": _count_samples(dataset), "subset": hash_choice(dataset)[:12]}
-
-
 def hash_choice(dataset: Dataset[Any]) -> str:
     """SHA-256 of which samples a `Subset` chose, of how many; a subset of a subset has both choices."""
     digest = hashlib.sha256()
@@ -204,7 +198,7 @@ class Preparation:
                 prepared[n] = self.evaluation_loader(thing)
         for n, thing in enumerate(objects):
             if is_trained(thing) and id(thing) not in self._models.wrapped:
-                self._saves.record.note_model(thing)
+                self._saves.record.record_model(thing)
                 prepared[n] = self._models.wrap(thing, WrapOptions(None, None, {}))
             elif isinstance(thing, nn.Module):
                 prepared[n] = place(thing, self._group.device)
@@ -328,7 +322,7 @@ class Preparation:
         size = read_whole(size, "rt.evaluation_loader(dataset, {})")
         if self._trial is not None:
             how = replace(how, dataset=self._trial.shorten(how.dataset, size))
-        self._saves.agreement.note_evaluation(**outline_evaluation(how.dataset, size, drop_last=how.drop_last))
+        check_same_data(how.dataset, self._layout, {"batch_size": size, "drop_last": how.drop_last})
         return EvaluationLoader(
             how.dataset,
             size,

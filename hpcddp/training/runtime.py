@@ -33,7 +33,7 @@ from hpcddp.training.parallel.tensor import TensorPlan
 from hpcddp.training.prepare import Preparation
 from hpcddp.training.report import Report
 from hpcddp.training.saves import Saves
-from hpcddp.training.steps import StepRecord
+from hpcddp.training.steps import Agreement, StepRecord
 from hpcddp.training.stopping import FINISH, STOP, StopWatch
 
 
@@ -57,8 +57,9 @@ class Runtime:
         self.folder = setup.folder
         self.weights_sha256: str | None = None  # of the tracked models at the end, on rank 0
         self._options = setup.options
-        record, models, data = StepRecord(setup, gradients, metrics), Models(setup, gradients), TrainingData()
-        self._saves = saves = Saves(setup, watch, record, report, models, data)
+        agreement, models, data = Agreement(setup.group.world_size), Models(setup, gradients), TrainingData()
+        record = StepRecord(setup, gradients, metrics, agreement)
+        self._saves = saves = Saves(setup, watch, agreement, record, report, models, data)
         self._loop = loop = TrainingLoop(setup, gradients, saves)
         self._epochs = Epochs(setup, loop, saves)
         self._preparation = Preparation(setup, gradients, loop, saves, planned, until_end)
@@ -168,7 +169,7 @@ class Runtime:
         `options` are those of torch's DDP or fully_shard. Buffers are not broadcast at each forward pass: they are
         averaged before an evaluation and a checkpoint.
         """
-        self._saves.record.note_model(model)
+        self._saves.record.record_model(model)
         return self._saves.models.wrap(model, WrapOptions(blocks, tensor_plan, options))
 
     def unwrap(self, model: nn.Module) -> nn.Module:
@@ -300,8 +301,8 @@ class Runtime:
         """Leave the `with` body after this step; a later attempt resumes it. In and after an epoch's last step: at the
         end of the loop's body.
 
-        One rank is enough. Inside a step the others hear of it a step later (of steps that take less than 25 ms up to
-        16 steps later), and all stop there; if every rank calls it at the same step, all stop after that step.
+        One rank is enough. Inside a step the others hear of it a step later, and all stop there; if every rank calls it
+        at the same step, all stop after that step.
         """
         check_kind(reason, str, "rt.stop({})", "reason", '"the loss is small"')
         self._saves.ask(STOP, reason)

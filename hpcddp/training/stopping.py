@@ -118,7 +118,6 @@ class Pace:
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self.steps_shared = 1  # that the ranks agree on at once
         self.batches = 0  # that the loops over all loaders were given
         self._clock = clock
         self._step_s: deque[float] = deque(maxlen=_REMEMBERED_STEPS)
@@ -200,11 +199,9 @@ class Pace:
     def needed_s(self, steps: int = STEPS_UNTIL_AGREED, *, tail: bool = False) -> float:
         """Seconds for a safe end after so many more steps, the last of which has a `tail` or not.
 
-        Ranks agree one step late, so that two steps have to fit, or twice the short ones that share an exchange; then
-        what is still being written, and one more save. An epoch that ends early does so after any step.
+        Ranks agree one step late, so that two steps have to fit; then what is still being written, and one more save.
+        An epoch that ends early does so after any step.
         """
-        if steps >= STEPS_UNTIL_AGREED:
-            steps += 2 * (self.steps_shared - 1)
         tail_s = (self.tail_s or 0.0) if tail or (self._ends_early and steps) else 0.0
         saves_s = self._save_s
         if self._save_began is not None:

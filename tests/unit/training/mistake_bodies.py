@@ -402,15 +402,11 @@ SAID: dict[str, tuple[Body, str]] = {
     ),
     "another batch size of evaluation": (
         by_rank(lambda rank: partial(evaluate_with, data=make_data(), batch_size=4 + 2 * rank)),
-        "batch_size=4 on rank 0, batch_size=6 on rank 1\nhint: evaluation data: the same DataLoader(…, batch_size=4)",
+        "batch_size=4 on rank 0, batch_size=6 on rank 1\nhint: DataLoader(…, batch_size=4) on every",
     ),
     "evaluation data that are cut by rank": (
-        by_rank(lambda rank: partial(evaluate_with, data=make_data(7 + rank))),
-        "samples=7 on rank 0, samples=8 on rank 1",
-    ),
-    "evaluation data of other samples": (
         by_rank(lambda rank: partial(evaluate_with, data=parts(rank))),
-        "different options: subset='",
+        "rank 1 gets other samples of this Subset than rank 0",
     ),
     "a sum of other lengths": (
         partial(fit, tail=lambda p: p.rt.sum(torch.ones(2 + p.rank))),
