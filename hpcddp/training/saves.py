@@ -247,7 +247,7 @@ class Saves:
         is_last = ends or self._is_behind_batches or bool(data.seconds and data.may_end_with_second)
         loader.sampler.advance(micro)
         pace.step_ended(in_tail=self._is_behind_batches)
-        more = loader.weighing.take() if loader.weighing.count is not None else None
+        more = loader.weighing.list_numbers()
         lr = self.checkpointer.learning_rate() if record.is_written else None
         exchanged = record.sums.add_step(micro.total, more, step=step, epoch=epoch, lr=lr)
         if exchanged:
