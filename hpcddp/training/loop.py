@@ -406,9 +406,7 @@ class TrainingLoop:
             self._in_backward, self.is_left = True, False
             try:
                 with self._calls.checked() if self._calls.are_watched else nullcontext():
-                    factor = run_backward(
-                        loss, part.micro, part.weight, self._models.whole, summed=summed, scaler=scaler
-                    )
+                    factor = run_backward(loss, part, self._models.whole, summed=summed, scaler=scaler)
             finally:
                 self._in_backward = False
             self._note_backward(part.micro)
@@ -458,8 +456,8 @@ class TrainingLoop:
             )
         sums = [0.0] * self._gradients.slots
         for part, number in zip(parts, numbers, strict=True):
-            if part.weight.counted:
-                weight = float(part.weight.mean) / self._gradients.averaged_over
+            if part.counted:
+                weight = float(part.mean) / self._gradients.averaged_over
                 sums[part.micro.slice or 0] += weight * number
         total = torch.tensor(sums, dtype=torch.float64, device=self._device)
         if self._layout.data_size > 1:

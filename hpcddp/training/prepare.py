@@ -26,14 +26,13 @@ from hpcddp.training.data.evaluation import EvaluationLoader
 from hpcddp.training.data.items import (
     ItemSampler,
     SingleItem,
-    check_first,
     check_items,
     check_second,
     describe_items,
 )
 from hpcddp.training.data.loader import SecondLoader, TrainingLoader, make_sampler
 from hpcddp.training.data.reading import DataSource, is_shuffled, read_how
-from hpcddp.training.data.sampler import derive_key, find_pass, move_to
+from hpcddp.training.data.sampler import derive_key, find_place
 from hpcddp.training.data.weighing import Count, Weighing
 from hpcddp.training.gradient.gradients import Gradients
 from hpcddp.training.gradient.progress import KnownParameters
@@ -257,15 +256,15 @@ class Preparation:
         how = read_how(data, **reading)
         number = 1 if known.first is None else 2 + len(known.seconds)
         items = read_optional(items_per_step, "rt.loader(loader, items_per_step={})")
-        check_items(how, items, self._layout.data_size, options, counts=count is not None)
+        sizes = {"global_batch": self._setup.global_batch, "max_micro_batch": options.max_micro_batch}
+        check_items(how, items, sizes if number == 1 else {}, counts=count is not None)
         check_data(how, self._setup)
         if number == 1:
-            check_first(how, items, options, self._setup.global_batch)
             plan = known.plan or self._make_plan(how.batch_size, items)
             known.is_several, seed = options.uses_micro_batches or (items or 0) > 1, options.seed
         else:
             seed = derive_key("loader", options.seed, number)
-            check_second(items, are_several=known.is_several)
+            check_second(items, is_several=known.is_several)
             plan = self._plan_for(how.batch_size, items)
         if self._trial is not None and how.batch_sampler is None:
             how = replace(how, dataset=self._trial.shorten(how.dataset, plan.global_batch, drop_last=how.drop_last))
@@ -286,7 +285,7 @@ class Preparation:
             known.seconds.append(second)
         else:
             loader = known.first = TrainingLoader(*parts, is_several=known.is_several)
-            self._saves.record.learn = weighing.learn
+            self._saves.record.learn = weighing.list_entries
         if self._position is not None:  # the objects were tracked before
             self._saves.checkpointer.settle_settings(self._position)
             self._move(self._position, loader)
@@ -294,12 +293,13 @@ class Preparation:
 
     def _move(self, position: dict[str, int], loader: TrainingLoader) -> None:
         """Let the loader continue at the checkpoint's position."""
-        begins_again = self._setup.settings.begins_again
+        number = loader.number if isinstance(loader, SecondLoader) else 1
+        again = self._setup.settings.begins_again(number)
+        place = find_place(position, number, loader.sampler.length, again=again)
         if isinstance(loader, SecondLoader):
-            number = loader.number
-            loader.place = find_pass(position, number, loader.sampler.length, again=begins_again(number))
+            loader.place = place
         else:
-            move_to(position, loader.sampler, again=begins_again())
+            loader.sampler.epoch, loader.sampler.position = place
 
     def evaluation_loader(
         self,
@@ -333,11 +333,12 @@ class Preparation:
             forward_is_collective=lambda: self._gradients.forward_is_collective,
             starts=self._start_evaluation,
             gives=self._loop.count_batch,
-            begins=self._models.same.evaluation_begins,
             goes_on=self._models.same.evaluation_goes_on,
         )
 
-    def _start_evaluation(self) -> None:
+    def _start_evaluation(self, is_even: bool) -> None:
+        if is_even:
+            self._models.same.evaluation_begins()
         self._saves.check_open("a loop over evaluation data")
         self._models.average_buffers()
 

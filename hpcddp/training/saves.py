@@ -172,7 +172,7 @@ class Saves:
         is_last = ends or self._is_behind_batches or bool(data.seconds and data.may_end_with_second)
         loader.sampler.advance(micro)
         pace.step_ended(in_tail=self._is_behind_batches)
-        more = loader.weighing.take()
+        more = loader.weighing.list_numbers()
         lr = self.checkpointer.learning_rate() if record.is_written else None
         if attempt.is_time:
             if self._several:  # no other rank asks at this step
