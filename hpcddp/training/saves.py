@@ -16,13 +16,13 @@ from hpcddp.runs.hang import name_ranks
 from hpcddp.runs.state import AT_ITS_END
 from hpcddp.training.checkpoint.attempt import AttemptSaves
 from hpcddp.training.checkpoint.checkpointer import Checkpointer, check_same_value
+from hpcddp.training.collectives import ask_all
 from hpcddp.training.data.sampler import MicroBatch, describe_position
 from hpcddp.training.objects import Models, TrainingData
 from hpcddp.training.options import RunSetup, refuse_others
-from hpcddp.training.parallel.layout import ask_all
 from hpcddp.training.parallel.sameness import CHECKED_FIRST
 from hpcddp.training.rendezvous.group import Group
-from hpcddp.training.rendezvous.roll_call import wait_until
+from hpcddp.training.rendezvous.store import wait_until
 from hpcddp.training.report import Report, print_warning
 from hpcddp.training.steps import StepRecord, StepSum
 from hpcddp.training.stopping import DEADLINE, FINISH, SAVE, STOP, STOP_FLAGS, StopTraining, StopWatch
@@ -93,7 +93,7 @@ class Agreement:
         those that do not ask train on, and wait for this one."""
         store, key, everyone = self._group.store, f"{self._name}-{step}", self._group.world_size
         store.add(key, 1)
-        all_ask = wait_until(lambda: store.add(key, 0) == everyone, _TOGETHER_S, everyone)
+        all_ask = wait_until(lambda: store.add(key, 0) == everyone, _TOGETHER_S)
         store.compare_set(f"{key}-all", "", "yes" if all_ask else "no")  # the first word holds
         return bool(store.get(f"{key}-all") == b"yes")
 
