@@ -73,14 +73,14 @@ def init(
     `backend` None takes nccl where this rank sees a GPU, else gloo. `timeout_s` is torch's limit for a collective
     (None: torch's default). `arrival_timeout_s` limits the wait for all ranks to arrive; then the missing ones are
     named. `rendezvous` is the channel through which the ranks learn where rank 0 is: "auto", or one of "env"
-    (variables), "pmi" (the launcher's own store, under MPICH and Intel MPI), "file" (in the run folder), "mpi4py". The
-    body's error passes through on its rank; the other ranks get a PeerFailedError that names it. After the body the
-    group is gone, and DDP wrappers cannot be used any more: use `model.module`. Raises LaunchError if the environment
-    contradicts itself, ranks are missing or doubled, or two would share a GPU.
+    (variables), "file" (in the run folder), "mpi4py". The body's error passes through on its rank; the other ranks get
+    a PeerFailedError that names it. After the body the group is gone, and DDP wrappers cannot be used any more: use
+    `model.module`. Raises LaunchError if the environment contradicts itself, ranks are missing or doubled, or two would
+    share a GPU.
     """
     _require_torch("hpcddp.init()")
     from hpcddp.training.arguments import check_choice, read_timeout
-    from hpcddp.training.rendezvous.store_address import CHANNELS
+    from hpcddp.training.rendezvous.store import CHANNELS
     from hpcddp.training.watchdog import open_watched_group
 
     with two_lines():
@@ -168,7 +168,7 @@ def runtime(
     from hpcddp.training.opening import UnopenedRuntime, open_runtime
     from hpcddp.training.options import RuntimeOptions
     from hpcddp.training.rendezvous.group import Group
-    from hpcddp.training.rendezvous.store_address import CHANNELS
+    from hpcddp.training.rendezvous.store import CHANNELS
 
     call = "hpcddp.runtime(…, {})".format
     with two_lines():

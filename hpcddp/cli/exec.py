@@ -254,7 +254,7 @@ def _run_with_agent(
 
 def _ask_run_folder(launch: Launch, hostname: str) -> Rendezvous | None:
     """The rendezvous through a file in the run folder, the only channel that a process may use and then become another:
-    PMI and MPI would wait for a `finalize` that nobody sends. None without a run folder or a key for the launch.
+    MPI would wait for a `finalize` that nobody sends. None without a run folder or a key for the launch.
     """
     from hpcddp.ranks.reach import find_local_address
     from hpcddp.ranks.rendezvous import Rendezvous, ephemeral_range, port_candidates

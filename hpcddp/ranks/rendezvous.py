@@ -1,8 +1,8 @@
 """Rank 0's address and port, which every rank finds by itself, with one result, or None if it cannot.
 
 A MASTER_ADDR in the environment is a candidate. It is checked against what the launcher and the scheduler say, and
-dropped with a remark if they contradict it. Nothing here asks the network. None means: ask through a channel (PMI, a
-shared file, mpi4py).
+dropped with a remark if they contradict it. Nothing here asks the network. None means: ask through a channel (a shared
+file, mpi4py).
 """
 
 from __future__ import annotations

@@ -16,7 +16,8 @@ from hpcddp.training.options import RunSetup
 from hpcddp.training.parallel.calls import ForwardCalls
 from hpcddp.training.parallel.sameness import SameWeights
 from hpcddp.training.parallel.sharded import WrapOptions
-from hpcddp.training.parallel.strategy import check_places, check_uncompiled, list_accelerators
+from hpcddp.training.parallel.strategy import check_places, list_accelerators
+from hpcddp.training.torch_compat import release_wrapper
 
 
 class TrainingData:
@@ -73,7 +74,6 @@ class Models:
         """See `Runtime.wrap`."""
         _check_model(model, list(self.wrapped.values()))
         split, exact = self._setup.split, self._setup.options.exactness is not None
-        check_uncompiled(model, split)
         check_places(list_accelerators(model), self._setup.group.devices, split, exact=exact)
         if split.is_whole:
             self.whole.append(model)
@@ -81,6 +81,13 @@ class Models:
         self.calls.watch(wrapped)
         self.wrapped[id(wrapped)] = wrapped
         return wrapped
+
+    def release(self) -> None:
+        """Let the wrappers give up the process group, which ends: also those in copies such as averaged weights."""
+        for model in (*self.wrapped.values(), *self.tracked):
+            for module in model.modules():
+                if isinstance(module, DistributedDataParallel):
+                    release_wrapper(module)
 
     def average_buffers(self) -> None:
         """Average BatchNorm's running statistics, and other buffers, over the data ranks."""

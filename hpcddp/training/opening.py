@@ -48,7 +48,7 @@ from hpcddp.training.parallel.layout import open_layout
 from hpcddp.training.rendezvous.failure import Failure, PeerFailedError
 from hpcddp.training.rendezvous.group import Group
 from hpcddp.training.rendezvous.process_group import claim_failure, open_group
-from hpcddp.training.rendezvous.roll_call import wait_until
+from hpcddp.training.rendezvous.store import wait_until
 from hpcddp.training.report import AT_TERMINAL_S, DEFAULT_INTERVAL_S, Report, choose_sinks, print_warning
 from hpcddp.training.runtime import Runtime
 from hpcddp.training.stopping import STOP_FLAGS, SignalFlag, StopTraining, StopWatch, read_deadline
@@ -273,6 +273,8 @@ def open_runtime(env: MutableMapping[str, str], options: RuntimeOptions) -> Iter
         watch = StopWatch(signals, deadline)
         report = Report(setup, metrics, watch.pace, sinks=sinks, interval_s=interval_s, deadline=lambda: watch.deadline)
         rt = Runtime(setup, gradients, watch, metrics, report, partial(_write_versions, setup, written), stack)
+        if options.group is None:  # it ends with the runtime
+            stack.callback(rt._saves.models.release)
         if over:
             add_line(NameError, lambda: _NO_TURN if rt._saves.is_finished else "")
         stack.enter_context(heartbeat.following(lambda: rt.steps, watch.move_deadline))

@@ -11,7 +11,8 @@ from hpcddp.errors import RequestError
 from hpcddp.parallelism import Parallel, Split
 from hpcddp.runs.folder import AttemptFolder
 from hpcddp.training.arguments import SaveEvery, check_choice
-from hpcddp.training.parallel.layout import Layout, ask_all
+from hpcddp.training.collectives import ask_all
+from hpcddp.training.parallel.layout import Layout
 from hpcddp.training.rendezvous.group import Group
 
 if TYPE_CHECKING:

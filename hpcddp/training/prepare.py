@@ -22,6 +22,7 @@ from hpcddp.parallelism import Split
 from hpcddp.training.arguments import read_optional, read_whole
 from hpcddp.training.checkpoint.settings import name_setting
 from hpcddp.training.checkpoint.tracked import unwrap
+from hpcddp.training.collectives import ask_all
 from hpcddp.training.data.evaluation import EvaluationLoader
 from hpcddp.training.data.items import (
     ItemSampler,
@@ -38,13 +39,13 @@ from hpcddp.training.gradient.gradients import Gradients
 from hpcddp.training.gradient.progress import KnownParameters
 from hpcddp.training.loop import TrainingLoop
 from hpcddp.training.options import RunSetup, refuse_others
-from hpcddp.training.parallel.layout import Layout, ask_all, spread_weights
+from hpcddp.training.parallel.layout import Layout, spread_weights
 from hpcddp.training.parallel.sharded import WrapOptions
 from hpcddp.training.parallel.strategy import place
 from hpcddp.training.parallel.zero import WholeSteps, ZeroSteps
 from hpcddp.training.report import print_warning
 from hpcddp.training.saves import Saves
-from hpcddp.training.torch_compat import note_steps, shard_assignments
+from hpcddp.training.torch_compat import note_steps
 
 # The kinds of objects that a run takes over, and their names in a checkpoint.
 
@@ -220,8 +221,6 @@ class Preparation:
         plan = self._data.plan or self._plan_for(self._setup.global_batch)
         split, exact = self._setup.split, self._options.exactness is not None
         self._gradients.check(objects)
-        if not split.is_whole:
-            self._until_end.enter_context(shard_assignments())
         optimizers = {name: thing for name, thing in objects.items() if isinstance(thing, Optimizer)}
         zero = share_out_steps(optimizers, split, self._layout, self._group.device, self._until_end, exact=exact)
         fixed = self._layout.data_size > 1 or exact

@@ -321,7 +321,7 @@ class Runtime:
         Waits for the device: once per epoch, not per step.
         """
         self._saves.check_together("rt.sum")
-        return collectives.sum_over_data_ranks(value, self.layout, self.device)
+        return collectives.sum_numbers(value, self.layout.data_size, self.layout.data_group, self.device)
 
     def gather(self, rows: Tensor) -> Tensor:
         """The rows of all data ranks, one below the other: all outputs of an evaluation in the order of its data.
@@ -329,7 +329,7 @@ class Runtime:
         (n, …) on each rank gives (sum of n, …) on every rank; n may differ.
         """
         self._saves.check_together("rt.gather")
-        return collectives.gather_rows(rows, self.layout, self.device)
+        return collectives.gather_rows(rows, self.layout.data_size, self.layout.data_group, self.device)
 
     def broadcast(self, thing: collectives.Thing) -> collectives.Thing:
         """Rank 0's object, on every rank."""

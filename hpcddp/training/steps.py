@@ -15,9 +15,9 @@ from hpcddp.errors import RequestError
 from hpcddp.runs.hang import name_ranks
 from hpcddp.runs.metrics import MetricsFile
 from hpcddp.training.activity import waiting
+from hpcddp.training.collectives import ask_all
 from hpcddp.training.gradient.gradients import Gradients
 from hpcddp.training.options import RunSetup
-from hpcddp.training.parallel.layout import ask_all
 from hpcddp.training.stopping import REQUESTS, STOP_FLAGS
 
 FLAGS = STOP_FLAGS + REQUESTS
