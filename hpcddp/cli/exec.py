@@ -235,13 +235,15 @@ def _run_with_agent(
     status = program.read_end(ended)
     if stderr:
         stderr.finish()
+    from hpcddp.runs.failure import choose_lines, describe_end, format_failure, read_log_end
+
     output, path = "", log.path if log else ""
     if status and not agent.was_ended:
-        text = stderr.end if stderr else attempt.read_log_end(path, log.start) if log else ""
-        output = "\n".join(attempt.choose_lines(text))
+        text = stderr.end if stderr else read_log_end(path, log.start) if log else ""
+        output = "\n".join(choose_lines(text))
     is_heard = agent.end(Ended(status, output, path, is_printed=log is None))
     if status and not (is_heard or agent.was_ended):
-        failure = attempt.format_failure(info.rank, hostname, attempt.describe_end(status), output, path)
+        failure = format_failure(info.rank, hostname, describe_end(status), output, path)
         write_all(job_output, f"hpcddp: {failure}\n".encode(errors="replace"))
     from hpcddp.cli.streams import tell
 

@@ -14,6 +14,7 @@ from hpcddp.diagnose.progress import forget_caught
 from hpcddp.diagnose.rows import CAUSE, END, LOST, NOISE, RAISED, RECORD, RESTART, ROWS, WEAK, Row
 from hpcddp.errors import RequestError
 from hpcddp.record import TYPE_CHECKING, Record
+from hpcddp.runs.failure import EXCEPTION, TRACEBACK, Traceback, find_prefix
 from hpcddp.runs.logs import LogFile, find_time
 from hpcddp.signals import name_signal
 
@@ -23,8 +24,7 @@ if TYPE_CHECKING:
 _MOST = 1 << 28  # bytes of one file, from its end
 _LONGEST = 1 << 16  # bytes of a line, at its begin and at its end, that are looked at
 _DIGITS = b"0123456789"
-_TRACEBACK = "Traceback (most recent call last)"
-_PLAIN = _TRACEBACK.encode() + b":"
+_PLAIN = TRACEBACK.encode() + b":"
 _LATER = ("During handling of the above exception", "was the direct cause of the following")
 #: How an exception follows from the one above it.
 FIRST, RERAISED, ACCIDENT = "first", "reraised", "accident"
@@ -43,8 +43,6 @@ SURVIVED = re.compile(
 _EXIT = re.compile(
     r"(?i)\bexit(?:ed)?(?: with)?[ _](?:status|code)\W{0,3}(\d{1,3})\b|\b(?:status|rc)[ =]\(?(\d{1,3})\)?\s*$"
 )
-#: The exception at a traceback's end.
-_EXCEPTION = re.compile(r"(?:[A-Za-z_]\w*\.)*(?:_*[A-Z]\w*|timeout|gaierror|error)(?:: .*|:)?$")
 _FRAME = re.compile(r'File "(.+?)", line (\d+), in (\S+)')
 _OFTEN = 200  # times that an exception is caught by a program that goes on after it
 _INSIDE = re.compile(rb'File ".+", line \d+, in (?!<module>|_run_|_bootstrap|_worker_loop)')
@@ -250,7 +248,7 @@ def _choose_rows(keys: Iterable[str]) -> str:
     return write(root)  # type: ignore[arg-type]
 
 
-_SPECIAL = (_TRACEBACK, *_LATER, "exit", "status", "rc=", "The end of its output", "hint: ")
+_SPECIAL = (TRACEBACK, *_LATER, "exit", "status", "rc=", "The end of its output", "hint: ")
 _ALONE = next(
     row for row in ROWS if row.level == WEAK and re.search(r"\d", row.key)
 )  # lines are compared without their digits
@@ -270,16 +268,16 @@ class _LineKind(Record):
 _NOTHING = _LineKind(False, False, ())
 
 
-class _Open:
+class _Open(Traceback):
     """A traceback that has not come to its exception."""
 
     def __init__(
         self, begin: int, prefix: str, rank: int | None, chain: int, *, is_logged: bool, is_ignored: bool
     ) -> None:
-        self.begin, self.prefix, self.rank, self.chain = begin, prefix, rank, chain
+        super().__init__(prefix)
+        self.begin, self.rank, self.chain = begin, rank, chain
         self.is_logged, self.is_ignored = is_logged, is_ignored
         self.link = ""
-        self.frames: list[str] = []
 
     def was_caught(self) -> bool:
         """Whether the traceback does not begin where its program, process or thread began."""
@@ -455,18 +453,18 @@ class _LogReader:
         if "hpcddp: rank " in line and (report := _REPORT.search(line)):
             self._quoted = int(report[1]), report[2]
             return False
-        if f"{_TRACEBACK}:\\n" in line:  # a field of a JSON line
-            lines = line.partition(_TRACEBACK)[2].replace('\\"', '"').split("\\n")
+        if f"{TRACEBACK}:\\n" in line:  # a field of a JSON line
+            lines = line.partition(TRACEBACK)[2].replace('\\"', '"').split("\\n")
             one = _Open(at, "", self._log.find_rank(line), self._new_chain(), is_logged=True, is_ignored=False)
             one.frames = [text for text in lines if 'File "' in text]
             if (
                 not SURVIVED.search(line)
-                and (found := _EXCEPTION.match(re.sub(r'"?[,}\]]*$', "", lines[-1]))) is not None
+                and (found := EXCEPTION.match(re.sub(r'"?[,}\]]*$', "", lines[-1]))) is not None
             ):
                 self._end(at, line, found[0], one, rank, self._log.source.host)
             return True
-        if _TRACEBACK in line:
-            whole = line.partition(_TRACEBACK)[0]
+        if TRACEBACK in line:
+            whole = line.partition(TRACEBACK)[0]
             is_original, is_group = whole.endswith("Original "), whole.endswith("+ Exception Group ")
             head = whole.removesuffix("Original ").removesuffix("+ Exception Group ")
             ranked = re.search(r"(\[rank(\d+)\]:? ?)$", head) if "[rank" in head else None
@@ -476,8 +474,7 @@ class _LogReader:
             if ranked is not None:
                 rank = int(ranked[2])
             below = b"".join(self._log.lines[at + 1 : at + 2]).decode(errors="replace")
-            if head.strip() and below.startswith(f"{head}  File"):  # a launcher's or a logger's, before each line
-                prefix = head
+            prefix = find_prefix(head, below) or prefix
             if is_group:  # whose own lines are behind a bar
                 prefix = f"{head}| "
             before = self._log.lines[at - 1].decode(errors="replace") if at else ""
@@ -548,18 +545,12 @@ class _LogReader:
     def _go_on(self, at: int, line: str, rank: int | None, host: str) -> bool:
         """Whether the line belongs to an open traceback."""
         for one in reversed(self._open):
-            if not line.startswith(one.prefix.rstrip()):
+            if not one.add(line):
                 continue
-            body = line[len(one.prefix.rstrip()) :].removeprefix(":").removeprefix(" ") if one.prefix else line
-            if 'File "' in body and body.startswith((" ", "\t")):
-                one.frames.append(body)
-                return True
-            if body.startswith((" ", "\t")) or not body.strip():
-                return True
-            if _EXCEPTION.match(body) and not body.startswith("  "):
+            if one.error:
                 self._open.remove(one)
-                self._end(at, line, body.strip(), one, rank, host)
-                return True
+                self._end(at, line, one.error, one, rank, host)
+            return True
         return False
 
     def _end(self, at: int, line: str, body: str, one: _Open, rank: int | None, host: str) -> None:

@@ -9,7 +9,8 @@ from importlib import import_module
 from typing import Any
 
 from hpcddp.errors import RequestError
-from hpcddp.integrations.run import Run, check_all_ranks, find_absolute_attempt, is_new, opened
+from hpcddp.integrations.run import Run, check_all_ranks, is_new, opened
+from hpcddp.runs.folder import find_attempt
 from hpcddp.training.arguments import read_save_every
 
 FRAMEWORK = "the Trainer of transformers"
@@ -17,7 +18,7 @@ FRAMEWORK = "the Trainer of transformers"
 
 def attach(trainer: Any, env: MutableMapping[str, str], save_every: int | str | None) -> None:
     """See `hpcddp.integrations.attach`."""
-    attempt, args = find_absolute_attempt(env), trainer.args
+    attempt, args = find_attempt(env), trainer.args
     base = import_module("transformers").TrainerCallback
     if not is_new(trainer, attempt, env) or attempt is None:
         return

@@ -17,9 +17,9 @@ from typing import Any
 import torch
 
 from hpcddp.integrations.ranks import join_ranks
-from hpcddp.integrations.run import Run, check_all_ranks, ended, find_absolute_attempt, is_new
+from hpcddp.integrations.run import Run, check_all_ranks, ended, is_new
 from hpcddp.integrations.saved import FrameworkCheckpoint, check_world, find_newest
-from hpcddp.runs.folder import AttemptFolder
+from hpcddp.runs.folder import AttemptFolder, find_attempt
 from hpcddp.training.arguments import SaveEvery, read_save_every
 from hpcddp.training.data.randomness import States, read_states, restore
 from hpcddp.training.options import DEFAULT_SAVE_S
@@ -126,7 +126,7 @@ def restore_random_state(path: Path) -> None:
 
 def attach(trainer: Any, env: MutableMapping[str, str], save_every: int | str | None) -> None:
     """See `hpcddp.integrations.attach`."""
-    attempt = find_absolute_attempt(env)
+    attempt = find_attempt(env)
     if not is_new(trainer, attempt, env) or attempt is None:
         return
     every = read_save_every(save_every, "hpcddp.integrations.attach(trainer, save_every={})")

@@ -7,7 +7,8 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 from hpcddp.errors import LaunchError
-from hpcddp.integrations.run import Run, find_absolute_attempt, opened
+from hpcddp.integrations.run import Run, opened
+from hpcddp.runs.folder import find_attempt
 from hpcddp.training.arguments import read_optional, read_save_every, read_whole
 from hpcddp.training.stopping import StopTraining
 
@@ -55,7 +56,7 @@ def open_loop(
     global_batch = read_optional(global_batch, f"{_CALL}(global_batch={{}})")
     every = read_save_every(save_every, f"{_CALL}(save_every={{}})")
     keep = read_whole(keep, f"{_CALL}(keep_checkpoints={{}})")
-    attempt = find_absolute_attempt(env)
+    attempt = find_attempt(env)
     if attempt is None:
         raise LaunchError(
             f"{_CALL}() saves into a run folder, and there is none: HPCDDP_RUN_DIR and HPCDDP_ATTEMPT are not set",

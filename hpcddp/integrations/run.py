@@ -24,7 +24,7 @@ from hpcddp.integrations.saved import (
     make_partial,
     name_partial,
 )
-from hpcddp.runs.folder import AttemptFolder, RunFolder, find_attempt
+from hpcddp.runs.folder import AttemptFolder
 from hpcddp.runs.jsonfile import SchemaError
 from hpcddp.runs.lock import HeldError
 from hpcddp.runs.metrics import MetricsFile
@@ -64,12 +64,6 @@ def count_saved_bytes(optimizers: Iterable[Optimizer]) -> int:
 
 _NOTES_S = 1.0  # between two lines on how far the loop is
 _ATTACHED = "_hpcddp_is_attached"  # what a trainer has then
-
-
-def find_absolute_attempt(env: Mapping[str, str]) -> AttemptFolder | None:
-    """This attempt, with an absolute path; None outside of a job script. LaunchError for a name that is none."""
-    found = find_attempt(env)
-    return found and RunFolder(os.path.join(os.getcwd(), found.run.path)).attempt(found.name)
 
 
 def is_new(trainer: Any, attempt: AttemptFolder | None, env: Mapping[str, str]) -> bool:

@@ -17,7 +17,6 @@ from hpcddp.errors import UNFINISHED, HpcddpError
 from hpcddp.login.background import find_job
 from hpcddp.login.on_disk import OnDisk, RunJob, read_lost, read_on_disk
 from hpcddp.record import Record
-from hpcddp.runs.attempt import choose_error, choose_lines, read_log_end
 from hpcddp.runs.folder import AttemptFolder, RunFolder, show_path
 from hpcddp.runs.lock import Holder, HolderEnd
 from hpcddp.runs.state import AT_ITS_END, RunState, correct_killed
@@ -26,7 +25,6 @@ from hpcddp.schedulers.job_id import list_indices
 from hpcddp.schedulers.registry import find_scheduler
 from hpcddp.schedulers.row import JobFound
 from hpcddp.schedulers.run import ask_jobs
-from hpcddp.units import printable
 
 #: A job in one of these states has not ended.
 LIVE = ("queued", "held", "running", "suspended", "exiting", "moved", "unknown")
@@ -260,7 +258,6 @@ def _describe_end(one: OnDisk, job: JobFound | None) -> _End:
         return _End("failed", cause or "it was killed: it left no exit status, and no state", cause)
     if not status:
         return _End("finished", "", "")
-    cause = cause or _find_error(one.attempt.log if one.attempt is not None else "")
     return _End("failed", "; ".join(filter(None, [cause or f"exit status {status}", said])), cause or said)
 
 
@@ -298,19 +295,10 @@ def _judge_waiting(base: RunStatus, one: OnDisk, job: JobFound | None) -> RunSta
     if not supervised:
         return base._replace(state="ended", why="supervise: false leaves no word of how")
     if queued is not None and find_scheduler(queued.scheduler).this_machine and queued.process:
-        if not read_log_end(queued.output, 0):
+        if not os.path.exists(queued.output) or not os.path.getsize(queued.output):
             return base._replace(state="cancelled")
-        return base._replace(state="failed", why=_find_error(queued.output) or early, log=queued.output)
+        return base._replace(state="failed", why=early, log=queued.output)
     return base._replace(state="cancelled", why="its scheduler does not know it any more, and it has not started")
-
-
-def _find_error(path: str) -> str:
-    """The exception or the refusal of hpcddp that a log ends with; "" for none: `diagnose` reads other logs."""
-    lines = choose_lines(read_log_end(path, 0)) if path else []
-    told = choose_error(lines).strip()
-    if "Traceback" not in "".join(lines[:1]) and not told.startswith("hpcddp: "):
-        return ""
-    return printable(told.removeprefix("hpcddp: "))
 
 
 def _with_progress(one: OnDisk) -> RunStatus:

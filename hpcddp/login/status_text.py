@@ -103,7 +103,6 @@ def _format_one(run: RunStatus, now: float, width: int) -> str:
         ("walltime", f"{_say_left(run.ends - now)} left" if run.ends is not None and run.state == "running" else ""),
         ("used", run.used),
         ("why", _say_why(run, now)),
-        ("cause", run.cause),
         ("log", run.log),
         ("weights", run.weights_sha256 or ""),
         ("exact", _say_exact(run)),
@@ -128,7 +127,7 @@ def _say_why(run: RunStatus, now: float) -> str:
         told.append(f"link {run.links[0]} of at most {run.links[1]}")
     if run.state in {"queued", "held"} and run.starts is not None and run.starts > now:
         told.append(f"may start at {time.strftime('%Y-%m-%d %H:%M', time.localtime(run.starts))}")
-    told.append(run.why)
+    told.append(run.cause or run.why)
     return "; ".join(filter(None, told))
 
 

@@ -100,27 +100,18 @@ class AttemptFolder(_AttemptName):
 
 
 def find_attempt(env: Mapping[str, str], run_dir: str | None = None) -> AttemptFolder | None:
-    """The attempt that the job script named in HPCDDP_ATTEMPT, in `run_dir` or HPCDDP_RUN_DIR; None outside of one.
-
-    LaunchError if the name could lead out of the run folder.
-    """
+    """The attempt that the job script named in HPCDDP_ATTEMPT, in `run_dir` or HPCDDP_RUN_DIR, with an absolute path;
+    None outside of one. LaunchError if the name could lead out of the run folder."""
     path, name = run_dir or env.get("HPCDDP_RUN_DIR"), env.get("HPCDDP_ATTEMPT")
     if name and ("/" in name or name in {".", ".."}):
         raise LaunchError(f"HPCDDP_ATTEMPT={name!r} is no name of a folder", "unset HPCDDP_ATTEMPT; job scripts set it")
-    return AttemptFolder(RunFolder(path), name) if path and name else None
+    return AttemptFolder(RunFolder(os.path.join(os.getcwd(), path)), name) if path and name else None
 
 
 def choose_attempt(env: Mapping[str, str], run_dir: str | None = None) -> AttemptFolder | None:
-    """As `find_attempt`, with an absolute path; without HPCDDP_ATTEMPT the attempt is named by time and process.
-
-    None if there is no run folder either: then nothing is written.
-    """
-    path = run_dir or env.get("HPCDDP_RUN_DIR")
-    if not path:
-        return None
-    path = os.path.join(os.getcwd(), path)
-    own = f"local-{time.strftime('%Y%m%dT%H%M%S')}-{os.getpid()}"
-    return find_attempt(env, path) or AttemptFolder(RunFolder(path), own)
+    """As `find_attempt`; without HPCDDP_ATTEMPT a new attempt, named by time and process. None without a run folder."""
+    name = f"local-{time.strftime('%Y%m%dT%H%M%S')}-{os.getpid()}"
+    return find_attempt({**env, "HPCDDP_ATTEMPT": env.get("HPCDDP_ATTEMPT") or name}, run_dir)
 
 
 def cannot_write(run: RunFolder, error: OSError) -> LaunchError:

@@ -7,7 +7,7 @@ import re
 
 from hpcddp.errors import PEER_FAILED, RequestError
 from hpcddp.record import TYPE_CHECKING, Record
-from hpcddp.runs.attempt import describe_end
+from hpcddp.runs.failure import describe_end
 from hpcddp.runs.heartbeat import NO_RANK
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from contextlib import suppress
 
 from hpcddp.ranks.reach import list_addresses, open_listener
 from hpcddp.record import TYPE_CHECKING
-from hpcddp.runs.attempt import choose_error, describe_end, format_failure
+from hpcddp.runs.failure import choose_error, describe_end, format_failure
 from hpcddp.runs.hang import read_hang_limits
 from hpcddp.runs.heartbeat import NO_RANK, Beat, Position
 from hpcddp.runs.stacks import RankStacks, StacksAnswer

@@ -19,7 +19,7 @@ from hpcddp.batchplan import BatchPlan
 from hpcddp.errors import UNFINISHED, HpcddpError, LaunchError, RequestError
 from hpcddp.parallelism import check_goes_with, plan_split, read_parallel
 from hpcddp.runs.chain import find_before, find_stop, note_opened
-from hpcddp.runs.folder import AttemptFolder, RunFolder, choose_attempt, job_of, show_path
+from hpcddp.runs.folder import AttemptFolder, RunFolder, choose_attempt, find_attempt, job_of, show_path
 from hpcddp.runs.hang import Hang, read_hang_limits, read_seconds_or_off
 from hpcddp.runs.jsonfile import SchemaError, write_object
 from hpcddp.runs.lock import is_held_by, release_run
@@ -175,7 +175,7 @@ def open_run(folder: AttemptFolder | None, group: Group, env: Mapping[str, str])
 @contextmanager
 def _start(folder: AttemptFolder, env: Mapping[str, str]) -> Iterator[OpenedRun]:
     """The run of this folder, in the body. The job's, where the folder is that of its script."""
-    job_s = choose_attempt(env) if env.get("HPCDDP_ATTEMPT") else None
+    job_s = find_attempt(env)
     if job_s is not None and (stop := find_stop(job_s, STOP_FLAGS)) is not None:
         where = show_path(stop[0].path)
         end_script(f"hpcddp: no training begins: the job stopped ({stop[1].reason}) in run {where}", 0)

@@ -120,8 +120,7 @@ def test_status_of_a_run_that_failed_shows_its_first_line(run, tmp_path, monkeyp
     assert main(["status", "train"]) == 0
     told = " ".join(capsys.readouterr().out.split())
     assert (
-        "cause disk-full on rank 1 (node2): runs/train/attempts/7.1/logs/rank-0001.node2.log:4: [rank1]: OSError"
-        in told
+        "why disk-full on rank 1 (node2): runs/train/attempts/7.1/logs/rank-0001.node2.log:4: [rank1]: OSError" in told
     )
 
 

@@ -162,7 +162,6 @@ def test_a_job_that_left_no_word_is_not_finished_because_its_scheduler_says_so(
     [
         ("", "cancelled", ""),
         ("script.sh: line 9: module: command not found\n", "failed", "it ended before its ranks were started"),
-        ("hpcddp: run runs/a is in use by job 9\nhint: wait\n", "failed", "run runs/a is in use by job 9"),
     ],
 )
 def test_a_job_on_this_machine_that_never_held_its_run_has_failed_where_it_said_anything(
@@ -370,9 +369,6 @@ def test_a_table_fits_its_terminal_and_breaks_no_word(width: int) -> None:
 @pytest.mark.parametrize(
     ("exit_status", "log", "cause", "state", "why"),
     [
-        (4, "hpcddp: run runs/x is in use by job 9\nhint: wait\n", "", "failed", "run runs/x is in use by job 9"),
-        (1, "Traceback (most recent call last):\n  x\nKeyError: 'lr'\n", "", "failed", "KeyError: 'lr'"),
-        (127, "bash: line 3: trian: command not found\n", "", "failed", "exit status 127"),
         (3, "epoch 3\nloss 0.5\n", "", "failed", "exit status 3"),
         (1, "x\n", "rank 3 on n7: ValueError: no", "failed", "rank 3 on n7: ValueError: no"),
         (138, "Traceback (most recent call last):\nKeyError: 1\n", "", "cancelled", "SIGUSR1"),

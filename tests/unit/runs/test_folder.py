@@ -47,17 +47,15 @@ def test_only_finished_checkpoints_are_listed_oldest_first(tmp_path: Path) -> No
 @pytest.mark.parametrize("name", ["../../../y", "a/b", "..", "."])
 def test_an_attempt_does_not_lead_out_of_the_run_folder(name: str, tmp_path: Path) -> None:
     env = {"HPCDDP_RUN_DIR": str(tmp_path), "HPCDDP_ATTEMPT": name}
-    for find in (find_attempt, choose_attempt):
-        with pytest.raises(LaunchError, match="no name of a folder"):
-            find(env)
+    with pytest.raises(LaunchError, match="no name of a folder"):
+        find_attempt(env)
 
 
 def test_the_attempt_is_the_job_scripts_or_one_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert find_attempt({"HPCDDP_RUN_DIR": "runs/x"}) is choose_attempt({"HPCDDP_ATTEMPT": "41"}) is None
     env = {"HPCDDP_RUN_DIR": "runs/x", "HPCDDP_ATTEMPT": "41"}
-    assert find_attempt(env) == RunFolder("runs/x").attempt("41")
-    assert choose_attempt(env) == RunFolder(str(tmp_path / "runs/x")).attempt("41")
+    assert find_attempt(env) == choose_attempt(env) == RunFolder(str(tmp_path / "runs/x")).attempt("41")
     assert choose_attempt(env, "/else").run.path == "/else"
     assert choose_attempt({}, "/else").name.startswith("local-")
 
