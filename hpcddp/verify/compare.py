@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
+
+from hpcddp.guard.hpcddp_stand import is_library
 
 _LOSS = 1e-5  # tolerances: what rounding alone never reached in the first steps
 _GRADIENT = 1e-4
@@ -25,9 +28,8 @@ class TrialRecord(NamedTuple):
     title: str  # such as `2 ranks`
     ranks: int
     events: list[list[TraceEvent]]  # by rank
-    stuck: tuple[int, ...] = ()
+    stuck: Mapping[int, str] = {}  # ranks that did not end, and the line of the script that each is at
     took_s: float = 0.0
-    stacks: tuple[str, ...] = ()  # where those ranks are
     output: str = ""  # of rank 0
 
     def of_kind(self, kind: str, rank: int = 0) -> list[TraceEvent]:
@@ -57,17 +59,26 @@ class Mismatch(NamedTuple):
     ranks: int = 1
 
 
-def read_events(folder: str, ranks: int) -> list[list[TraceEvent]]:
-    """The records of a trial's ranks."""
-    found: list[list[TraceEvent]] = []
-    for rank in range(ranks):
-        found.append([])
-        try:
-            with open(f"{folder}/rank-{rank}.jsonl", encoding="utf-8") as file:
-                found[-1] += [json.loads(line) for line in file if line.endswith("\n")]
-        except FileNotFoundError:
-            pass
-    return found
+def read_trial(title: str, ranks: int, folder: str, stuck: Iterable[int], took_s: float) -> TrialRecord:
+    """What a short run has written into its folder."""
+    lines = [_read(f"{folder}/rank-{rank}.jsonl").splitlines(keepends=True) for rank in range(ranks)]
+    events = [[json.loads(line) for line in each if line.endswith("\n")] for each in lines]
+    places = {rank: find_line_of_stack(_read(f"{folder}/rank-{rank}.stack")) for rank in stuck}
+    return TrialRecord(title, ranks, events, places, took_s, _read(f"{folder}/rank-0.out"))
+
+
+def _read(path: str) -> str:
+    try:
+        with open(path, encoding="utf-8", errors="replace") as file:
+            return file.read()
+    except FileNotFoundError:
+        return ""
+
+
+def find_line_of_stack(stack: str) -> str:
+    """Find the innermost line of the script, in no package, in a stack as faulthandler prints it."""
+    found = re.findall(r'File "(.+)", line (\d+) in', stack)
+    return next((f"{os.path.basename(file)}:{line}" for file, line in found if not is_library(file)), "")
 
 
 def find_failure(trial: TrialRecord) -> Mismatch | None:
@@ -81,14 +92,13 @@ def find_failure(trial: TrialRecord) -> Mismatch | None:
             failed.append((rank, end["error"]))
     if failed and not (trial.stuck and all(_PEERS in error for _, error in failed)):
         rank, error = min(failed, key=lambda one: (_PEERS in one[1], one[0]))
-        return Mismatch("failed", (trial.title,), name=error, rank=rank, ranks=trial.ranks)
+        kind = "no GPU" if re.search("CUDA|NVIDIA|NCCL|GPU", error) else "failed"
+        return Mismatch(kind, (trial.title,), name=error, rank=rank, ranks=trial.ranks)
     if trial.stuck:
-        last = trial.events[trial.stuck[0]][-1:]
+        last = trial.events[min(trial.stuck)][-1:]
         place = (last[0]["opening"], last[0]["step"]) if last else None
-        over = [rank for rank in range(trial.ranks) if rank not in trial.stuck]
-        stands = zip(trial.stuck, trial.stacks, strict=False)
-        where = ", ".join(f"rank {rank} at {line}" for rank, line in stands if line)
-        return Mismatch("hang", (trial.title,), place, where, (over, list(trial.stuck)), ranks=trial.ranks)
+        where = ", ".join(f"rank {rank} at {line or '?'}" for rank, line in trial.stuck.items())
+        return Mismatch("hang", (trial.title,), place, where, ranks=trial.ranks)
     return None
 
 
@@ -102,116 +112,88 @@ def find_alone(trial: TrialRecord) -> Mismatch | None:
 
 def compare_ranks(trial: TrialRecord) -> Mismatch | None:
     """The ranks of one run: their modules, and the gradients and weights of each step."""
-    in_parts = any(e["cut"] for e in trial.of_kind("opened")) or any(e["in_parts"] for e in trial.of_kind("weights"))
+    in_parts = any(event["in_parts"] for event in trial.of_kind("gradients"))
     found = []
     for rank in range(1, trial.ranks):
         for order, kind in enumerate(("attributes", "modes", "gradients", "weights")):
             for mine, its in zip(trial.of_kind(kind), trial.of_kind(kind, rank), strict=False):
-                place = its["opening"], its["step"]
-                values: tuple[str, Any] = ("", None)
-                if kind in {"attributes", "modes"}:
-                    pairs = ((name, (v, its["values"].get(name, v))) for name, v in mine["values"].items())
-                    values = next(((name, two) for name, two in pairs if two[0] != two[1]), values)
-                    if not values[0] and (mine["step"], mine["opening"]) == (its["step"], its["opening"]):
-                        continue
-                elif in_parts or mine["digest"] == its["digest"]:
+                name, values = "", None
+                if "values" in mine:
+                    name = next((n for n, value in mine["values"].items() if its["values"].get(n, value) != value), "")
+                    values = (mine["values"][name], its["values"][name]) if name else None
+                if not name and ("values" in mine or in_parts or mine["digest"] == its["digest"]):
                     continue
-                difference = Mismatch(kind, (trial.title,), place, *values, rank=rank, ranks=trial.ranks)
+                place = its["opening"], its["step"]
+                difference = Mismatch(kind, (trial.title,), place, name, values, rank=rank, ranks=trial.ranks)
                 found.append((place, order, difference))
                 break
     return min(found, key=lambda one: one[:2])[2] if found else None
 
 
-def compare_whole(one: TrialRecord, many: TrialRecord) -> Mismatch | None:
-    """Compare one process with the whole batch to several ranks with their shares: equal but for rounding."""
-    steps = [many.steps(rank) for rank in range(many.ranks)]
-    found = _compare_steps(one.steps(), steps, _compare_step)
-    if found is None:
-        far = next((far for event in many.of_kind("untrained") if (far := _farthest(event, _GRADIENT * _LATER))), None)
-        if far is not None:
-            found = Mismatch("untrained", (), None, far[1], (far[3], far[2]), far[0])
+class Tolerance(NamedTuple):
+    """Relative differences up to which two runs are the same in their first steps."""
+
+    loss: float
+    gradient: float
+
+
+ROUNDING = Tolerance(_LOSS, _GRADIENT)  # of one process with the whole batch and several ranks with their shares
+SAME_SUMS = Tolerance(_LOSS, 0.0)  # of the same micro batches on other ranks
+SAME_BITS = Tolerance(0.0, 0.0)
+
+
+def compare_trials(one: TrialRecord, many: TrialRecord, tolerance: Tolerance) -> Mismatch | None:
+    """The first step at which two runs differ; else a module that no optimizer trains."""
+    mine = [one.steps(rank) for rank in range(one.ranks)]
+    its = [many.steps(rank) for rank in range(many.ranks)]
+    found = None
+    for place in sorted({*mine[0], *(place for steps in its for place in steps)}):
+        lacking = next((rank for rank, steps in enumerate(its) if place not in steps), None)
+        if place not in mine[0] or lacking is not None:
+            found = Mismatch("counts", (), None, "steps", (len(mine[0]), len(its[lacking or 0])), rank=lacking)
+        else:
+            times = 1.0 if place[1] < _FIRST_STEPS else _LATER
+            events, others = ([steps.get(place, []) for steps in run] for run in (mine, its))
+            found = _compare_step(events, others, Tolerance(*(times * part for part in tolerance)))
+        if found is not None:
+            found = found._replace(place=place)
+            break
+    else:
+        for event in many.of_kind("untrained")[-1:]:
+            if (far := _farthest(event, tolerance.gradient * _LATER)) is not None:
+                found = Mismatch("untrained", (), None, far[1], (far[3], far[2]), far[0])
     return found and found._replace(runs=(one.title, many.title), ranks=many.ranks)
 
 
-def compare_bits(one: TrialRecord, other: TrialRecord, *, same_ranks: bool) -> Mismatch | None:
-    """Two runs that are to be equal to the bit: the gradients that reach the optimizers; with `same_ranks` also each
-    rank's losses and weights."""
-
-    def compare(mine: list[TraceEvent], others: list[list[TraceEvent]], _times: float) -> Mismatch | None:
-        return _compare_step_bits(mine, others[0], all_of_it=same_ranks)
-
-    found = None
-    for rank in range(one.ranks if same_ranks else 1):
-        found = found or _compare_steps(one.steps(rank), [other.steps(rank)], compare)
-    ends = [[e["digest"] for e in trial.of_kind("untrained")] for trial in (one, other)]
-    if found is None and same_ranks and ends[0][-1:] != ends[1][-1:]:
-        far = _farthest(other.of_kind("untrained")[-1], 0.0) or [0.0, "", 0.0, 0.0]
-        found = Mismatch("untrained", (), None, far[1], (far[3], far[2]), far[0])
-    return found and found._replace(runs=(one.title, other.title), ranks=other.ranks)
-
-
-_Compare = Callable[[list[TraceEvent], list[list[TraceEvent]], float], Mismatch | None]
-
-
-def _compare_steps(
-    one: dict[Place, list[TraceEvent]], many: list[dict[Place, list[TraceEvent]]], compare: _Compare
-) -> Mismatch | None:
-    """The first difference, by step."""
-    for place in sorted({*one, *(place for steps in many for place in steps)}):
-        lacking = next((rank for rank, steps in enumerate(many) if place not in steps), None)
-        if place not in one or lacking is not None:
-            return Mismatch("steps", (), place, values=(len(one), len(many[lacking or 0])), rank=lacking)
-        found = compare(one[place], [steps[place] for steps in many], 1.0 if place[1] < _FIRST_STEPS else _LATER)
-        if found is not None:
-            return found._replace(place=place)
-    return None
-
-
-def _compare_step(one: list[TraceEvent], many: list[list[TraceEvent]], times: float) -> Mismatch | None:
-    """Compare the backward passes and optimizers of one step. `times`: the tolerances are so many times as large."""
-    count = len(_of_kind(one, "batch"))
+def _compare_step(one: list[list[TraceEvent]], many: list[list[TraceEvent]], tolerance: Tolerance) -> Mismatch | None:
+    """Compare the batches, backward passes and optimizers of one step, each by rank."""
     for rank, events in enumerate(many):
-        totals = [[(e["total"], e["epoch"]) for e in _of_kind(part, "batch")[:1]] for part in (one, events)]
+        totals = [[(e["total"], e["epoch"]) for e in _of_kind(part, "batch")[:1]] for part in (one[0], events)]
         if totals[0] != totals[1]:
             return Mismatch("batch", (), values=(totals[0], totals[1]), rank=rank)
-    losses, theirs = _of_kind(one, "loss"), [_of_kind(events, "loss") for events in many]
-    if count != 1 or any(len(_of_kind(events, "batch")) != 1 for events in many):  # micro batches: their sum
-        losses, theirs = _add_up(losses), [_add_up(found) for found in theirs]
+    losses, theirs = ([_of_kind(events, "loss") for events in run] for run in (one, many))
+    if any(len(_of_kind(events, "batch")) != 1 for events in (*one, *many)):  # micro batches: their sum
+        losses, theirs = ([_add_up(found) for found in run] for run in (losses, theirs))
     for rank, found in enumerate(theirs):
-        if len(found) != len(losses):
-            return Mismatch("passes", (), values=(len(losses), len(found)), rank=rank)
-    for nth, event in enumerate(losses):
-        mine, whole = event["share"], math.fsum(found[nth]["share"] for found in theirs)
-        if (off := _relative(mine, whole)) > _LOSS * times:
+        if len(found) != len(losses[0]):
+            return Mismatch("counts", (), name="rt.backward(…)", values=(len(losses[0]), len(found)), rank=rank)
+    for nth in range(len(losses[0])):
+        mine, whole = (math.fsum(found[nth]["share"] for found in run) for run in (losses, theirs))
+        if (off := _relative(mine, whole)) > tolerance.loss:
             return Mismatch("loss", (), values=(mine, whole), off=off, factor=whole / mine if mine else math.nan)
-    steps = _of_kind(one, "gradients")
     for rank, events in enumerate(many):
-        calls = _of_kind(events, "gradients")
+        steps, calls = _of_kind(one[0], "gradients"), _of_kind(events, "gradients")
         if len(calls) != len(steps):
-            return Mismatch("calls", (), values=(len(steps), len(calls)), rank=rank)
-        for mine, its in zip(steps, calls, strict=True):
-            if (setting := _compare_settings(mine, its)) is not None:
-                return Mismatch("settings", (), None, setting[0], setting[1:], rank=rank)
-            if (far := _farthest(its, _GRADIENT * times)) is not None:
-                return Mismatch("gradients", (), None, far[1], (far[3], far[2]), far[0], its["factor"], rank)
-    return None
-
-
-def _compare_step_bits(one: list[TraceEvent], other: list[TraceEvent], *, all_of_it: bool) -> Mismatch | None:
-    kinds = ("loss", "gradients", "weights") if all_of_it else ("gradients",)
-    for kind in kinds:
-        mine, its = _of_kind(one, kind), _of_kind(other, kind)
-        if len(mine) != len(its):
-            return Mismatch("passes" if kind == "loss" else "calls", (), values=(len(mine), len(its)))
-        for a, b in zip(mine, its, strict=True):
-            if kind == "loss" and a["value"] != b["value"]:
-                values = a["value"], b["value"]
-                return Mismatch("loss", (), values=values, off=_relative(*values))
-            if kind == "gradients" and (setting := _compare_settings(a, b)) is not None:
-                return Mismatch("settings", (), None, setting[0], setting[1:])
-            if kind != "loss" and a["digest"] != b["digest"]:
-                far = _farthest(b, 0.0) or [0.0, "", b.get("norm"), a.get("norm")]
-                return Mismatch(kind, (), None, far[1], (far[3], far[2]), far[0], b.get("factor", 1.0))
+            return Mismatch("counts", (), name="optimizer.step()", values=(len(steps), len(calls)), rank=rank)
+        for step, call in zip(steps, calls, strict=True):
+            if (setting := _compare_settings(step, call)) is not None:
+                return setting._replace(rank=rank)
+            if (far := _farthest(call, tolerance.gradient)) is not None:
+                return Mismatch("gradients", (), None, far[1], (far[3], far[2]), far[0], call["factor"], rank)
+    for mine_of_rank, its_of_rank in zip(one, many, strict=False) if tolerance == SAME_BITS else ():
+        digests = [[e["digest"] for e in _of_kind(events, "weights")] for events in (mine_of_rank, its_of_rank)]
+        if digests[0] != digests[1]:
+            return Mismatch("weights", ())
     return None
 
 
@@ -225,13 +207,13 @@ def _farthest(event: TraceEvent, tolerance: float) -> list[Any] | None:
     return off[0] if off and off[0][0] > tolerance else None
 
 
-def _compare_settings(one: TraceEvent, other: TraceEvent) -> tuple[str, Any, Any] | None:
+def _compare_settings(one: TraceEvent, other: TraceEvent) -> Mismatch | None:
     for mine, its in zip(one["settings"], other["settings"], strict=False):
         for name, value in mine.items():
             that = its.get(name)
             are_numbers = isinstance(value, float) and isinstance(that, float)
             if value != that and not (are_numbers and _relative(value, that, 0.0) <= _LOSS):
-                return name, value, that
+                return Mismatch("settings", (), None, name, (value, that))
     return None
 
 
@@ -246,11 +228,12 @@ def _relative(one: float, other: float, least: float = _SMALL_LOSS) -> float:
     return math.inf if math.isnan(away) else away
 
 
-def list_other_numbers(one: str, other: str) -> Iterator[tuple[str, str]]:
-    """Lines of two outputs that differ in their numbers alone, and by more than rounding."""
+def find_other_numbers(one: str, other: str) -> tuple[str, str] | None:
+    """The first lines of two outputs that differ in their numbers alone, and by more than rounding."""
     for mine, its in zip(one.splitlines(), other.splitlines(), strict=False):
         if mine.startswith("hpcddp") or _NUMBER.sub("#", mine) != _NUMBER.sub("#", its):
             continue
         numbers = zip(_NUMBER.findall(mine), _NUMBER.findall(its), strict=True)
         if any(_relative(float(a), float(b), 1e-6) > 1e-3 for a, b in numbers):
-            yield mine, its
+            return mine, its
+    return None

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import ctypes
 import faulthandler
-import gc
 import hashlib
 import inspect
 import json
@@ -15,13 +14,13 @@ import math
 import os
 import runpy
 import select
-import shutil
 import signal
 import socket
 import sys
 import time
 import traceback
-from collections.abc import Iterable, Iterator, Mapping
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any, NamedTuple, NoReturn
@@ -43,6 +42,7 @@ import hpcddp.training.opening  # noqa: F401  # what every rank imports, too
 from hpcddp.training.data.sampler import MicroBatch
 from hpcddp.training.options import RuntimeOptions, set_trial
 from hpcddp.training.stopping import StopTraining
+from hpcddp.uncaught import find_script_line
 
 
 class Task(NamedTuple):
@@ -77,20 +77,11 @@ class SampleDraws(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch 
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._rows = range(0)
+        self.rows = range(0)  # of the global batch that the loop is at; between two batches none
         self.whole_batch: set[str] = set()  # what depends on the whole batch by definition
 
-    def batch(self, micro: MicroBatch, global_batch: int) -> None:
-        """The loop is at these rows of the global batch."""
-        first = micro.position % global_batch
-        self._rows = range(first, first + micro.size)
-
-    def leave(self) -> None:
-        """The loop is between two batches: what is drawn is the same on all ranks."""
-        self._rows = range(0)
-
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs, count = kwargs or {}, len(self._rows)
+        kwargs, count = kwargs or {}, len(self.rows)
         if torch.Tag.nondeterministic_seeded not in func.tags or not count:
             result = func(*args, **kwargs)
             if count > 1 and func is torch.ops.aten.mm.default and result.shape == (count, count):
@@ -107,7 +98,7 @@ class SampleDraws(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch 
             if not any(_is_of_batch(name, value, count) for name, value in zip(names, args, strict=False)):
                 return func(*args, **kwargs)
             rows = []
-            for nth, row in enumerate(self._rows):
+            for nth, row in enumerate(self.rows):
                 torch.default_generator.manual_seed((seed + 0x9E3779B97F4A7C15 * (row + 1)) % _LARGEST)
 
                 def cut(value: Any, nth: int = nth) -> Any:
@@ -187,11 +178,12 @@ _WORST = 3  # tensors that are named
 class Recorder:
     """Writes a line of JSON for each thing that is compared."""
 
-    def __init__(self, task: Task, rank: int, tell: int) -> None:
+    def __init__(self, task: Task, rank: int, pipe: int) -> None:
         self._task, self._rank = task, rank
         self._file = open(f"{task.folder}/rank-{rank}.jsonl", "a", buffering=1, encoding="utf-8")  # noqa: SIM115  # until the process ends
-        self._tell = tell  # a pipe to the process that forked this one: a byte for each line
+        self._pipe = pipe  # to the process that forked this one: a byte for each line
         self._rt: Any = None
+        self._is_cut = False  # whether no rank has all of the model
         self._openings = -1
         self._taken = 0  # global batches that are over, in this process; optimizer steps, without a runtime
         self._optimizers: dict[int, Optimizer] = {}
@@ -199,15 +191,16 @@ class Recorder:
         self._calls = 0  # of optimizers, in this step
         self._modes: dict[str, Any] = {}
         self._stopped = False
-        self._draws = SampleDraws() if task.by_sample else None
+        self._draws = SampleDraws()  # entered where the task draws by sample
+
+    @property
+    def _step(self) -> int:
+        return self._taken if self._rt is None else int(self._rt.steps)
 
     def write(self, kind: str, **values: Any) -> None:
         """Write a line of the record, with the step that the loop is at."""
-        step = self._taken if self._rt is None else int(self._rt.steps)
-        self._file.write(json.dumps({"kind": kind, "opening": self._openings, "step": step, **values}) + "\n")
-        os.write(self._tell, b".")
-
-    # ---- what the training says
+        self._file.write(json.dumps({"kind": kind, "opening": self._openings, "step": self._step, **values}) + "\n")
+        os.write(self._pipe, b".")
 
     def options(self, options: RuntimeOptions) -> RuntimeOptions:
         """Change the options: no sinks, a run folder of its own or none, on the CPU."""
@@ -224,13 +217,13 @@ class Recorder:
 
     def opened(self, rt: Any) -> None:
         self._rt, options = rt, rt._options
-        cut = str(options.parallel) not in {"ddp", "None"}
-        self.write("opened", micro=options.max_micro_batch, exact=options.exact, cut=cut)
-        if self._draws is not None:
+        self._is_cut = str(options.parallel) not in {"ddp", "None"}
+        self.write("opened", micro=options.max_micro_batch, exact=options.exact)
+        if self._task.by_sample:
             self._draws.__enter__()  # type: ignore[no-untyped-call]
 
     def closed(self) -> None:
-        if self._draws is not None and self._rt is not None:
+        if self._task.by_sample and self._rt is not None:
             self._draws.__exit__(None, None, None)  # type: ignore[no-untyped-call]
         if self._task.run and sys.exc_info()[0] in {None, StopTraining}:  # a stopped script may go on with its next run
             self.end("stopped" if self._stopped else "done")
@@ -252,11 +245,11 @@ class Recorder:
         roots = _find_roots()
         if not self._modes:
             self.write("attributes", values=dict(_list_attributes(roots)))
-            for module in (m for root in roots for m in root.modules()):
-                if self._draws is not None and isinstance(module, nn.RNNBase):
+            for _, module in _list_modules(roots):
+                if self._task.by_sample and isinstance(module, nn.RNNBase):
                     module.dropout = 0.0  # which its own code in C++ does
-        if self._draws is not None:
-            self._draws.batch(micro, self._rt.plan.global_batch)
+        first = micro.position % self._rt.plan.global_batch
+        self._draws.rows = range(first, first + micro.size)
         self.write("batch", total=micro.total, epoch=int(self._rt.epoch))
         if self._task.stop == int(self._rt.steps) + 1 and not self._stopped:
             self._stopped = True
@@ -273,19 +266,11 @@ class Recorder:
     def step_ends(self) -> None:
         self._calls = 0
         self._taken += 1
-        if self._draws is not None:
-            self._draws.leave()
+        self._draws.rows = range(0)
         if (int(self._rt.steps) if self._task.run else self._taken) >= self._task.steps:
             self.end("steps")
 
-    # ---- what torch's optimizers say
-
-    def watch_optimizers(self) -> None:
-        """Hear of every step of every optimizer."""
-        register_optimizer_step_pre_hook(self._before_step)
-        register_optimizer_step_post_hook(self._after_step)
-
-    def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+    def before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         self._nested += 1
         if self._nested > 1:  # a subclass that calls super().step(), or one that makes another step
             return
@@ -298,24 +283,23 @@ class Recorder:
         }
         if any(map(callable, (*args[1:], *kwargs.values()))):  # a closure: they are those of the step before
             gradients = {}
-        step = self._taken if self._rt is None else int(self._rt.steps)
         self.write(
             "gradients",
             settings=[_list_settings(group) for group in optimizer.param_groups],
             digest=_digest(gradients.values()),
-            norm=_norm(gradients.values()),
+            in_parts=self._is_cut
+            or any(hasattr(p, "device_mesh") for g in optimizer.param_groups for p in g["params"]),
             world=torch.distributed.get_world_size() if torch.distributed.is_initialized() else 1,
-            **self._compare(f"{self._openings}-{step}-{self._calls}", gradients),
+            **self._compare(f"{self._openings}-{self._step}-{self._calls}", gradients),
         )
         self._calls += 1
 
-    def _after_step(self, _optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
+    def after_step(self, _optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
         self._nested = max(self._nested - 1, 0)
         if self._nested:
             return
         parameters = [p for group in _optimizer.param_groups for p in group["params"]]
-        in_parts = any(hasattr(p, "device_mesh") for p in parameters)
-        self.write("weights", digest=_digest(map(_local, parameters)), in_parts=in_parts)
+        self.write("weights", digest=_digest(map(_local, parameters)))
         if self._rt is None:
             self._taken, self._calls = self._taken + 1, 0
             if self._taken >= self._task.steps:
@@ -330,17 +314,14 @@ class Recorder:
             return {}
         return compare_tensors(values, torch.load(path))
 
-    # ---- the end
-
     def end(self, how: str, error: str = "") -> NoReturn:
         """The record is over. The process waits to be ended, so that no other rank loses its connection before."""
         with suppress(Exception):
             self._compare_untrained()
-        whole_batch = sorted(self._draws.whole_batch) if self._draws is not None else []
-        self.write("end", how=how, error=error, whole_batch=whole_batch)
+        self.write("end", how=how, error=error, whole_batch=sorted(self._draws.whole_batch))
         sys.stdout.flush()
         sys.stderr.flush()
-        os.write(self._tell, b"E")
+        os.write(self._pipe, b"E")
         while True:
             time.sleep(3600)
 
@@ -366,9 +347,6 @@ def compare_tensors(values: Mapping[str, Tensor | None], reference: Mapping[str,
             continue
         mine = torch.zeros_like(other) if mine is None else mine  # type: ignore[arg-type]  # one of them is there
         other = torch.zeros_like(mine) if other is None else other
-        if mine.shape != other.shape:
-            off.append((math.inf, name, 0.0, 0.0))
-            continue
         is_nan = bool((mine.isnan() == other.isnan()).all())
         mine, other = mine.nan_to_num(), other.nan_to_num()
         along += float((mine * other).sum())
@@ -413,9 +391,28 @@ def _list_settings(group: Mapping[str, Any]) -> dict[str, Any]:
     return {name: v for name, v in numbers.items() if isinstance(v, int | float | tuple | str | None)}
 
 
+_made: dict[int, weakref.ref[nn.Module]] = {}  # the script's modules by id, in the order in which they were made
+
+
+def remember_modules() -> None:
+    """Remember each module that is made, copied or loaded from now on."""
+
+    def remembering(method: Callable[..., None]) -> Callable[..., None]:
+        def call(self: nn.Module, *args: Any, **kwargs: Any) -> None:
+            key = id(self)
+            _made.setdefault(key, weakref.ref(self, lambda _: _made.pop(key, None)))
+            method(self, *args, **kwargs)
+
+        return call
+
+    module: Any = nn.Module
+    module.__init__ = remembering(module.__init__)
+    module.__setstate__ = remembering(module.__setstate__)  # of a copy
+
+
 def _find_roots() -> list[nn.Module]:
-    """The script's modules that are in no other one. What was there before the script is frozen out."""
-    modules = [one for one in gc.get_objects() if isinstance(one, nn.Module)]
+    """The script's modules that are in no other one."""
+    modules = [module for made in _made.values() if (module := made()) is not None]
     inner = {id(child) for module in modules for child in module.children()}
     return [module for module in modules if id(module) not in inner]
 
@@ -455,39 +452,31 @@ def _list_attributes(roots: list[nn.Module]) -> Iterator[tuple[str, str]]:
                 yield f"{name}.{key}", _digest([value])
 
 
-# A script writes into its own working folder, where the files of the real one are links.
-
-
 def guard_files(workdir: str) -> None:
-    """Redirect files of the real working folder that are opened to be written, from now on, to the trial's own folder.
-    One elsewhere that would be emptied is refused."""
+    """Let a file that is opened to be written be the trial's own: a link to one of the real working folder gives way to
+    a new file, and a file elsewhere that would be emptied is refused."""
     root = os.path.realpath(workdir) + os.sep
 
-    def look(event: str, args: tuple[Any, ...]) -> None:
+    def protect(path: str, *, empties: bool) -> None:
+        here = os.path.join(os.path.realpath(os.path.dirname(path)), os.path.basename(path))
+        if os.path.islink(here) and here.startswith(root):
+            os.unlink(here)
+        elif empties and not here.startswith(root) and os.path.isfile(here) and os.path.getsize(here):
+            raise PermissionError(f"hpcddp verify does not let the script overwrite {here}")
+
+    def check_event(event: str, args: tuple[Any, ...]) -> None:
         if event == "open" and isinstance(args[0], str | bytes | os.PathLike) and args[2] & (os.O_WRONLY | os.O_RDWR):
             protect(os.fsdecode(args[0]), empties=bool(args[2] & os.O_TRUNC))
 
-    def protect(path: str, *, empties: bool) -> None:
-        real = os.path.realpath(path)
-        if real.startswith(root) or not os.path.isfile(real):
-            return
-        here = os.path.join(os.path.realpath(os.path.dirname(path) or "."), os.path.basename(path))
-        if os.path.islink(here) and here.startswith(root):
-            os.unlink(here)
-            if not empties:
-                shutil.copyfile(real, here)
-        elif empties and os.path.getsize(real):
-            raise PermissionError(f"hpcddp verify does not let the script overwrite {real}")
-
     save = torch.save
 
-    def saved(obj: Any, f: Any, *args: Any, **kwargs: Any) -> None:
+    def save_guarded(obj: Any, f: Any, *args: Any, **kwargs: Any) -> None:
         if isinstance(f, str | os.PathLike):  # torch opens it in C++
             protect(os.fspath(f), empties=True)
         save(obj, f, *args, **kwargs)
 
-    torch.save = saved
-    sys.addaudithook(look)
+    torch.save = save_guarded
+    sys.addaudithook(check_event)  # the only place that sees each file which the script or a library opens
 
 
 # Start ranks, wait for them, end them.
@@ -501,7 +490,7 @@ def _die_with_parent() -> None:
     ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
 
 
-def _become_rank(task: Task, rank: int, port: int, tell: int, command: list[str]) -> NoReturn:
+def _become_rank(task: Task, rank: int, port: int, pipe: int, command: list[str]) -> NoReturn:
     os.setpgid(0, 0)
     _die_with_parent()
     os.chdir(task.workdir)
@@ -512,9 +501,11 @@ def _become_rank(task: Task, rank: int, port: int, tell: int, command: list[str]
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     torch.set_num_threads(1)
     faulthandler.register(_DUMP, open(f"{task.folder}/rank-{rank}.stack", "w"), all_threads=False)  # noqa: SIM115
-    recorder = Recorder(task, rank, tell)
+    recorder = Recorder(task, rank, pipe)
     set_trial(recorder)
-    recorder.watch_optimizers()
+    remember_modules()
+    register_optimizer_step_pre_hook(recorder.before_step)
+    register_optimizer_step_post_hook(recorder.after_step)
     if task.by_sample:
         replace_functions()
     guard_files(task.workdir)
@@ -525,9 +516,8 @@ def _become_rank(task: Task, rank: int, port: int, tell: int, command: list[str]
         error = f"SystemExit: {left.code}" if left.code not in (None, 0) else ""
     except BaseException as left:
         traceback.print_exc()
-        lines = [f for f in traceback.extract_tb(left.__traceback__) if f.filename.startswith(os.getcwd())]
-        where = "".join(f"{os.path.relpath(line.filename)}:{line.lineno}: " for line in lines[-1:])
-        error = f"{where}{type(left).__name__}: {left}"
+        line = find_script_line(left.__traceback__)
+        error = f"{line and line + ': '}{type(left).__name__}: {left}"
     recorder.end("failed" if error else "done", error)
 
 
@@ -561,17 +551,17 @@ def _run_trial(task: Task, command: list[str], patience_s: float, limit_s: float
         left[reading] = rank
     pipes = list(left)
     began = last_output = time.monotonic()
-    gap, why = 0.0, ""
+    why = ""
     while left and not why:
         until = min(last_output + patience_s, began + limit_s)
         ready = select.select(list(left), [], [], max(until - time.monotonic(), 0.0))[0]
+        last_output = time.monotonic()
         if not ready:
-            why = "limit" if time.monotonic() - began >= limit_s else "stuck"
+            why = "limit" if last_output - began >= limit_s else "stuck"
         for pipe in ready:
             data = os.read(pipe, 65536)
             if not data or b"E" in data:
                 del left[pipe]
-        gap, last_output = max(gap, time.monotonic() - last_output) if ready else gap, time.monotonic()
     for rank in left.values():
         os.kill(pids[rank], _DUMP)
     time.sleep(1.0 if left else 0.0)
@@ -581,7 +571,7 @@ def _run_trial(task: Task, command: list[str], patience_s: float, limit_s: float
         os.waitpid(pid, 0)
     for pipe in pipes:
         os.close(pipe)
-    return {"stuck": sorted(left.values()), "why": why, "gap_s": gap, "took_s": time.monotonic() - began}
+    return {"stuck": sorted(left.values()), "why": why, "took_s": time.monotonic() - began}
 
 
 def serve() -> None:
@@ -589,8 +579,6 @@ def serve() -> None:
     _die_with_parent()
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
-    gc.collect()
-    gc.freeze()
     print("{}", file=answers, flush=True)
     while line := sys.stdin.readline():
         request = json.loads(line)

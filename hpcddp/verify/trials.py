@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import shlex
 import shutil
 import subprocess
@@ -17,20 +16,22 @@ from hpcddp.errors import LaunchError, RequestError
 from hpcddp.ranks.launchers import LAUNCHERS
 from hpcddp.units import format_count
 from hpcddp.verify.compare import (
+    ROUNDING,
+    SAME_BITS,
+    SAME_SUMS,
     Mismatch,
     TrialRecord,
-    compare_bits,
     compare_ranks,
-    compare_whole,
+    compare_trials,
     find_alone,
     find_failure,
-    list_other_numbers,
-    read_events,
+    find_other_numbers,
+    read_trial,
 )
 
 _WHOLE = 3  # batches of the shortened data that have the whole global batch, at least
-_PATIENCE_S = 30.0  # without a word of any rank, and ten times the longest silence of the first run
-_COPIED, _COPIED_IN_ALL = 2**20, 2**25  # bytes: a larger file is a link
+_PATIENCE_S = 30.0  # without a word of any rank, beside twice the time of the whole first run
+_COPIED = 2**20  # bytes: a larger file is a link
 _MOST_FILES = 5000
 _SERVE = "import sys; sys.path.pop(0); from hpcddp.verify.ranks import serve; serve()"
 
@@ -49,114 +50,132 @@ class Verification(NamedTuple):
     """The result of the runs. `whole`: whether one process could be compared with several; `resumes`: the steps after
     which the script was stopped."""
 
-    steps: int
     trials: tuple[TrialRecord, ...]
     differences: tuple[Mismatch, ...]
     whole: bool
     resumes: tuple[int, ...] = ()
-    numbers: tuple[str, str] | None = None  # a printed line of one and of two ranks
-    definition: tuple[str, ...] = ()  # what in the loss depends on the batch as a whole
+
+    @property
+    def steps(self) -> int:
+        """Optimizer steps of the first run; of a script without a runtime, of the last one."""
+        return len(self.trials[0 if self.whole else -1].steps())
 
     @property
     def in_parts(self) -> bool:
         """Whether no rank has all of a model."""
-        return any(event["in_parts"] for trial in self.trials for event in trial.of_kind("weights"))
+        return any(event["in_parts"] for trial in self.trials for event in trial.of_kind("gradients"))
+
+    @property
+    def numbers(self) -> tuple[str, str] | None:
+        """A line that is printed with other numbers on two ranks than on one."""
+        two = next((trial for trial in self.trials if trial.ranks == 2), None)
+        return find_other_numbers(self.trials[0].output, two.output) if two is not None and self.whole else None
+
+    @property
+    def definition(self) -> tuple[str, ...]:
+        """What in the loss depends on the batch as a whole."""
+        return tuple(name for event in self.trials[0].of_kind("end") for name in event["whole_batch"])
 
 
-def verify(plan: Plan, python: Sequence[str], env: Mapping[str, str], say: Callable[[str], None]) -> Verification:
+def verify(plan: Plan, python: Sequence[str], env: Mapping[str, str], report: Callable[[str], None]) -> Verification:
     """Run the script and compare. LaunchError where its Python has no torch, or no hpcddp."""
     scratch = tempfile.TemporaryDirectory(prefix="hpcddp-verify-", ignore_cleanup_errors=True)
     with scratch as folder, hosting(python, folder, env) as host:
-        return compare(plan, folder, host, say)
+        return compare(plan, folder, host, report)
 
 
 class _Runs:
     """The runs of one script, each in a folder of its own."""
 
-    def __init__(self, plan: Plan, folder: str, host: subprocess.Popen[str], say: Callable[[str], None]) -> None:
-        self._plan, self._folder, self._host, self._say = plan, folder, host, say
-        self._patience_s, self._left_s = _PATIENCE_S, plan.limit_s
+    def __init__(self, plan: Plan, folder: str, host: subprocess.Popen[str], report: Callable[[str], None]) -> None:
+        self._plan, self._folder, self._host, self._report = plan, folder, host, report
+        self._left_s = plan.limit_s
         self.trials: list[TrialRecord] = []
 
     def run(self, name: str, ranks: int, title: str, *, reference: str = "", **task: Any) -> TrialRecord:
         """Run the script once; a run of the same name continues it."""
-        folder = f"{self._folder}/{name}"
-        workdir = f"{folder}/work"
-        if not os.path.exists(workdir):
-            copy_folder(self._plan.folder, workdir)
-        reference = f"{self._folder}/{reference}" if reference else ""
+        plan, folder = self._plan, f"{self._folder}/{name}"
+        if not os.path.exists(f"{folder}/work"):
+            copy_folder(plan.folder, f"{folder}/work")
         if reference:
+            reference = f"{self._folder}/{reference}"
             os.makedirs(reference, exist_ok=True)
-        plan = self._plan
-        task |= {"ranks": ranks, "folder": folder, "workdir": workdir, "reference": reference}
         task = {"steps": plan.steps, "global_batch": plan.global_batch, **task}
-        patience_s = self._patience_s if ranks > 1 else plan.limit_s  # one rank waits for no other
+        task |= {"ranks": ranks, "folder": folder, "workdir": f"{folder}/work", "reference": reference}
+        # the first run has one rank, which waits for no other
+        patience_s = _PATIENCE_S + 2 * self.trials[0].took_s if self.trials else plan.limit_s
         request = {"task": task, "command": plan.command, "patience_s": patience_s, "limit_s": self._left_s}
-        answer = _ask(self._host, request)
+        answer = _request(self._host, request)
         if answer["why"] == "limit":
             raise RequestError(
                 f"the runs took longer than their limit of {plan.limit_s:g} s ({title})",
                 f"hpcddp verify --global-batch 12 --limit {2 * plan.limit_s:g}s -- {shlex.join(plan.command)}",
             )
-        self._patience_s = max(self._patience_s, 10 * answer["gap_s"])
         self._left_s = max(self._left_s - answer["took_s"], 1.0)
-        stacks = tuple(find_line_of_stack(_read(f"{folder}/rank-{rank}.stack")) for rank in answer["stuck"])
-        events, output = read_events(folder, ranks), _read(f"{folder}/rank-0.out")
-        trial = TrialRecord(title, ranks, events, tuple(answer["stuck"]), answer["took_s"], stacks, output)
-        self._say(f"{title}: {format_count(len(trial.steps()), 'step')}, {answer['took_s']:.1f} s")
+        trial = read_trial(title, ranks, folder, answer["stuck"], answer["took_s"])
+        self._report(f"{title}: {format_count(len(trial.steps()), 'step')}, {trial.took_s:.1f} s")
         self.trials.append(trial)
         return trial
 
 
-def compare(plan: Plan, folder: str, host: subprocess.Popen[str], say: Callable[[str], None]) -> Verification:
+def compare(plan: Plan, folder: str, host: subprocess.Popen[str], report: Callable[[str], None]) -> Verification:
     """All runs of one script, and what differs between them."""
-    runs = _Runs(plan, folder, host, say)
+    runs = _Runs(plan, folder, host, report)
+    found: list[Mismatch | None] = []
+
+    def conclude(*, whole: bool, resumes: tuple[int, ...] = ()) -> Verification:
+        return Verification(tuple(runs.trials), tuple(filter(None, found)), whole, resumes)
+
     one = runs.run("one", 1, "1 rank", reference="of-one", writes=True, by_sample=True)
     opened = one.of_kind("opened")
-    if (failed := find_failure(one)) is not None:
-        return _conclude(runs, one, [failed], whole=bool(opened))
+    found.append(find_failure(one))
+    if found[0] is not None:
+        return conclude(whole=bool(opened))
     if not opened:
         two = runs.run("two", 2, "2 ranks")
-        return _conclude(runs, two, [find_failure(two) or find_alone(two) or compare_ranks(two)], whole=False)
-    found: list[Mismatch | None] = []
-    several = (2,) if opened[0]["exact"] in {True, "tree"} else (2, 3)  # a tree takes powers of two
-    for ranks in several:
+        found.append(find_failure(two) or find_alone(two) or compare_ranks(two))
+        return conclude(whole=False)
+    for ranks in (2,) if opened[0]["exact"] in {True, "tree"} else (2, 3):  # a tree takes powers of two
         many = runs.run(f"many-{ranks}", ranks, f"{ranks} ranks", reference="of-one", by_sample=True)
-        found.append(_first(compare_ranks(many), compare_whole(one, many), find_failure(many)))
+        found.append(_first(compare_ranks(many), compare_trials(one, many, ROUNDING), find_failure(many)))
         if found[-1] is not None:
             break
     if found[-1] is not None and found[-1].kind == "hang":  # which would cost as long again
-        return _conclude(runs, one, found, whole=True)
-    batch = one.of_kind("batch")[0]["total"] if one.of_kind("batch") else 0
+        return conclude(whole=True)
     if opened[0]["exact"] or opened[0]["micro"]:
-        micro = None if opened[0]["exact"] else -(-batch // 2)
-        how = "exact" if opened[0]["exact"] else "2 micro batches"
-        # an epoch's smaller last batch is cut into other micro batches on one rank than on two: only before it
-        steps = plan.steps if micro is None else min(plan.steps, _WHOLE)
-        alone = runs.run("alone", 1, f"1 rank, {how}", reference="of-alone", writes=True, micro=micro, steps=steps)
-        both = runs.run("both", 2, f"2 ranks, {how}", reference="of-alone", micro=micro, steps=steps)
-        are_whole = micro is None or {event["total"] for event in alone.of_kind("batch")} == {batch}
-        same = compare_bits(alone, both, same_ranks=False) if are_whole else None
-        found.append(find_failure(alone) or _first(None, same, find_failure(both)))
+        found.append(_compare_micro_batches(runs, plan, one, is_exact=bool(opened[0]["exact"])))
     straight = runs.run("straight", 2, "2 ranks", reference="of-straight", writes=True, run="run")
-    problem = _first(compare_ranks(straight), None, find_failure(straight))
+    found.append(_first(compare_ranks(straight), None, find_failure(straight)))
     stops = _choose_stops(straight)
-    found.append(problem)
-    for stop in (*stops, None) if problem is None and stops else ():
-        resumed = runs.run("resumed", 2, "2 ranks, stopped and resumed", reference="of-straight", run="run", stop=stop)
-        if (failed := find_failure(resumed)) is not None:
-            found.append(failed)
-            break
-    else:
-        if problem is None and stops:
-            found.append(compare_bits(straight, resumed, same_ranks=True))
-    return _conclude(runs, one, found, whole=True, resumes=stops)
+    if found[-1] is None and stops:
+        for stop in (*stops, None):
+            title = "2 ranks, stopped and resumed"
+            resumed = runs.run("resumed", 2, title, reference="of-straight", run="run", stop=stop)
+            found.append(find_failure(resumed))
+            if found[-1] is not None:
+                return conclude(whole=True, resumes=stops)
+        found.append(compare_trials(straight, resumed, SAME_BITS))
+    return conclude(whole=True, resumes=stops)
+
+
+def _compare_micro_batches(runs: _Runs, plan: Plan, one: TrialRecord, *, is_exact: bool) -> Mismatch | None:
+    """One rank and two with the same micro batches, to the bit."""
+    batch = one.of_kind("batch")[0]["total"] if one.of_kind("batch") else 0
+    micro, how, steps = None, "exact", plan.steps
+    if not is_exact:
+        # an epoch's smaller last batch is cut into other micro batches on one rank than on two: only before it
+        micro, how, steps = -(-batch // 2), "2 micro batches", min(plan.steps, _WHOLE)
+    alone = runs.run("alone", 1, f"1 rank, {how}", reference="of-alone", writes=True, micro=micro, steps=steps)
+    both = runs.run("both", 2, f"2 ranks, {how}", reference="of-alone", micro=micro, steps=steps)
+    are_whole = is_exact or {event["total"] for event in alone.of_kind("batch")} == {batch}
+    same = compare_trials(alone, both, SAME_SUMS) if are_whole else None
+    return find_failure(alone) or _first(None, same, find_failure(both))
 
 
 def _first(ranks: Mismatch | None, runs: Mismatch | None, failure: Mismatch | None) -> Mismatch | None:
     """The earliest of these: between the ranks of a run, between two runs, and how one failed. Of one step the one that
     says most."""
-    if failure is not None and runs is not None and runs.kind == "steps":
+    if failure is not None and runs is not None and runs.name == "steps":
         runs = None  # they are missing since it failed
     order = (runs, ranks) if ranks is not None and ranks.kind in {"gradients", "weights"} else (ranks, runs)
     known = [one for one in (*order, failure) if one is not None]
@@ -172,16 +191,6 @@ def _choose_stops(straight: TrialRecord) -> tuple[int, ...]:
     return tuple(stop for stop in sorted({half, epoch, epoch + half}) if stop < made)
 
 
-def _conclude(
-    runs: _Runs, one: TrialRecord, found: Sequence[Mismatch | None], *, whole: bool, resumes: tuple[int, ...] = ()
-) -> Verification:
-    two = next((trial for trial in runs.trials if trial.ranks == 2), None)
-    numbers = next(list_other_numbers(one.output, two.output), None) if two is not None and whole else None
-    whole_batch = next((tuple(event.get("whole_batch", ())) for event in one.of_kind("end")), ())
-    differences = tuple(difference for difference in found if difference is not None)
-    return Verification(len(one.steps()), tuple(runs.trials), differences, whole, resumes, numbers, whole_batch)
-
-
 # The process that forks the ranks.
 
 
@@ -195,35 +204,26 @@ def hosting(python: Sequence[str], folder: str, env: Mapping[str, str]) -> Itera
     clean |= {"TMPDIR": temporary, "CUDA_VISIBLE_DEVICES": "", "TORCHDYNAMO_DISABLE": "1", "OMP_NUM_THREADS": "1"}
     clean |= {"HPCDDP_PROGRESS": "off", "PYTHONUNBUFFERED": "1", "WANDB_MODE": "disabled"}
     clean |= {"ACCELERATE_USE_CPU": "true"}  # else Accelerate, and Trainer, open no process group without a GPU
-    with open(f"{folder}/host.err", "w+", encoding="utf-8") as errors:
+    words, pipe = [*python, "-c", _SERVE], subprocess.PIPE
+    with (
+        open(f"{folder}/host.err", "w+", encoding="utf-8") as errors,
+        subprocess.Popen(words, stdin=pipe, stdout=pipe, stderr=errors, text=True, env=clean) as host,
+    ):
+        assert host.stdin is not None
+        assert host.stdout is not None
         try:
-            host = subprocess.Popen(
-                [*python, "-c", _SERVE],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=errors,
-                text=True,
-                env=clean,
-            )
-        except OSError as error:
-            raise LaunchError(f"{python[0]} cannot be started: {error.strerror}", "which python") from error
-        with host:
-            assert host.stdin is not None
-            assert host.stdout is not None
-            try:
-                if not host.stdout.readline():
-                    errors.seek(0)
-                    why = (errors.read().strip().splitlines() or ["no word"])[-1]
-                    raise LaunchError(
-                        f"{python[0]} cannot load torch and hpcddp: {why}", f"{python[0]} -m pip install hpcddp"
-                    )
-                yield host
-            finally:
-                with suppress(OSError):
-                    host.stdin.close()
+            if not host.stdout.readline():
+                errors.seek(0)
+                why = (errors.read().strip().splitlines() or ["no word"])[-1]
+                what = f"{python[0]} cannot load torch and hpcddp: {why}"
+                raise LaunchError(what, f"{python[0]} -m pip install hpcddp")
+            yield host
+        finally:
+            with suppress(OSError):
+                host.stdin.close()
 
 
-def _ask(host: subprocess.Popen[str], request: dict[str, Any]) -> dict[str, Any]:
+def _request(host: subprocess.Popen[str], request: dict[str, Any]) -> dict[str, Any]:
     assert host.stdin is not None
     assert host.stdout is not None
     print(json.dumps(request), file=host.stdin, flush=True)
@@ -234,25 +234,10 @@ def _ask(host: subprocess.Popen[str], request: dict[str, Any]) -> dict[str, Any]
     return found
 
 
-def _read(path: str) -> str:
-    try:
-        with open(path, encoding="utf-8", errors="replace") as file:
-            return file.read()
-    except FileNotFoundError:
-        return ""
-
-
-def find_line_of_stack(stack: str) -> str:
-    """Find the innermost line of the script, in no package, in a stack as faulthandler prints it."""
-    found = re.findall(r'File "(.+)", line (\d+) in', stack)
-    own = [f"{os.path.basename(file)}:{line}" for file, line in found if not re.search(r"/lib/|/hpcddp/|<frozen", file)]
-    return own[0] if own else ""
-
-
 def copy_folder(source: str, target: str) -> None:
     """The files of a folder, for a script that may write to them: small ones as copies, larger ones as links, and links
     to whole folders where they are too many."""
-    left, size = _MOST_FILES, _COPIED_IN_ALL
+    left = _MOST_FILES
     folders = [(source, target)]
     while folders:
         there, here = folders.pop(0)
@@ -262,8 +247,7 @@ def copy_folder(source: str, target: str) -> None:
             path = os.path.join(here, entry.name)
             if left > 0 and entry.is_dir(follow_symlinks=False) and not entry.name.startswith("."):
                 folders.append((entry.path, path))
-            elif entry.is_file() and left > 0 and entry.stat().st_size <= min(_COPIED, size):
-                shutil.copy2(entry.path, path)
-                size -= entry.stat().st_size
+            elif left > 0 and entry.is_file() and entry.stat().st_size <= _COPIED:
+                shutil.copy(entry.path, path)
             else:
                 os.symlink(entry.path, path)
