@@ -66,14 +66,14 @@ def open_watched_group(env: MutableMapping[str, str], **options: Any) -> Iterato
     stall_s, end_s = read_hang_limits(env)
     with open_group(env, **options) as group, ExitStack() as stack:
         if stall_s is not None and group.world_size > 1:
-            say = partial(print, "hpcddp:", file=sys.stderr, flush=True)
-            stack.enter_context(Watchdog(group, stall_s, end_s, lambda: 0, say).watching())
+            print_report = partial(print, "hpcddp:", file=sys.stderr, flush=True)
+            stack.enter_context(Watchdog(group, stall_s, end_s, lambda: 0, print_report).watching())
         yield group
 
 
 class Watchdog:
-    """The watchdog of one rank. `beats()` grows with each batch; `say` prints the report, on rank 0; `tell` says, on
-    rank 0 and on those that are missing, that a hang ends the job after `end_s` (None: never)."""
+    """The watchdog of one rank. `beats()` grows with each batch; rank 0 calls `print_report`, and those that are missing
+    call `report_hang`, too, where a hang ends the job after `end_s` (None: never)."""
 
     def __init__(
         self,
@@ -81,12 +81,12 @@ class Watchdog:
         stall_s: float,
         end_s: float | None,
         beats: Callable[[], int],
-        say: Callable[[str], None],
-        tell: Callable[[Hang], None] = print_hang,
+        print_report: Callable[[str], None],
+        report_hang: Callable[[Hang], None] = print_hang,
     ) -> None:
         self._group = group
         self._end_s = end_s
-        self._tell = tell
+        self._report_hang = report_hang
         self._rank, self._world_size = group.rank, group.world_size
         self._store = group.store
         self._second_store: Store | None = None
@@ -94,7 +94,7 @@ class Watchdog:
         self._stall_s = stall_s
         self._pause_s = min(_LONGEST_PAUSE_S, stall_s / 4)
         self._beats = beats
-        self._say = say
+        self._print_report = print_report
         self._watched = threading.get_ident()
         self._quiet = Quiet(threading.get_native_id())
         self._batches = 0
@@ -116,12 +116,12 @@ class Watchdog:
 
     def _watch(self) -> None:
         try:
-            before, since, reached = self._look(), time.monotonic(), 0
+            before, since, reached = self._find_progress(), time.monotonic(), 0
             while not self._end.wait(self._pause_s):
-                now, moved = self._look(), False
+                now, moved = self._find_progress(), False
                 if now != before or _watching[-1:] != [self]:  # a runtime in this group has its own
                     before, since, moved = now, time.monotonic(), True
-                stood_s, quiet_s = time.monotonic() - since, self._look_whether_quiet()
+                stood_s, quiet_s = time.monotonic() - since, self._measure_quiet()
                 stands = stood_s >= self._stall_s / 2
                 is_late = self._end_s is not None and max(stood_s, quiet_s) >= self._end_s
                 if not (moved or stands):
@@ -134,15 +134,15 @@ class Watchdog:
                     self._ask(store)
                 reached = max(reached, limits, self._answer(store, stood_s, quiet_s))
                 if stands or is_late:
-                    self._end_if_told(store)
+                    self._end_if_hung(store)
         except (DistNetworkError, DistStoreError):
             pass  # the host of the store is gone, and with it the run
 
-    def _look(self) -> tuple[object, ...]:
+    def _find_progress(self) -> tuple[object, ...]:
         """Values that change if the watched thread gets on: the count of batches, and the places of all its frames."""
         return (self._beats(), *find_place(list_frames(self._watched)))
 
-    def _look_whether_quiet(self) -> float:
+    def _measure_quiet(self) -> float:
         """Count the seconds since the watched thread last made a batch, collective, read or write."""
         batches, self._batches = self._batches, self._beats()
         waits = describe_frames(list_frames(self._watched))[2]
@@ -187,9 +187,9 @@ class Watchdog:
             if hang is not None:
                 store.set(f"{self._name}-hang", json.dumps(hang))
             else:
-                self._say(format_stands(stands, self._world_size, self._stall_s, self._end_s))
+                self._print_report(format_stands(stands, self._world_size, self._stall_s, self._end_s))
 
-    def _end_if_told(self, store: Store) -> None:
+    def _end_if_hung(self, store: Store) -> None:
         """End this process, if rank 0 has found that the ranks cannot meet. Rank 0, which hosts the store, is the
         last."""
         key = f"{self._name}-hang"
@@ -200,28 +200,28 @@ class Watchdog:
         claim_first(store, Failure(first, self._group.members[first].host, hang.message), self._group.members[0].host)
         end = time.monotonic() + 2 * _LONGEST_PAUSE_S
         if self._rank == 0:  # it hosts the store, and is the last; its main thread may wake when others leave
-            self._tell(hang)
-            store.set(f"{key}-told", "")
+            self._report_hang(hang)
+            store.set(f"{key}-reported", "")
             while store.add(f"{key}-left", 0) < self._world_size - 1 and time.monotonic() < end:
                 time.sleep(self._pause_s / 4)
         else:
-            while not store.check([f"{key}-told"]) and time.monotonic() < end:
+            while not store.check([f"{key}-reported"]) and time.monotonic() < end:
                 time.sleep(self._pause_s / 4)
             if self._rank in hang.ranks:
-                self._tell(hang)
+                self._report_hang(hang)
             store.add(f"{key}-left", 1)
         os._exit(_HANG if self._rank in hang.ranks else PEER_FAILED)
 
 
 # A rank's sign of life, for its agent: how far it is, and whether its main thread gets on: makes a step, or stands
 # elsewhere than before. One that stands and uses the processor may work or wait: a loop without end does, and a thread
-# that waits for a GPU. That is told, too, and that the process is at a checkpoint's files, where one call may wait for
+# that waits for a GPU. That is written, too, and that the process is at a checkpoint's files, where one call may wait for
 # the disk for minutes. One that waits in a collective does none of these; one whose GPU works may do none either, so
 # that the limit has to be long.
 
 
 _EVERY_S = 0.25
-_STANDS = 8  # looks without a move, before it is told where the thread stands
+_STANDS = 8  # looks without a move, before the thread's place is written
 _LEAST_CPU = 0.02  # of the time
 _PAST = 8  # looks after the lease's end: a process that was suspended lets its agent be first
 
@@ -232,33 +232,33 @@ class Heartbeat:
     def __init__(self, page: Page | None) -> None:
         self._page = page
         self._step: Callable[[], int] = int  # 0
-        self._tell_end: Callable[[float], None] | None = None
+        self._move_end: Callable[[float], None] | None = None
         self._thread = threading.get_ident()
         self._clock = time.pthread_getcpuclockid(self._thread)
         self._over = threading.Event()
         self._moves = self._looks = self._uses = self._past = 0
-        self._is_told = False  # where the thread stands
+        self._place_is_written = False  # where the thread stands
         self._beats = threading.Thread(target=self._beat, name="hpcddp-pulse", daemon=True)
         if page is not None:
             self._beats.start()
 
     @contextmanager
-    def following(self, step: Callable[[], int], tell_end: Callable[[float], None]) -> Iterator[None]:
-        """`step()`: the optimizer steps so far, in the body, whose step is the last that is told. `tell_end`: the job
-        ends at another time."""
-        self._step, self._tell_end = step, tell_end
+    def following(self, step: Callable[[], int], move_end: Callable[[float], None]) -> Iterator[None]:
+        """`step()`: the optimizer steps so far, in the body, whose last one is the last that is written.
+        `move_end`: called where the job ends at another time."""
+        self._step, self._move_end = step, move_end
         try:
             yield
         finally:
             self.stop()
 
     def stop(self) -> None:
-        """The rank is leaving, and says no more."""
+        """Write the last step; the rank leaves."""
         self._over.set()
         if self._beats.is_alive():
             self._beats.join()
             self._looks = 0
-            self._tell()
+            self._write_beat()
 
     def _beat(self) -> None:
         before, used_s = find_place(list_frames(self._thread)), time.clock_gettime(self._clock)
@@ -271,29 +271,29 @@ class Heartbeat:
             self._uses += not moved and (now_s - used_s > _EVERY_S * _LEAST_CPU or is_at_files())
             before, used_s = place, now_s
             stood = 0 if moved else stood + 1
-            self._tell()
-            if stood == _STANDS or (moved and self._is_told):
-                self._tell_place(stands=stood == _STANDS)
-            self._listen()
+            self._write_beat()
+            if stood == _STANDS or (moved and self._place_is_written):
+                self._write_place(stands=stood == _STANDS)
+            self._read_page()
 
-    def _listen(self) -> None:
+    def _read_page(self) -> None:
         assert self._page is not None
         with suppress(OSError, ValueError):
-            if self._tell_end is not None and (end := self._page.read_end()) is not None:
-                self._tell_end(end)
+            if self._move_end is not None and (end := self._page.read_end()) is not None:
+                self._move_end(end)
             until = self._page.read_lease()
             self._past = self._past + 1 if until is not None and time.monotonic() > until else 0
             if self._past > _PAST:
                 os.kill(os.getpid(), signal.SIGKILL)  # another attempt may have begun: this one writes no more
 
-    def _tell(self) -> None:
+    def _write_beat(self) -> None:
         assert self._page is not None
         with suppress(OSError):
             self._page.write(self._step(), self._moves, self._looks, self._uses)
 
-    def _tell_place(self, *, stands: bool) -> None:
+    def _write_place(self, *, stands: bool) -> None:
         assert self._page is not None
-        self._is_told, place = stands, Position()
+        self._place_is_written, place = stands, Position()
         if stands:
             stand = find_stand(list_frames(self._thread), 0)
             place = Position(str(stand), WAITS if waits_for_ranks(self._thread) else stand.waits)
