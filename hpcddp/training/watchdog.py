@@ -72,8 +72,8 @@ def open_watched_group(env: MutableMapping[str, str], **options: Any) -> Iterato
 
 
 class Watchdog:
-    """The watchdog of one rank. `beats()` grows with each batch; rank 0 calls `print_report`, and those that are missing
-    call `report_hang`, too, where a hang ends the job after `end_s` (None: never)."""
+    """The watchdog of one rank. `beats()` grows with each batch. Rank 0 calls `print_report`; where a hang ends the job
+    after `end_s` (None: never), rank 0 and the ranks that are missing call `report_hang`."""
 
     def __init__(
         self,
@@ -213,11 +213,11 @@ class Watchdog:
         os._exit(_HANG if self._rank in hang.ranks else PEER_FAILED)
 
 
-# A rank's sign of life, for its agent: how far it is, and whether its main thread gets on: makes a step, or stands
-# elsewhere than before. One that stands and uses the processor may work or wait: a loop without end does, and a thread
-# that waits for a GPU. That is written, too, and that the process is at a checkpoint's files, where one call may wait for
-# the disk for minutes. One that waits in a collective does none of these; one whose GPU works may do none either, so
-# that the limit has to be long.
+# A rank's sign of life, for its agent: its step, and whether its main thread moves, which is another step or another
+# place in its frames. One that stays at its place and uses the processor may work or wait: a loop without end does, and
+# a thread that waits for a GPU. That is written, too, and that the process is at a checkpoint's files, where one call
+# may wait for the disk for minutes. One that waits in a collective does none of these; one whose GPU works may do none
+# either, so that the limit has to be long.
 
 
 _EVERY_S = 0.25
