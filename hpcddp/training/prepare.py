@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Sized
 from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
@@ -108,8 +108,7 @@ def share_out_steps(
     return steps
 
 
-# The training data, looked at before the first step. Only what is exact is compared: options, lengths, and which
-# samples a Subset has. What the samples are is not looked at.
+# The data, compared before the first step: options, lengths, and which samples a Subset has, not what the samples are.
 
 
 def check_data(source: DataSource, setup: RunSetup) -> None:
@@ -132,35 +131,25 @@ def check_data(source: DataSource, setup: RunSetup) -> None:
 def check_same_data(dataset: Dataset[Any], layout: Layout, options: Mapping[str, Any]) -> None:
     """RequestError, on every rank, if the ranks' data sets differ in length or are other parts of a data set, or if a
     rank's DataLoader has other `options`. A collective."""
-    if layout.world_size == 1:
-        return
-    kind = type(dataset).__name__
-    everyones = ask_all((_count_samples(dataset), options, hash_choice(dataset)), layout.world_size)
-    lengths = [length for length, *_ in everyones]
-    for rank, length in enumerate(lengths):
-        if length != lengths[0]:
-            raise RequestError(f"rank {rank} gets {length} samples of this {kind}: rank 0 gets {lengths[0]}", _HINT)
-    refuse_others([theirs for _, theirs, _ in everyones], "DataLoader(…, {})")
-    for rank, (*_, choice) in enumerate(everyones):
-        if choice != everyones[0][-1]:
-            raise RequestError(f"rank {rank} gets other samples of this {kind} than rank 0", _HINT)
+    samples = len(dataset) if isinstance(dataset, Sized) else None  # a stream may have no length
+    everyones = ask_all((options, samples, _hash_subset(dataset)), layout.world_size)
+    refuse_others([theirs for theirs, *_ in everyones], "DataLoader(…, {})")
+    for rank, (_, *theirs) in enumerate(everyones):
+        if theirs != [*everyones[0][1:]]:
+            raise RequestError(
+                f"rank {rank} gets other samples of this {type(dataset).__name__} than rank 0: it has {theirs[0]}, and"
+                f" rank 0 has {everyones[0][1]}",
+                "give every rank the whole data set in one order, not divided by rank: the runtime deals the samples",
+            )
 
 
-def hash_choice(dataset: Dataset[Any]) -> str:
-    """SHA-256 of which samples a `Subset` chose, of how many; a subset of a subset has both choices."""
+def _hash_subset(dataset: Dataset[Any]) -> str:
+    """SHA-256 of which samples a `Subset` chose; a subset of a subset has both choices."""
     digest = hashlib.sha256()
     while isinstance(dataset, Subset):
         digest.update(f"{list(dataset.indices)}\n".encode())
         dataset = dataset.dataset
     return digest.hexdigest()
-
-
-def _count_samples(dataset: Any) -> int | str:
-    """A stream may have no length."""
-    return len(dataset) if hasattr(dataset, "__len__") else "any number of"
-
-
-_HINT = "give every rank the whole data set in one order, not divided by rank: the runtime deals the samples"
 
 
 class Preparation:
@@ -204,7 +193,7 @@ class Preparation:
                 prepared[n] = place(thing, self._group.device)
                 if id(thing) not in self._models.wrapped:  # no wrapper gives every rank the weights of rank 0
                     spread_weights(thing, self._group.device, self._layout)
-                    self._gradients.take_along(thing)
+                    self._gradients.add_untrained(thing)
         self._gradients.hand_over([thing for thing in objects if isinstance(thing, Optimizer)])
         tracked = [new for old, new in zip(objects, prepared, strict=True) if not isinstance(old, DataLoader)]
         if tracked:
@@ -225,9 +214,9 @@ class Preparation:
         zero = share_out_steps(optimizers, split, self._layout, self._group.device, self._until_end, exact=exact)
         fixed = self._layout.data_size > 1 or exact
         known = KnownParameters([unwrap(model) for model in self._models.wrapped.values()], fixed=fixed)
-        self._until_end.enter_context(self._loop.hearing(known))
+        self._until_end.enter_context(self._loop.step_hooks(known))
         for thing in objects.values():
-            self._loop.take(thing)
+            self._loop.follow(thing)
         batch = plan.global_batch if exact or self._data.plan is not None else None
         checkpointer = self._saves.checkpointer
         self._position = position = checkpointer.track(objects, batch, zero)
@@ -265,7 +254,7 @@ class Preparation:
             seed = derive_key("loader", options.seed, number)
             check_second(items, is_several=known.is_several)
             plan = self._plan_for(how.batch_size, items)
-        if self._trial is not None and how.batch_sampler is None:
+        if how.batch_sampler is None:
             how = replace(how, dataset=self._trial.shorten(how.dataset, plan.global_batch, drop_last=how.drop_last))
         sampler = make_sampler(how, plan, self._layout.data_rank, seed)
         note = self._setup.settings.note
@@ -319,8 +308,7 @@ class Preparation:
         if size is None:
             raise RequestError("rt.evaluation_loader got no batch_size", "rt.evaluation_loader(dataset, 256)")
         size = read_whole(size, "rt.evaluation_loader(dataset, {})")
-        if self._trial is not None:
-            how = replace(how, dataset=self._trial.shorten(how.dataset, size))
+        how = replace(how, dataset=self._trial.shorten(how.dataset, size))
         check_same_data(how.dataset, self._layout, {"batch_size": size, "drop_last": how.drop_last})
         return EvaluationLoader(
             how.dataset,

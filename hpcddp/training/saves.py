@@ -6,7 +6,6 @@ at the next one, where all of them know of it.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -18,7 +17,7 @@ from hpcddp.training.data.sampler import MicroBatch, describe_position
 from hpcddp.training.objects import Models, TrainingData
 from hpcddp.training.options import RunSetup
 from hpcddp.training.parallel.sameness import CHECKED_FIRST
-from hpcddp.training.report import Report, print_warning
+from hpcddp.training.report import Report
 from hpcddp.training.steps import Agreement, StepRecord
 from hpcddp.training.stopping import DEADLINE, FINISH, SAVE, STOP, STOP_FLAGS, StopTraining, StopWatch
 
@@ -38,7 +37,6 @@ class Saves:
     ) -> None:
         options, group = setup.options, setup.group
         self.steps = 0  # optimizer steps since the start of the run, over all attempts, of batches that are over
-        self._is_skipped = False  # whether no optimizer has stepped in the last of them
         self.open_epoch: int | None = None  # the epoch that the loop over rt.epochs or rt.batches is in, or was left in
         self.last_step: int | None = None  # of the loop over rt.batches that is open
         self.in_tail = False  # whether the epoch's last step was made, and its body has not ended
@@ -52,7 +50,7 @@ class Saves:
         self.checkpointer = Checkpointer(setup, self.attempt)
         self.pace = watch.pace
         self.record, self.report, self.models, self.data, self._watch = record, report, models, data, watch
-        self._is_first, self._several = group.is_first, group.world_size > 1
+        self._several = group.world_size > 1
         self._every, self._at_epoch_ends = options.save_every.steps, options.saves_at_epoch_ends
         self._save_due = False  # whether a save is to come at the next place for one
         self._is_behind_batches = False  # in a tail, whose step is only counted now
@@ -157,14 +155,13 @@ class Saves:
             self.leave_if_stopping()
         self.in_tail = False
 
-    def count_step(self, micro: MicroBatch, *, stepped: bool) -> None:
+    def count_step(self, micro: MicroBatch) -> None:
         """A global batch is over: count it as a step, exchange flags, save or stop if it is time.
 
         After an epoch's last step all of that waits for the end of the body.
         """
         data, record, pace = self.data, self.record, self.pace
         self.steps = step = self.steps + 1
-        self._is_skipped = not stepped
         loader, attempt = data.first, self.attempt
         assert loader is not None
         epoch = loader.sampler.epoch
@@ -224,35 +221,19 @@ class Saves:
         if self.checkpointer.is_due(self.steps):
             loader = self.data.loader
             self.attempt.note_stop(self.record.catch_up())
-            self.check_state()
+            self.models.same.check(self.steps)
             self.models.average_buffers()
             position = describe_position(self.steps, loader.sampler, [second.place for second in self.data.seconds])
             assert self.data.plan is not None
             self.checkpointer.save(position, {"plan": self.data.plan._asdict()})
         self.checkpointer.name_best()
 
-    def check_state(self, *, at_end: bool = False) -> None:
-        """RequestError, on every rank, for a state that is not worth a checkpoint."""
-        self.models.same.check(self.steps, at_end=at_end)
-        loss, may_skip = self.record.loss, self.models.may_skip_steps or self._is_skipped
-        if loss is not None and not math.isfinite(loss) and not may_skip:
-            raise RequestError(
-                f"the loss of the run is {loss} by step {self.steps}. No checkpoint is written of that",
-                "continue from the checkpoint before with a smaller learning rate, or bound each step:"
-                " torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)",
-            )
-
     def save_best(self, value: float, mode: str, step: int, *, inside: bool) -> bool:
         """See `Runtime.save_best`. `step`: the one whose weights the value is of; `inside`: it is not over."""
         answers = self.agree("called rt.save_best(value)", (self.checkpointer.is_best(value, mode), value))
         check_same_value([theirs for _, theirs in answers])
-        is_best, first = answers[0]
-        if first != first:
-            print_warning(
-                "rt.save_best(value) got NaN on rank 0: that is never the best, and no checkpoint is kept",
-                is_first=self._is_first,
-            )
+        is_best = bool(answers[0][0])
         if is_best:
             self.checkpointer.propose_best(value, mode, step)
             self.save(inside=inside)
-        return bool(is_best)
+        return is_best

@@ -88,7 +88,7 @@ class LoopListener(Protocol):
     @property
     def inside(self) -> bool: ...
 
-    def settle(self) -> None: ...
+    def end_left_batch(self) -> None: ...
 
     def loop_starts(self, epoch: int) -> None: ...
 
@@ -195,7 +195,7 @@ class TrainingLoader:
 
     def __iter__(self) -> Iterator[Any]:
         listener = self._listener
-        listener.settle()  # the step of a loop before counts, and may be the last of its epoch
+        listener.end_left_batch()  # the step of a loop before counts, and may be the last of its epoch
         self._check_length()
         listener.loop_starts(self.sampler.epoch)
         if listener.run_is_over:

@@ -271,7 +271,7 @@ class ExactGradients(Gradients):
         self._buffers.watch(model)
         return model
 
-    def take_along(self, model: nn.Module) -> None:
+    def add_untrained(self, model: nn.Module) -> None:
         self._untrained.append(model)
         self._buffers.watch(model, statistics_only=True)
 
