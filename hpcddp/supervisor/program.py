@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import _thread
 import os
+import resource
 import select
 import time
 from _queue import SimpleQueue  # queue would import threading, which costs a tenth of the start
@@ -16,7 +17,6 @@ from hpcddp.supervisor.agent import write_all
 from hpcddp.supervisor.events import LEFT, SILENT, STUCK, UNKNOWN, Event, find_first_cause
 from hpcddp.supervisor.follow import ask_in_thread
 from hpcddp.supervisor.rank import SAVES_S
-from hpcddp.supervisor.reports import allow_files
 
 if TYPE_CHECKING:
     import signal
@@ -33,6 +33,15 @@ _IDLE_S = 5.0
 _SOON_S = 0.1
 _HINT = "put its folder on PATH, or name the module that brings it (modules in the job file)"
 _SET_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of prctl(2)
+
+
+_FILE_LIMITS = resource.getrlimit(resource.RLIMIT_NOFILE)  # the launcher's, too
+
+
+def allow_more_files() -> None:
+    """Let this process open as many files as its hard limit allows: it has a connection to each rank."""
+    _, hard = _FILE_LIMITS
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 class AttemptEnd(Record):
@@ -77,8 +86,7 @@ def _wake_up(_number: int, _frame: object) -> None:
 
 class LauncherProcess:
     """A running launcher. Its words are found on the PATH of `env`. `log`: a file for its output, beside the job's.
-    `files`: how many it may open, if not as many as this process. `apart`: whether it has a process group of its own,
-    so that a terminal's signals come to this process alone."""
+    `apart`: whether it has a process group of its own, so that a terminal's signals come to this process alone."""
 
     def __init__(
         self,
@@ -86,7 +94,6 @@ class LauncherProcess:
         env: Mapping[str, str],
         log: str,
         output: Output,
-        files: int | None = None,
         *,
         apart: bool = True,
     ) -> None:
@@ -95,14 +102,11 @@ class LauncherProcess:
         self._parent = os.getpid()
         self.process = os.fork()
         if self.process == 0:
-            self._become(words, env, writes, files, apart=apart)
+            self._become(words, env, writes, apart=apart)
         os.close(writes)
         self._copied = output.copy(reads, log)
 
-    def _become(
-        self, words: list[str], env: Mapping[str, str], writes: int, files: int | None, *, apart: bool
-    ) -> NoReturn:
-        """Become the launcher, in the new process."""
+    def _become(self, words: list[str], env: Mapping[str, str], writes: int, *, apart: bool) -> NoReturn:
         try:
             if apart:
                 os.setpgid(0, 0)
@@ -113,8 +117,7 @@ class LauncherProcess:
             os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
             os.dup2(writes, 1)
             os.dup2(writes, 2)
-            if files is not None:
-                allow_files(files)
+            resource.setrlimit(resource.RLIMIT_NOFILE, _FILE_LIMITS)
             _end_with_parent(self._parent)
             os.execvpe(words[0], words, dict(env))
         except OSError as error:
@@ -198,8 +201,8 @@ class Output:
     def __init__(self) -> None:
         self._printed, self._logged = Writer(), Writer()
 
-    def tell(self, data: bytes) -> None:
-        """Something of the supervisor's own, on stderr."""
+    def print(self, data: bytes) -> None:
+        """Print a message of the supervisor on stderr."""
         self._printed.write(2, data)
 
     def copy(self, entry: int, log: str) -> _thread.LockType:
@@ -273,7 +276,7 @@ class Passing:
         self._warn_at, self._is_warned, self.by_hand = warn_at, False, by_hand
         self._waiting: list[_Waiting] = []
 
-    def hear(self, number: int) -> None:
+    def receive(self, number: int) -> None:
         """A signal came to this process."""
         answer = ask_in_thread(self._is_ending) if self._is_ending is not None and number == signal.SIGTERM else None
         is_printed = self.by_hand and number == signal.SIGINT
@@ -281,8 +284,8 @@ class Passing:
         if is_printed:
             self._tell("Ctrl-C: the ranks save and stop; once more kills them")
 
-    def look(self, launcher: LauncherProcess) -> float:
-        """Do what is due; how long to wait at most until the next look, in seconds."""
+    def poll(self, launcher: LauncherProcess) -> float:
+        """Do what is due; how long to wait at most until the next call, in seconds."""
         warns = None if self._is_warned else self._warn_at()
         warns_in_s = _IDLE_S if warns is None else max(warns - time.time(), 0.0)
         if warns is not None and not warns_in_s:
@@ -298,29 +301,29 @@ class Passing:
     def _pass_on(self, one: _Waiting, launcher: LauncherProcess) -> bool:
         """Whether that was possible: not while an answer may come, of the scheduler or of ranks that start."""
         reports = self._reports
-        is_unsaid = one.answer is not None and one.answer.empty()
+        is_unanswered = one.answer is not None and one.answer.empty()
         is_late = time.monotonic() - one.due >= _ANSWER_S
-        if not is_late and (is_unsaid or (reports.are_started and not reports.ranks)):
+        if not is_late and (is_unanswered or (reports.are_started and not reports.ranks)):
             return False
-        if one.answer is not None and not is_unsaid and one.answer.get():
-            self._say(one, "the scheduler ends the job, and gives it to the ranks itself")
+        if one.answer is not None and not is_unanswered and one.answer.get():
+            self._print(one, "the scheduler ends the job, and gives it to the ranks itself")
             return True
         reports.give(one.number)  # also to ranks that call later
         if reports.ranks:
             instead = _AS_TERM if one.number in {signal.SIGHUP, signal.SIGINT} else _OR_TERM
-            self._say(one, f"each rank gets it{'' if one.number == signal.SIGTERM else instead}")
+            self._print(one, f"each rank gets it{'' if one.number == signal.SIGTERM else instead}")
         else:
             what = "can call this host" if reports.are_started else "has started"
-            self._say(one, f"no rank {what}, so the launcher gets it")
+            self._print(one, f"no rank {what}, so the launcher gets it")
             launcher.send(one.number)
         return True
 
     def finish(self) -> None:
-        """The launcher has ended."""
+        """Print what is left: the launcher has ended."""
         for one in self._waiting:
-            self._say(one, "the ranks ended")
+            self._print(one, "the ranks ended")
 
-    def _say(self, one: _Waiting, what: str) -> None:
+    def _print(self, one: _Waiting, what: str) -> None:
         if not one.is_printed:
             self._tell(f"{name_signal(one.number)} came: {what}")
 
@@ -356,21 +359,21 @@ class Teardown:
         """The descriptor that is readable when a rank has sent something."""
         return self._reports.entry
 
-    def look(self, launcher: LauncherProcess) -> float:
-        """Hear the ranks, and do what is due; how long to wait at most until the next look, in seconds."""
+    def poll(self, launcher: LauncherProcess) -> float:
+        """Hear the ranks, and do what is due; how long to wait at most until the next call, in seconds."""
         reports, now = self._reports, time.monotonic()
         reports.read()
-        reports.look()
+        reports.check()
         self._print_remarks()
         if self._ended_at is not None:
             if self._launcher_gets and now - self._ended_at > self._launcher_gets[0][0]:
                 launcher.send(self._launcher_gets.pop(0)[1])
-        elif reports.events and self._judges and not reports.is_holding:  # some save
+        elif reports.events and self._judges and not reports.is_deferring:  # some save
             self._began = self._began or now
             waits_s = _COLLECT_S if self._acts and not self.is_wish else _COLLECT_S + _LAUNCHER_S
             was_waited = any(event.kind in {SILENT, STUCK} for event in reports.events)  # long enough for everybody
             if was_waited or now - self._began > waits_s:
-                reports.settle()
+                reports.finish()
                 if not reports.all_over:
                     self._tell(f"{find_first_cause(reports.events)}: the other ranks are ended")
                 self.kill()
@@ -405,7 +408,7 @@ class Teardown:
             time.sleep(0.02)
             reports.read()
         if status or reports.events or not reports.all_over:
-            reports.settle()
+            reports.finish()
         self._print_remarks()
         cause = find_first_cause(reports.events)
         reports.end_all()
@@ -436,7 +439,7 @@ def watch(
     last, came_at = "", 0.0
     while not launcher.has_ended:
         idle()
-        waits_s = [_IDLE_S, *(one.look(launcher) for one in (teardown, passing) if one)]
+        waits_s = [_IDLE_S, *(one.poll(launcher) for one in (teardown, passing) if one)]
         poll.poll(min(waits_s) * 1000)
         for one in signals.read():
             is_again, last, came_at = last == name_signal(one), name_signal(one), time.monotonic()
@@ -449,7 +452,7 @@ def watch(
                 teardown.kill()
             else:
                 teardown.is_wish = True
-                passing.hear(one)
+                passing.receive(one)
     cause = teardown.conclude(launcher.status) if teardown else None
     if passing:
         passing.finish()

@@ -26,13 +26,13 @@ STEPPING = "stepping"  # it has, and gets on
 STANDING = "standing"  # its main thread stands
 CLOSED = "closed"  # it has left the runtime: what its program does then, it does not say
 DISCONNECTED = "lost"  # its connection broke, and may come again
-HELD = "held"  # it has ended by a signal, and its agent waits for ranks that still save
+DEFERRED = "deferred"  # it has ended by a signal, and its agent defers its own end: others still save
 ENDED = "ended"
 # What may happen in them.
 OPENS, TOUCHES, CLOSES = "opens the runtime", "touches its page", "leaves the runtime"
 STANDS, MOVES = "stands", "moves"
 BREAKS, STAYS_AWAY, CALLS = "its connection breaks", "stays away", "calls"
-FALLS_SILENT, ENDS, WAITS_FOR_OTHERS = "says nothing", "ends", "ends, and its agent waits"
+FALLS_SILENT, ENDS, DEFERS = "says nothing", "ends", "ends, and its agent waits"
 _BACK = ""  # to the state before it was lost
 
 
@@ -45,16 +45,16 @@ class RankState(Record):
     is_there: bool = False
 
 
-_LIVES = {BREAKS: DISCONNECTED, FALLS_SILENT: SILENT, ENDS: ENDED, WAITS_FOR_OTHERS: HELD}
+_LIVES = {BREAKS: DISCONNECTED, FALLS_SILENT: SILENT, ENDS: ENDED, DEFERS: DEFERRED}
 STATES = {
     STARTING: RankState({OPENS: STEPPING, TOUCHES: STEPPING, **_LIVES}, is_there=True),
     STEPPING: RankState({STANDS: STANDING, CLOSES: CLOSED, **_LIVES}, is_there=True),
     STANDING: RankState({MOVES: STEPPING, CLOSES: CLOSED, **_LIVES}, is_there=True),
     CLOSED: RankState({OPENS: STEPPING, **_LIVES}, is_there=True),
-    SILENT: RankState({BREAKS: DISCONNECTED, ENDS: ENDED, WAITS_FOR_OTHERS: HELD}, is_event=True, is_there=True),
+    SILENT: RankState({BREAKS: DISCONNECTED, ENDS: ENDED, DEFERS: DEFERRED}, is_event=True, is_there=True),
     DISCONNECTED: RankState({CALLS: _BACK, STAYS_AWAY: GONE}),
     GONE: RankState({CALLS: _BACK}, is_event=True),
-    HELD: RankState({BREAKS: ENDED}),
+    DEFERRED: RankState({BREAKS: ENDED}),
     ENDED: RankState({}),
 }
 
@@ -67,7 +67,7 @@ class PlainRank:
         self.told = 0.0  # when it said so
         self.waited: Stand | None = None  # the last of these in which it waited for others
 
-    def note(self, stand: Stand, now: float) -> None:
+    def record(self, stand: Stand, now: float) -> None:
         self.stand, self.told = stand if stand.line else None, now
         self.waited = stand if stand.waits != NO_WAIT else self.waited
 
@@ -167,7 +167,7 @@ class StuckDetector:
         self._longest_s = 0.0  # in which it did not move
         self._has_stepped = False  # more than once: the first step of an attempt compiles
 
-    def note(self, one: Rank, beat: Beat, now: float) -> None:
+    def record(self, one: Rank, beat: Beat, now: float) -> None:
         """Note what this rank says of itself."""
         before, one.beat = one.beat, beat
         touches = not (beat.looks or before.looks) and before.touched not in {
@@ -283,7 +283,7 @@ class PlainHang:
         self._stall_s, self._end_s = stall_s, end_s
         self._is_told = False
 
-    def look(self, ranks: Collection[Rank], world_size: int, now: float) -> tuple[str, list[int]]:
+    def check(self, ranks: Collection[Rank], world_size: int, now: float) -> tuple[str, list[int]]:
         """The text to print now, and the ranks that the others have waited for too long."""
         fresh_s = min(_FRESH_S, (self._end_s or _FRESH_S) / 2)  # who leaves a collective has half of the time to say so
         stands = find_stands(ranks, now, fresh_s)

@@ -32,7 +32,7 @@ from hpcddp.runs.state import (
     step_back,
     write_plan_file,
 )
-from hpcddp.supervisor.order import make_plan_file
+from hpcddp.supervisor.order import describe_job
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -135,7 +135,7 @@ def _leave_records(order: Order, attempt: AttemptFolder, script: str) -> None:
         make_folders(attempt)
         if script and os.path.isfile(script):  # a script on bash's standard input is none
             shutil.copyfile(script, attempt.script)
-        write_plan_file(run, make_plan_file(order))
+        write_plan_file(run, describe_job(order))
     except OSError as error:
         raise cannot_write(run, error) from error
 
@@ -148,14 +148,14 @@ def end_attempt(
 ) -> int:
     """The exit status of the job. `follow_up`: of a chain."""
     if follow_up is not None:
-        follow_up.settle()
+        follow_up.wait()
     try:
         if ended.signal:
             _name_signal(attempt, ended.signal, tell)
             if ended.cause is not None and ended.cause.is_loss:
                 _correct_failed(attempt, ended.cause)
         elif ended.cause is not None and ended.cause.is_loss:
-            note_lost(attempt, ended.cause)
+            record_loss(attempt, ended.cause)
         state = _read_end(attempt)
         is_left = state is not None and is_unfinished(state, attempt.name)
         left = [] if is_left else find_unfinished_runs(attempt)
@@ -185,7 +185,7 @@ def _is_cut_off(attempt: AttemptFolder, ended: AttemptEnd, state: RunState | Non
     return (state is not None and state.status == "finished") or bool(list_job_runs(attempt))
 
 
-def note_lost(attempt: AttemptFolder, cause: Event) -> None:
+def record_loss(attempt: AttemptFolder, cause: Event) -> None:
     """The run is where its newest checkpoint is, whatever a rank wrote that has seen another one end: a rank, several
     and a whole node are lost alike, and the program has not failed."""
     with suppress(OSError), open(attempt.lost, "w", encoding="utf-8", errors="replace") as file:

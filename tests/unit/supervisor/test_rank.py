@@ -14,7 +14,7 @@ from hpcddp.supervisor.rank import (
     ENDED,
     ENDS,
     FALLS_SILENT,
-    HELD,
+    DEFERRED,
     MOVES,
     OPENS,
     STANDING,
@@ -24,7 +24,7 @@ from hpcddp.supervisor.rank import (
     STAYS_AWAY,
     STEPPING,
     TOUCHES,
-    WAITS_FOR_OTHERS,
+    DEFERS,
     Rank,
 )
 
@@ -47,9 +47,9 @@ from hpcddp.supervisor.rank import (
         ([STAYS_AWAY], STARTING),
         ([OPENS, FALLS_SILENT, MOVES], SILENT),
         ([OPENS, FALLS_SILENT, ENDS], ENDED),
-        ([OPENS, WAITS_FOR_OTHERS], HELD),
-        ([OPENS, WAITS_FOR_OTHERS, FALLS_SILENT], HELD),
-        ([OPENS, WAITS_FOR_OTHERS, BREAKS], ENDED),
+        ([OPENS, DEFERS], DEFERRED),
+        ([OPENS, DEFERS, FALLS_SILENT], DEFERRED),
+        ([OPENS, DEFERS, BREAKS], ENDED),
         ([OPENS, ENDS, BREAKS, CALLS], ENDED),
     ],
 )
