@@ -213,14 +213,14 @@ class Attempts:
         """The job ends with this attempt: its run is nobody's any more."""
         attempt = self.attempt
         self._reports.close()
+        if not self._order.scratch:  # before anybody else may see the end, and send a notice of it
+            self._notices.end(attempt, status, by, why)
+            self._notices.finish()
         release_run(attempt.run, attempt.name, status, by, why)
         if self._order.scratch:
             shutil.rmtree(attempt.run.path, ignore_errors=True)
             with suppress(OSError):  # it has other runs
                 os.rmdir(os.path.dirname(attempt.run.path))
-        else:
-            self._notices.end(attempt, status, by, why)
-            self._notices.finish()
 
     def _make_environment(self) -> dict[str, str]:
         """The variables of the launcher and the ranks of this attempt."""

@@ -10,11 +10,12 @@ from hpcddp.supervisor.rank import (
     CALLS,
     CLOSED,
     CLOSES,
+    DEFERRED,
+    DEFERS,
     DISCONNECTED,
     ENDED,
     ENDS,
     FALLS_SILENT,
-    DEFERRED,
     MOVES,
     OPENS,
     STANDING,
@@ -24,7 +25,6 @@ from hpcddp.supervisor.rank import (
     STAYS_AWAY,
     STEPPING,
     TOUCHES,
-    DEFERS,
     Rank,
 )
 
