@@ -231,7 +231,7 @@ def _run_with_agent(
     agent.start(program.process, lambda number: program.give(number, BY_WORD))
     if info.local_rank == 0:
         agent.measure()
-    ended = program.wait(agent.note_signal)
+    ended = program.wait(agent.send_signal)
     status = program.read_end(ended)
     if stderr:
         stderr.finish()

@@ -99,7 +99,7 @@ def find_run_folder(order: Order, env: Mapping[str, str]) -> str:
     return os.path.join(here, os.path.join(RUNS, order.name) if order.name else order.run_dir)
 
 
-def make_plan_file(order: Order) -> PlanFile:
+def describe_job(order: Order) -> PlanFile:
     """The `plan.json` of the job."""
     line = order.line
     return PlanFile(

@@ -1,7 +1,6 @@
 """All that is private to torch or depends on its version. Each has a test, run with the supported versions.
 
-Three things are elsewhere, the first two because they are needed where torch or hpcddp may not be: the text in
-`ranks/lookup_warning.py`, what `guard/` asks torch about its process groups and mends in it, and the tensors without
+Two things are elsewhere: what `guard/` asks torch about its process groups and mends in it, and the tensors without
 numbers on which `advise/measure.py` runs a model. Their tests run with these.
 """
 

@@ -165,8 +165,7 @@ def test_a_signal_that_comes_before_a_rank_has_started_is_given_to_the_launcher(
 # A launcher that leaves a process behind, which sends the script a signal when it is ended.
 _LEAVES = """\
 #!/bin/bash
-setsid bash -c "trap 'kill -TERM $PPID; exit' TERM; touch ready; while :; do sleep 0.05; done" &> /dev/null &
-until [ -e ready ]; do sleep 0.05; done
+env -u HPCDDP_ATTEMPT bash -c "while kill -0 $$; do sleep 0.05; done; kill -TERM $PPID" 2> /dev/null &
 exit 7
 """
 

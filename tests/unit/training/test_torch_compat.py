@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import mmap
 import pickle
 import socket
 import subprocess
@@ -24,7 +23,6 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.nn.parallel import DistributedDataParallel
 
 from hpcddp.errors import RequestError
-from hpcddp.ranks.lookup_warning import LOOKUP_WARNING
 from hpcddp.training import torch_compat
 
 pytestmark = pytest.mark.torch_compat
@@ -196,12 +194,6 @@ def test_a_file_of_torch_that_cannot_be_written_is_an_error_with_files(size: int
         torch.save(torch.zeros(size), file)
     assert isinstance(failed.value, OSError) or torch_compat.is_failed_write(failed.value)
     assert not torch_compat.is_failed_write(RuntimeError("Connection closed by peer"))
-
-
-def test_torch_has_the_warning_that_is_taken_out_of_what_ranks_print() -> None:
-    library = Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"
-    with library.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as text:
-        assert text.find(LOOKUP_WARNING.removeprefix(b"[c10d] ")) > 0
 
 
 @pytest.mark.slow
