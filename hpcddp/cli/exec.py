@@ -257,15 +257,15 @@ def _ask_run_folder(launch: Launch, hostname: str) -> Rendezvous | None:
     MPI would wait for a `finalize` that nobody sends. None without a run folder or a key for the launch.
     """
     from hpcddp.ranks.reach import find_local_address
-    from hpcddp.ranks.rendezvous import Rendezvous, ephemeral_range, port_candidates
+    from hpcddp.ranks.rendezvous import Rendezvous, port_candidates
     from hpcddp.runs import rank_0
     from hpcddp.runs.state import check_run_folder
 
     info, (key, _) = launch.info, launch.local_key
     run_dir = launch.env.get("HPCDDP_RUN_DIR", "")
-    ports = port_candidates(key, ephemeral=ephemeral_range()) if key else ()
-    if not run_dir or not ports:
+    if not run_dir or not key:
         return None
+    ports = port_candidates(key)
     folder = RunFolder(run_dir).rendezvous
     if info.rank == 0:
         check_run_folder(RunFolder(run_dir))

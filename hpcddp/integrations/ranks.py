@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 from hpcddp.errors import LaunchError, RequestError
-from hpcddp.ranks.network import look_around, settle_interface
+from hpcddp.ranks.network import set_interface
 from hpcddp.training.activity import waiting
 from hpcddp.training.rendezvous.failure import Failure, claim_first
 from hpcddp.training.steps import Agreement
@@ -124,8 +124,6 @@ def _settle_network(env: MutableMapping[str, str], rank: int, world_size: int) -
     store.set(f"hpcddp-host-{rank}", mine)
     hosts = [store.get(f"hpcddp-host-{one}").decode() for one in (0, world_size - 1)]
     peer = next((host for host in hosts if host != mine), None)
-    setting, remark = settle_interface(env, "gloo", look_around(mine, peer, env))
-    if setting is not None:
-        env[setting[0]] = setting[1]
+    remark = set_interface(env, "gloo", mine, peer)
     if remark and rank == 0:
         print(f"hpcddp: {remark}", file=sys.stderr, flush=True)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from hpcddp.ranks.launcher import EXPORTED_ALWAYS, FromShell, Launcher, LaunchRequest
 from hpcddp.ranks.launchers import LAUNCHERS
+from hpcddp.ranks.rendezvous import port_in_shell
 from hpcddp.record import Record
 from hpcddp.runs.command import NAME, identify_command
 from hpcddp.runs.folder import RUNS
@@ -132,6 +133,11 @@ class JobPlan(Record):
         return self.nodes * self.ranks_per_node
 
     @property
+    def agent_port(self) -> str:
+        """The port where the agents of several nodes meet, made of the script's `launch_number`."""
+        return port_in_shell("launch_number")
+
+    @property
     def request(self) -> RunRequest:
         """The request of the run at the start of the job."""
         fresh = self.planned_by.stamp if self.spec.fresh else ""
@@ -232,7 +238,7 @@ class JobPlan(Record):
     @property
     def launcher_options(self) -> tuple[str, ...]:
         """The site's own options of the launcher; that which shows each rank one GPU shows it all of its own."""
-        one, each = f"{find_scheduler(self.site.scheduler).one_gpu.option}=", self.gpus_per_rank
+        one, each = f"{find_scheduler(self.site.scheduler).gpus_per_rank_option}=", self.gpus_per_rank
         return tuple(f"{one}{each}" if word == f"{one}1" else word for word in self.site.launcher.options)
 
     @property

@@ -26,14 +26,14 @@ import torch.distributed as dist
 import torch.distributed.nn  # DDP imports it later, and its functions would keep the group as a default
 from torch.distributed import DistNetworkError, DistStoreError
 
-from hpcddp.checks.environment import look_at_machine, run_checks
+from hpcddp.checks.environment import describe_machine, run_checks
 from hpcddp.errors import LaunchError, RequestError
 from hpcddp.guard.hpcddp_guard import explain_no_gpu
 from hpcddp.ranks.device import GPUS_PER_NODE, label_devices, read_gpus_per_node, read_gpus_per_rank
 from hpcddp.ranks.launch import Launch
 from hpcddp.ranks.launcher import RankInfo
 from hpcddp.ranks.launchers import LAUNCHERS
-from hpcddp.ranks.network import look_around, settle_interface
+from hpcddp.ranks.network import set_interface
 from hpcddp.training.rendezvous.failure import Failure, PeerFailedError, claim_first
 from hpcddp.training.rendezvous.group import Group, Member, Members, choose_backend, set_threads, take_devices
 from hpcddp.training.rendezvous.store import FIRST_OPENING, opened_store, wait_until
@@ -86,7 +86,7 @@ def open_group(
         else:
             store = until_all_arrived.enter_context(opened_store(launch, rendezvous, opening, arrival_timeout_s))
         if info.rank == 0 and info.world_size > 1 and opening == FIRST_OPENING:
-            for check in run_checks(env, info, look_at_machine(env)):
+            for check in run_checks(env, info, describe_machine()):
                 print(f"hpcddp: warning: {check}", file=sys.stderr)
         group = _join(env, info, PrefixStore(opening, store), backend, timeout_s, arrival_timeout_s)
     try:
@@ -189,9 +189,7 @@ def call_roll(store: Store, me: Member, world_size: int, timeout_s: float) -> Me
 def _set_interface(env: MutableMapping[str, str], backend: str, members: Members, me: Member) -> None:
     """Set the interface for this backend, before its first group, where it would take one that others cannot reach."""
     peer = next((m.host for m in members if m.host != me.host), None)
-    setting, remark = settle_interface(env, backend, look_around(me.host, peer, env))
-    if setting is not None:
-        env[setting[0]] = setting[1]
+    remark = set_interface(env, backend, me.host, peer)
     if remark and me.rank == 0:
         print(f"hpcddp: {remark}", file=sys.stderr)
 
