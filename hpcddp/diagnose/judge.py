@@ -2,8 +2,8 @@
 
 In this order: what a rank raised, or the scheduler, the kernel or the launcher said, the first of it; else how the rank
 ended that ended first; else who did not come while others waited. Of exceptions those that torch has signed ended their
-rank; a traceback that does not begin where its program began was caught, and counts where no other is there. What
-follows from another rank's end is no cause, nor is what a program has survived. That nothing failed has to be proven.
+rank. What follows from another rank's end is no cause, nor is what a program has survived. That nothing failed has to
+be proven.
 """
 
 from __future__ import annotations
@@ -21,8 +21,6 @@ from hpcddp.diagnose.rows import (
     END,
     LATE,
     LOST,
-    MARK,
-    MAY_BE_MISSING,
     NO_WORD,
     OF_SIGNALS,
     PROGRAM,
@@ -36,14 +34,13 @@ from hpcddp.record import TYPE_CHECKING
 from hpcddp.signals import name_signal
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from hpcddp.runs.logs import LogFile
 
-_SIGABRT, _SIGKILL, _SIGTERM, _SIGINT = 6, 9, 15, 2
+_SIGABRT, _SIGKILL, _SIGTERM = 6, 9, 15
 #: Classes that are no rank's fault.
 _OF_NOBODY = {"launcher", "walltime", "rendezvous", "interrupted", "killed"}
-_TIMEOUT_STATUS = 124  # of timeout(1)
 _SAYS_WHY = re.compile(
     r"(?i)error|cannot|can't|could not|fail|invalid|missing|not found|refus|abort|no such|unable|must"
     r"|fatal|critical|exceed|limit|time.?out|giv(e|ing) up|stopp|\bnan\b|diverg"
@@ -51,22 +48,22 @@ _SAYS_WHY = re.compile(
 #: A rank that ends on purpose says so.
 _MEANS_TO = re.compile(r"(?i)\bearly.?stop|\bstopp(ed|ing|s)? early|no improvement|\bconverged\b")
 _OF_LAUNCHER = re.compile(r"ChildFailedError|CalledProcessError|SignalException")
-_BY_LAUNCHER = re.compile(
-    r"(torchrun|accelerate|deepspeed|srun|mpirun|mpiexec|prterun)\b.*: (error|unrecognized|unknown)"
-)
-_ALL_WELL = re.compile(r"(?i)\b(bye|done|finished|completed?|saved|ok)\W*$")
 #: What only tells where to read more, or that all is well.
-_SAYS_NOTHING = re.compile(rf"(?i)^(set the environment|try|for|see|please|usage:|run) |{_ALL_WELL.pattern[4:]}")
+_SAYS_NOTHING = re.compile(
+    r"(?i)^(set the environment|try|for|see|please|usage:|run) |\b(bye|done|finished|completed?|saved|ok)\W*$"
+)
 _LABELLED = re.compile(r"\b[Rr]ank[ =:]?(\d+)\b|^\[(\d+)\] ")
 #: An error of hpcddp's that tells of another rank's.
 _OF_ANOTHER = re.compile(r"^hpcddp: (?:\S+: )?rank (?P<rank>\d+) on \S+ failed: ")
 #: One that follows from another rank's end, of which it knows nothing.
 _FOLLOWS = re.compile(r"^hpcddp: (?:\S+: )?(?:a rank failed, and rank |rank 0 left before|rank 0 did not say)")
+_BY_LAUNCHER = re.compile(r"(torchrun|accelerate|deepspeed|srun|mpirun|mpiexec|prterun)\b.*: (error|un)")
 _IN_USE = re.compile(r"EADDRINUSE|[Aa]ddress already in use")
 _SWEEPS = re.compile(r"srun: |CANCELLED AT")
-_ABORTS = re.compile(r"abort(ing|ed)?[.!]*$")  # which a program may print that exits with a status
 _CANCELLED = re.compile(r"CANCELLED AT|job killed: ")
 _COMMAND = re.compile(r"[a-z][\w.-]*: (?!error)")  # one of a job script
+#: What many scripts try to call where it is not there, and go on.
+_MAY_BE_MISSING = re.compile(r": (module|nvidia-smi|ml|conda|rocm-smi): (command )?not found")
 _WORDS = re.compile(r"[A-Za-z]{2,}")
 
 
@@ -83,36 +80,35 @@ def diagnose(sources: Sequence[LogFile], *, beside: Sequence[LogFile] = (), has_
 class _Judge:
     def __init__(self, logs: Sequence[Log], has_failed: bool | None) -> None:
         self._logs, self._has_failed = logs, has_failed
-        own = {log.source.rank for log in logs}  # of these, what a report quotes is there in full
+        files = {log.source.rank for log in logs}  # of these ranks, what a report quotes is there in full
         marks = [mark for log in logs for mark in log.marks]
-        self._marks = [mark for mark in marks if not (mark.is_quoted and mark.rank in own)]
+        self._marks = [mark for mark in marks if not (mark.is_quoted and mark.rank in files)]
         ends = sorted(self._of(END), key=lambda one: (one.log, one.number))
-        #: A launcher ends the ranks that are left by SIGTERM: they were well.
-        sweeps = [(mark.log, mark.number) for mark in self._of(LOST) if _SWEEPS.search(mark.body)]
-        first = {(mark.log, mark.number) for mark in ends[:1] if mark.rank is not None}
-        first -= {place for place in first for sweep in sweeps if sweep < place}
+        # A launcher ends the ranks that are left by SIGTERM: they were well, but for one that ended first.
         swept = {mark for mark in ends if mark.signal == _SIGTERM and mark.cause != "killed"}
-        swept -= {mark for mark in swept if (mark.log, mark.number) in first}
+        sweeps = [(mark.log, mark.number) for mark in self._of(LOST) if _SWEEPS.search(mark.body)]
+        is_first = (
+            bool(ends)
+            and ends[0].rank is not None
+            and (ends[0].log, ends[0].number) < min(sweeps, default=(len(logs),))
+        )
+        swept -= {*ends[:1]} if is_first else set()
         is_swept = any(mark not in swept and mark.cause != "killed" for mark in ends)
         self._ends = [mark for mark in ends if not (is_swept and mark in swept)]
-        self._swept = {rank for mark in swept for rank in mark.ranks or (mark.rank,) if is_swept and rank is not None}
-        ranks = {rank for log in logs for rank in log.ranks} | {log.source.rank for log in logs} - {None}
-        self._has_run = bool(ranks) or any(log.world_size for log in logs)
-        ranks |= {rank for mark in ends for rank in mark.ranks or (mark.rank,)} - {None}
+        self._swept = {rank for mark in swept if is_swept for rank in mark.list_ranks()}
+        ranks = {rank for log in logs for rank in (*log.ranks, log.source.rank) if rank is not None}
         size = max((log.world_size for log in logs), default=0)
-        self._world = (
-            set(range(max(size, *(int(rank) + 1 for rank in ranks if rank is not None), 0)))
-            if ranks
-            else set(range(size))
-        )
-        left = self._world - own  # whose output is in the job's
-        self._left = next(iter(left)) if own - {None} and len(left) == 1 else None
+        self._has_run = bool(ranks) or size > 0
+        ranks |= {rank for mark in ends for rank in mark.list_ranks()}
+        self._world = set(range(max(size, *(rank + 1 for rank in ranks), 0)))
+        without_file = self._world - files
+        #: The rank whose output is in the job's.
+        self._rank_of_job = next(iter(without_file)) if files - {None} and len(without_file) == 1 else None
         self._exit_status = next((log.exit_status for log in logs if log.exit_status is not None), None)
-        ended = any(mark.is_raised and not mark.is_logged for mark in self._marks)
-        #: Nothing says that the job has failed.
-        self._seems_well = not has_failed if has_failed is not None else not (self._ends or self._exit_status or ended)
+        self._is_bad = bool(has_failed or self._exit_status or self._ends)
         lost = [mark for mark in self._of(LOST, LATE) if mark.is_raised or mark.rank is not None]
         self._lost = [mark for mark in lost if not _OF_LAUNCHER.search(mark.body)]
+        self._waited = {mark.rank for mark in self._lost if mark.rank is not None}
 
     def _of(self, *levels: str) -> list[Mark]:
         return [mark for mark in self._marks if mark.level in levels]
@@ -121,6 +117,7 @@ class _Judge:
         for find in (
             self._find_singletons,
             self._find_cause,
+            self._find_refused,
             self._find_end,
             self._find_late,
             self._find_weak,
@@ -128,51 +125,39 @@ class _Judge:
         ):
             if (cause := find()) is not None:
                 return cause
-        is_bad = self._has_failed or self._exit_status or self._ends or self._lost
         is_shown = self._has_failed is False or is_done(self._logs, len(self._world))
-        return Cause("none") if is_shown and not is_bad else Cause("unknown")
+        return Cause("none") if is_shown and not self._is_bad and not self._lost else Cause("unknown")
 
     # Causes
 
     def _find_singletons(self) -> Cause | None:
         found = [mark for mark in self._of(WEAK) if mark.cause == "singletons"]
-        alone = [mark for mark in found if "suspicious" not in mark.body]
-        several = len(alone) > 1 and len({(mark.log, mark.number) for mark in alone}) > 1
-        if not several and not (found and not alone and len(found) > 1):
+        if len({(mark.log, mark.number) for mark in found}) < 2 or len(self._world) > 1:
             return None
-        if any(mark.rank for mark in self._marks) or len(self._world) > 1:
-            return None
-        return self._cause((alone or found)[0], ALL)
+        first = min(found, key=lambda mark: "suspicious" in mark.body)
+        return None if any(mark.rank for mark in self._marks) else self._cause(first, ALL)
 
     def _find_cause(self) -> Cause | None:
         """The first of what was raised or said by who knows."""
         said = [mark for mark in self._of(CAUSE) if not (self._is_too_late(mark) or self._is_no_crash(mark))]
         raised = [mark for mark in self._of(RAISED) if mark.is_raised]
-        raised = [mark for mark in raised if not (mark.is_logged and self._seems_well) or self._is_last(mark)]
-        signed = [mark for mark in raised if mark.is_signed]
-        raised = signed or [mark for mark in raised if not mark.is_caught] or raised
-        last = {(mark.log, mark.rank, mark.body) if mark.is_logged else id(mark): mark for mark in raised}
-        found = [*said, *last.values()]
+        if self._has_failed is False or not (
+            self._is_bad or any(not mark.is_logged for mark in self._marks if mark.is_raised)
+        ):
+            raised = [mark for mark in raised if not mark.is_logged or self._is_last(mark)]
+        found = [*said, *([mark for mark in raised if mark.is_signed] or raised)]
         if not found:
             return None
         first = min(found, key=self._order(found))
         if first.cause == "crash" and "terminate called" in first.body:  # its what() says more
             first = next((m for m in found if m.log == first.log and 0 < m.number - first.number < 3), first)
-        rank = self._find_rank(first, found)
-        return self._cause(first, rank)
+        return self._cause(first, self._find_rank(first, found))
 
     def _is_no_crash(self, mark: Mark) -> bool:
-        """Whether the words are those of a crash, and the rank has ended with a status of its own, or torchrun tells of
-        no signal but its own, or nobody of any where a program says that it aborts."""
-        if mark.cause != "crash" or mark.is_raised:
-            return False
-        ended = {rank: end for end in self._ends if end.status for rank in end.ranks or (end.rank,)}
-        end = ended.get(mark.rank)
-        if end is not None:
-            return not _signal(end)
-        told = self._of(END)
-        is_told = any("exitcode" in one.body for one in told) or _ABORTS.search(mark.body) is not None
-        return is_told and all(_signal(one) in {0, _SIGTERM} and "EXIT STRING" not in one.body for one in told)
+        """Whether the words are those of a crash, and the rank has ended with a status of its own."""
+        ends = [end for end in self._ends if mark.rank is None or mark.rank in end.list_ranks()]
+        told = any(end.status for end in ends) and not any(map(_signal, ends))
+        return mark.cause == "crash" and not mark.is_raised and told
 
     def _is_too_late(self, mark: Mark) -> bool:
         """Whether the scheduler ended a job, of which ranks had ended badly before, and others waited for them."""
@@ -190,52 +175,35 @@ class _Judge:
             for one in (*ends, *self._lost)
         )
 
-    def _order(self, marks: Sequence[Mark]):  # type: ignore[no-untyped-def]
-        """By the place in one log; of several logs by time, as far as lines have one, and the rank that ended first."""
+    def _order(self, marks: Sequence[Mark]) -> Callable[[Mark], tuple[float, ...]]:
+        """By the place in one log; of several logs by time, as far as lines have one."""
         if len({mark.log for mark in marks}) == 1:
             return lambda mark: (mark.number,)
-        return lambda mark: (
-            self._logs[mark.log].find_time(mark.number) or float("inf"),
-            mark.log,
-            mark.number,
-        )
-
-    @property
-    def _first_end(self) -> Mark | None:
-        """The launcher's word on the rank that ended first; torchrun says it with the ranks' own numbers."""
-        ends = [mark for mark in self._ends if mark.rank is not None and mark.signal != _SIGTERM]
-        roots = [mark for mark in ends if "first observed" in mark.body]
-        return next(iter(roots or ends), None)
+        return lambda mark: (self._logs[mark.log].find_time(mark.number) or float("inf"), mark.log, mark.number)
 
     def _find_rank(self, first: Mark, found: Sequence[Mark]) -> int | str | None:
         """Whose fault a cause is."""
         if first.cause == "host-memory" and first.level == CAUSE and not first.is_raised:  # the scheduler's word
             near = [mark for mark in found if mark.cause == first.cause and not mark.is_raised]
-            named = {rank for mark in near for rank in mark.ranks or self._list_ranks_on(mark)}
+            named = {rank for mark in near for rank in mark.list_ranks() or self._list_ranks_on(mark.host)}
             return next(iter(named)) if len(named) == 1 else self._guess_rank() if not named else None
-        if _BY_LAUNCHER.match(first.body):
-            return None
         if first.cause in _OF_NOBODY and not first.ranks and not (first.cause == "rendezvous" and first.is_raised):
             return None
-        same = [mark for mark in found if alike(mark) == alike(first)]
-        ranks = {mark.rank if mark.rank is not None else self._left for mark in same} - {None}
-        waited = {mark.rank for mark in self._lost if mark.rank is not None} - ranks
-        if first.row is not None and "execv" in first.body:
+        if (first.row is not None and "execv" in first.body) or _BY_LAUNCHER.match(first.body):
             return None
+        same = [mark for mark in found if alike(mark) == alike(first)]
+        ranks = {mark.rank if mark.rank is not None else self._rank_of_job for mark in same} - {None}
         if len(ranks) > 1 or (not ranks and len(same) > 1):
-            return (first.rank if first.rank is not None else None) if waited else ALL
+            return first.rank if self._waited - ranks else ALL
         if first.rank is not None:
             return first.rank
         if first.cause == "rendezvous":  # rank 0 opens the port
             return 0 if first.frame and _IN_USE.search(first.body) else None
         return self._guess_rank()
 
-    def _list_ranks_on(self, mark: Mark) -> set[int]:
-        """The rank of a line, or those that ended on its host."""
-        if mark.rank is not None:
-            return {mark.rank}
-        ended = {rank: end.host for end in self._of(END) for rank in end.ranks or (end.rank,) if rank is not None}
-        return {rank for rank, host in ended.items() if mark.host and host == mark.host}
+    def _list_ranks_on(self, host: str) -> set[int]:
+        """The ranks that ended on a host."""
+        return {rank for end in self._of(END) if host and end.host == host for rank in end.list_ranks()}
 
     def _guess_rank(self) -> int | None:
         """The rank of a line that nobody has signed: the one that is not among those that have seen it end, or that the
@@ -243,106 +211,72 @@ class _Judge:
         missing = self._find_missing()
         if missing is not None:
             return missing
-        end = self._first_end
-        if end is not None and not any(mark.rank == end.rank for mark in self._lost):
-            return end.rank
-        return self._left
+        end = next((mark for mark in self._ends if mark.rank is not None and mark.signal != _SIGTERM), None)
+        return end.rank if end is not None and end.rank not in self._waited else self._rank_of_job
 
     def _find_missing(self, *, hangs: bool = False) -> int | None:
         """The only rank that has not complained of another one. `hangs`: it may have lived until the end."""
-        waited = {mark.rank for mark in self._lost if mark.rank is not None}
-        missing = self._world - waited - (set() if hangs else self._swept)
-        return next(iter(missing)) if waited and len(missing) == 1 else None
+        missing = self._world - self._waited - (set() if hangs else self._swept)
+        return next(iter(missing)) if self._waited and len(missing) == 1 else None
 
     # Ends
 
-    def _find_end(self) -> Cause | None:
-        """How the rank ended that ended first, where it has raised nothing."""
-        late = {mark.rank for mark in self._of(LATE)}
-        step = next((mark for mark in self._of(LOST) if mark.cause == "killed" and "CANCELLED AT" in mark.body), None)
-        if (refused := self._find_refused(step)) is not None:
-            return refused
-        if step is not None and not self._ended_before(step):  # before any rank's end
-            return self._of_signal(step._replace(signal=0), None)
-        ends = [mark for mark in self._ends if not (mark.signal in {0, _SIGABRT} and mark.rank in late)]
-        signals = [mark for mark in ends if mark.signal or (mark.status or 0) > 128]
-        taken = [mark for mark in ends if mark.cause in {"killed", "interrupted"}]
-        others = [mark for mark in signals if _signal(mark) not in {_SIGTERM}]
-        if taken and (not others or taken[0].number < others[0].number):
-            return self._of_signal(taken[0], None)
-        if others:
-            rank = self._rank_of_end(others)
-            said = self._find_said(others[0], rank)
-            return self._of_signal(others[0], rank) if said is None else self._cause(said, rank)
-        marks = self._of(MARK)
-        if marks:
-            return self._cause(marks[0], self._guess_rank())
-        if signals and not late:
-            return self._of_signal(signals[0], signals[0].rank if signals[0].rank is not None else self._find_missing())
-        return self._find_own_end(ends)
-
-    def _find_refused(self, step: Mark | None) -> Cause | None:
-        """An error of hpcddp's own that is the last word of a rank, or of the job, and that no kill stands before.
-        `step`: the line of the scheduler that ended the ranks."""
-        said = [mark for mark in self._of(WEAK) if "\n" in mark.body and self._is_last_word(mark)]
-        kills = [
+    def _find_refused(self) -> Cause | None:
+        """An error of hpcddp's own that is the last word of a rank, or of the job, and that no kill stands before. Its
+        hint is the remedy."""
+        kills = [mark for mark in self._ends if _signal(mark) or mark.cause in {"killed", "interrupted"}]
+        kills += [mark for mark in self._of(LOST) if mark.cause == "killed"]
+        said = [
             mark
-            for mark in self._ends
-            if mark.signal or (mark.status or 0) > 128 or mark.cause in {"killed", "interrupted"}
+            for mark in self._of(WEAK)
+            if "\n" in mark.body
+            and not _FOLLOWS.match(mark.body)
+            and all(kill.log == mark.log and kill.number > mark.number for kill in kills)
+            and self._is_last_word(mark)
         ]
-        kills += [*self._of(MARK), *([step] if step is not None else [])]
-        if self._has_failed is False or not any(
-            all(kill.log == mark.log and kill.number > mark.number for kill in kills) for mark in said
-        ):
+        if self._has_failed is False or not said:
             return None
-        own = [mark for mark in said if not _OF_ANOTHER.match(mark.body)]
         named = next((int(found["rank"]) for mark in said if (found := _OF_ANOTHER.match(mark.body))), None)
         first = named if named is not None else next((end.rank for end in self._ends if end.rank is not None), None)
-        mark = next(
-            (one for rank in (first, None) for one in own if one.rank == rank), (said if named else own or said)[0]
-        )
-        # Its hint is the remedy; a row may know its class.
-        known = (one for one in self._marks if one.log == mark.log and one.number == mark.number)
-        row = next((one.row for one in known if one.row is not None and one.level in {CAUSE, RAISED}), None)
+        own = [mark for mark in said if not _OF_ANOTHER.match(mark.body)] or said
+        mark = next((one for one in own if one.rank == first), next((one for one in own if one.rank is None), said[0]))
         cause = self._cause(mark, named if named is not None else self._find_rank(mark, own))
+        known = [one for one in self._marks if (one.log, one.number) == (mark.log, mark.number)]
+        row = next((one.row for one in known if one.row is not None and one.level in {CAUSE, RAISED}), None)
         return cause if row is None else cause._replace(class_=row.cause, whose=row.whose)
 
     def _is_last_word(self, mark: Mark) -> bool:
-        """Whether its rank says nothing behind this error of hpcddp's. In the output of a failed job others or
-        its launcher may say a little, but not why."""
-        known = [one for one in self._marks if one.log == mark.log]
-        if _FOLLOWS.match(mark.body) or any(one.number == mark.number and one.level in {LOST, LATE} for one in known):
-            return False
+        """Whether nothing follows; in the output of a failed job others may say a little, but not why."""
         log = self._logs[mark.log]
-        ends = (one.number for one in known if one.number > mark.number and one.level in {END, LOST, LATE})
-        end = min(ends, default=0)
-        lines = list_own_lines(log, end or len(log.lines) + log.skipped + 1)
+        ends = [one.number for one in log.marks if one.number > mark.number and one.level in {END, LOST, LATE}]
+        lines = list_own_lines(log, min(ends, default=log.end))
         texts = [text for number, text in lines if number > mark.number and _WORDS.search(text)]
-        is_bad = bool(self._has_failed) or bool(self._exit_status) or bool(end)
-        return not any(_SAYS_WHY.search(text) for text in texts) if is_bad else not texts
+        return not any(_SAYS_WHY.search(text) for text in texts) if self._is_bad or ends else not texts
 
-    def _find_said(self, end: Mark, rank: int | None) -> Mark | None:
-        """What a rank that crashed has printed of a lack of something, right before."""
-        if CLASS_OF_SIGNAL.get(_signal(end)) != "crash":
-            return None
-        lacks = {"limits", "host-memory", "shm", "disk-full", "library"}
-        near = [mark for mark in self._of(RAISED) if mark.log == end.log and 0 < end.number - mark.number <= 40]
-        return next((mark for mark in near if mark.cause in lacks and mark.rank in {None, rank}), None)
-
-    def _rank_of_end(self, ends: Sequence[Mark]) -> int | None:
-        roots = [mark for mark in ends if "first observed" in mark.body]
-        first = next((mark.rank for mark in (*roots, *ends) if mark.rank is not None), None)
-        return first if first is not None else self._find_missing()
+    def _find_end(self) -> Cause | None:
+        """How the rank ended that ended first, where it has raised nothing."""
+        step = next((mark for mark in self._of(LOST) if mark.cause == "killed" and "CANCELLED AT" in mark.body), None)
+        if step is not None and not self._ended_before(step):  # before any rank's end
+            return self._of_signal(step._replace(signal=0), None)
+        late = {mark.rank for mark in self._of(LATE)}  # whom NCCL's watchdog aborts
+        signals = [mark for mark in self._ends if _signal(mark) and not (mark.signal == _SIGABRT and mark.rank in late)]
+        sent = [mark for mark in self._ends if mark.cause in {"killed", "interrupted"}]
+        others = [mark for mark in signals if _signal(mark) != _SIGTERM]
+        if sent and (not others or sent[0].number < others[0].number):
+            return self._of_signal(sent[0], None)
+        if others:
+            rank = next((mark.rank for mark in others if mark.rank is not None), None)
+            return self._of_signal(others[0], rank if rank is not None else self._find_missing())
+        if signals and not late:
+            return self._of_signal(signals[0], signals[0].rank if signals[0].rank is not None else self._find_missing())
+        return self._find_own_end()
 
     def _of_signal(self, mark: Mark, rank: int | None) -> Cause:
+        said = next((one for one in self._of(RAISED) if one.cause == "walltime"), None)
+        if said is not None and mark.cause == "killed":  # by the script's own limit
+            return self._cause(said, None)._replace(also=("killed",))
         number = _signal(mark)
         name = name_signal(number) if number else "a signal"
-        said = next((one for one in self._of(RAISED) if one.cause == "walltime"), None)
-        if said is not None and mark.cause == "killed":
-            return self._cause(said, None)._replace(also=("killed",))
-        if number in {0, _SIGTERM, _SIGINT} and self._exit_status == _TIMEOUT_STATUS:
-            remedy = "timeout(1) in the job script ended it: a longer one, or checkpoints and chain: N in the job file"
-            return self._cause(mark, None)._replace(class_="walltime", remedy=remedy, also=("killed",))
         class_ = CLASS_OF_SIGNAL.get(number, "killed")
         also: tuple[str, ...] = ()
         whose, remedy = OF_SIGNALS[class_]
@@ -357,80 +291,64 @@ class _Judge:
             rank = None
         return self._cause(mark, rank)._replace(class_=class_, also=also, remedy=remedy, whose=whose)
 
-    def _find_own_end(self, ends: Sequence[Mark]) -> Cause | None:
+    def _find_own_end(self) -> Cause | None:
         """A rank that ended with a status and raised nothing: its own words above are the line. If nobody says whose
         the complaints about other ranks are, only an end above them counts."""
-        waited = {mark.rank for mark in self._lost if mark.rank is not None}
-        nobodys = [(mark.log, mark.number) for mark in self._lost if mark.rank is None]
-        left = [end for end in ends if not nobodys or (end.log, end.number) < min(nobodys)]
-        own = [end for end in left if not end.signal and end.rank is not None and end.rank not in waited]
-        unnamed = [end for end in left if not end.signal and end.rank is None and end.status]
-        if not own and (not unnamed or (waited and self._find_missing() is None)):
+        nobodys = min(((mark.log, mark.number) for mark in self._lost if mark.rank is None), default=None)
+        left = [end for end in self._ends if nobodys is None or (end.log, end.number) < nobodys]
+        own = [end for end in left if not end.signal and end.rank is not None and end.rank not in self._waited]
+        if not own:
             return None
-        end = (own or unnamed)[0]
-        rank: int | str | None = end.rank if end.rank is not None else self._find_missing()
-        ended = {one for end in own for one in end.ranks or (end.rank,)}
-        if len(ended) > 1 and ended >= self._world - self._swept and len({end.status for end in own}) == 1:
-            rank = ALL
-        found = self._find_message(end, rank)
-        if found is None:
-            if self._of(WEAK):
-                return None
-            if end.status in {None, 1}:  # an exception has it, too, whose traceback is not here
-                return Cause("unknown", rank, end.host, remedy=NO_WORD)
-            return self._cause(end, rank)._replace(class_="exit-status", whose=PROGRAM, remedy=NO_WORD)
-        return self._own_words(found, rank, end.host)
+        end, rank = own[0], own[0].rank
+        ended = {rank for one in own for rank in one.list_ranks()}
+        is_all = len(ended) > 1 and ended >= self._world - self._swept and len({one.status for one in own}) == 1
+        whose = ALL if is_all else rank
+        found = self._find_message(end, whose)
+        if found is not None:
+            return self._own_words(found, whose, end.host)
+        if self._of(WEAK):
+            return None
+        if end.status in {None, 1}:  # an exception has it, too, whose traceback is not here
+            return Cause("unknown", whose, end.host, remedy=NO_WORD)
+        return self._cause(end, whose)._replace(class_="exit-status", whose=PROGRAM, remedy=NO_WORD)
 
     def _own_words(self, found: tuple[Log, int, str], rank: int | str | None, host: str) -> Cause:
         """The cause of a rank that ended after these words of its own; a row may know them."""
         log, number, text = found
-        if log.source.rank is None and len(self._world) > 1:
-            same = [line for _, line in list_own_lines(log, len(log.lines) + log.skipped + 1) if line == text]
-            rank = ALL if len(same) == len(self._world) else rank
-        known = (mark for mark in self._marks if (mark.log, mark.number) == (log.number, number))
-        known = (mark for mark in known if mark.row is not None and not self._is_no_crash(mark))
-        named = next((mark for mark in known if mark.row is not None and mark.row.remedy), None)
-        if named is not None:
-            return self._cause(named, rank)
+        known = [mark for mark in self._marks if (mark.log, mark.number) == (log.number, number)]
+        named = (mark for mark in known if mark.row is not None and mark.row.remedy and not self._is_no_crash(mark))
+        if (mark := next(named, None)) is not None:
+            return self._cause(mark, rank)
         remedy = "the message is the program's own: look there"
         return Cause("exit-status", rank, host, log.source.path, number, text, PROGRAM, remedy)
 
     def _find_message(self, end: Mark, rank: int | str | None) -> tuple[Log, int, str] | None:
-        """The last line that a rank printed before its end, or all ranks did, and that is unlike those above it."""
-        if "The end of its output" in end.body:
-            told, at = self._logs[end.log], end.number - self._logs[end.log].skipped
-            while at < len(told.lines) and told.lines[at].startswith(b"    "):
-                at += 1
-            quoted = [line.decode(errors="replace").strip() for line in told.lines[end.number - told.skipped : at]]
-            is_again = [_shape(line) for line in quoted].count(_shape(quoted[-1])) > 1 if quoted else True
-            return None if is_again else (told, at + told.skipped, quoted[-1])
+        """The last line that a rank printed before its end, or all ranks did, and that is unlike those above it; one
+        that says why before one that does not."""
         log = next((log for log in self._logs if log.source.rank == rank and rank is not None), self._logs[end.log])
-        known = [mark for mark in self._marks if mark.log == log.number]
-        ends = [mark.number for mark in known if mark.level in {LOST, LATE, END}]
-        if log.number == end.log:
-            ends.append(end.number)
-        marked = {mark.number for mark in known if mark.is_raised or mark.level == WEAK}
-        lines = list_own_lines(log, min(ends, default=len(log.lines) + log.skipped + 1))
+        ends = [mark.number for mark in log.marks if mark.level in {LOST, LATE, END}]
+        ends += [end.number] if log.number == end.log else []
+        marked = {mark.number for mark in log.marks if mark.is_raised or mark.level == WEAK}
+        lines = list_own_lines(log, min(ends, default=log.end))
         counts = Counter(_shape(line) for _, line in lines)
         times = len(self._world) if rank == ALL else 1
-        best, went_on = None, False
+        best, is_over = None, False
         for number, line in reversed(lines[-12 * times :]):
-            label = _LABELLED.search(line)
+            label, count = _LABELLED.search(line), counts[_shape(line)]
             if number in marked or not _WORDS.search(line) or _SAYS_NOTHING.search(line) or SURVIVED.search(line):
-                went_on |= _ALL_WELL.search(line) is not None
                 continue
             if label is not None and isinstance(rank, int) and int(label[1] or label[2]) != rank:
                 continue
-            if counts[_shape(line)] > times and not (
-                counts[_shape(line)] == len(self._world) and _SAYS_WHY.search(line)
-            ):
-                went_on = True
+            says_why = _SAYS_WHY.search(line) is not None
+            if count > times and not (
+                says_why and count == len(self._world)
+            ):  # progress: what is above is no last word
                 if best is not None:
                     break
-                continue
-            if _SAYS_WHY.search(line):
+                is_over = True
+            elif says_why:
                 return log, number, line
-            if not went_on or label is not None:  # else nobody's last word
+            elif not is_over:
                 best = best or (log, number, line)
         return best
 
@@ -441,34 +359,19 @@ class _Judge:
         late = self._of(LATE)
         if not late:
             return None
-        ended = {rank for end in self._ends if end.status for rank in end.ranks or (end.rank,)}
+        ended = {rank for end in self._ends if end.status for rank in end.list_ranks()}
         ended |= {0} if any("clients joined" in mark.body for mark in late) else set()  # whom the others call
         named = next((mark for mark in late if mark.ranks and mark.ranks[0] not in ended), None)
-        first = named or min(late, key=self._order(late))
-        rank = named.ranks[0] if named is not None else None
-        if rank is None:
-            rank = self._find_missing(hangs=True) if first.cause == "rendezvous" else self._find_absent(late)
+        if named is not None:
+            return self._cause(named, named.ranks[0])
+        first = min(late, key=self._order(late))
+        rank = self._find_missing(hangs=True)
+        if rank is None and first.cause != "rendezvous":  # the others complain of its end, or elsewhere
+            others = self._world - {mark.rank for mark in late}
+            if any("monitoredBarrier" in mark.body for mark in late):  # rank 0 waits for each rank in turn
+                others -= {0}
+            rank = next(iter(others)) if len(others) == 1 else None
         return self._cause(first, rank)
-
-    def _find_absent(self, late: Sequence[Mark]) -> int | None:
-        """The rank that the others waited for: that complains of nothing, or only of their end, or elsewhere."""
-        if (missing := self._find_missing(hangs=True)) is not None:
-            return missing
-        if any("monitoredBarrier" in mark.body for mark in late):  # rank 0 waits for each rank in turn
-            others = self._world - {0} - {mark.rank for mark in self._lost}
-            return next(iter(others)) if len(others) == 1 else None if others else 0
-        waited = {mark.rank for mark in late}
-        others = self._world - waited
-        if len(others) == 1:
-            return next(iter(others))
-        frames: dict[str, set[int]] = {}
-        for mark in self._lost:
-            if mark.frame and mark.rank is not None:
-                frames.setdefault(mark.frame, set()).add(mark.rank)
-        alone = [ranks for ranks in frames.values() if len(ranks) == 1]
-        if len(frames) == 2 and len(alone) == 1 and len(self._world) > 2:
-            return next(iter(alone[0]))
-        return None
 
     def _find_early(self) -> Cause | None:
         """A rank that is the only one without a complaint: it ended itself, well as far as anybody says, while the
@@ -483,44 +386,34 @@ class _Judge:
         is_why = not _MEANS_TO.search(text) and (_SAYS_WHY.search(text) or not _LABELLED.search(text))
         if found is not None and is_why and not is_told:
             return self._own_words(found, missing, "")
-        cause = self._cause(lost[0], missing)._replace(
-            class_="early-exit",
-            whose=PROGRAM,
-            remedy=_find_any_remedy("early-exit"),
-            also=() if is_told else ("exit-status",),
-        )
+        remedy = next(row.remedy for row in ROWS if row.cause == "early-exit")
+        also = () if is_told else ("exit-status",)
+        cause = self._cause(lost[0], missing)._replace(class_="early-exit", whose=PROGRAM, remedy=remedy, also=also)
         said = self._find_last_word(missing)
         return cause if said is None else cause._replace(file=said[0].source.path, line=said[1], text=said[2])
 
     def _find_last_word(self, rank: int) -> tuple[Log, int, str] | None:
         """The last line of a rank, if it is unlike all others of the log."""
         for log in sorted(self._logs, key=lambda one: one.source.rank != rank):
-            lines = list_own_lines(log, len(log.lines) + log.skipped + 1)
+            lines = list_own_lines(log, log.end)
             counts = Counter(_shape(line) for _, line in lines)
             said = [(number, line) for number, line in lines if log.source.rank == rank or log.find_rank(line) == rank]
-            if (
-                said
-                and counts[_shape(said[-1][1])] == 1
-                and _WORDS.search(_shape(said[-1][1]).replace(f"ank {rank}", ""))
-            ):
+            shape = _shape(said[-1][1]) if said else ""
+            if counts[shape] == 1 and _WORDS.search(shape.replace("ank #", "")):
                 return log, *said[-1]
         return None
 
     def _find_weak(self) -> Cause | None:
         """What a shell, or the program itself, says of errors, where nothing else is known and the job has failed."""
-        is_bad = bool(self._has_failed) or bool(self._exit_status) or bool(self._ends)
         said = [mark for mark in self._of(RAISED) if not mark.is_raised]
         weak = [mark for mark in self._of(WEAK) if mark.cause != "singletons" and "\n" not in mark.body]
-        weak = [mark for mark in weak if not MAY_BE_MISSING.search(mark.text) or self._is_last(mark)]
-        ran = self._has_run
-        if not ran and self._has_failed is None:  # a job script that ended with an error of a program in it
+        weak = [mark for mark in weak if not _MAY_BE_MISSING.search(mark.text) or self._is_last(mark)]
+        is_bad = self._is_bad
+        if not self._has_run and self._has_failed is None:  # a job script that ended with an error of a program in it
             is_bad = is_bad or any(self._is_last(mark) for mark in (*said, *weak))
-        ended = [mark for mark in (*said, *weak) if ran and _COMMAND.match(mark.text) and self._is_last(mark)]
-        if ended and self._has_failed is None:  # behind the ranks
-            return self._cause(ended[-1], None)
         if said and is_bad:
             return self._cause(said[-1], said[-1].rank)
-        if weak and not ran and (is_bad or self._has_failed is None):
+        if weak and not self._has_run and (is_bad or self._has_failed is None):
             return self._cause(weak[-1], None)
         return None
 
@@ -528,27 +421,20 @@ class _Judge:
         """Whether its log ends with it, as that of ranks which are ended while they wait."""
         log = self._logs[mark.log]
         by = _COMMAND.match(mark.text)
-        below = (
-            log.lines[at] for at in range(mark.number - log.skipped, len(log.lines))
-        )  # of which most end it at once
+        below = (log.lines[at] for at in range(mark.number - log.skipped, len(log.lines)))
         return all(by is not None and line.startswith(by[0].encode()) for line in below if line.strip())
 
     def _cause(self, mark: Mark, rank: int | str | None) -> Cause:
-        log = self._logs[mark.log]
-        row = mark.row
+        log, row = self._logs[mark.log], mark.row
         where = f"look at {mark.frame}" if mark.frame else "look at the traceback above the line"
-        remedy = f"{where}: {fill_remedy(row, mark.body)}" if row is not None and mark.frame else where
-        if row is not None and not mark.frame:
-            remedy = fill_remedy(row, mark.body)
-        host = mark.host or self._find_host(rank)
+        remedy = where if row is None else fill_remedy(row, mark.body)
+        if row is not None and mark.frame:
+            remedy = f"{where}: {remedy}"
+        hosts = [log.source.host for log in self._logs if log.source.rank == rank]
+        hosts += [end.host for end in self._ends if end.rank == rank]
+        host = mark.host or (next(filter(None, hosts), "") if rank is not None else "")
         whose = row.whose if row is not None else PROGRAM
         return Cause(mark.cause, rank, host, log.source.path, mark.number, mark.text, whose, remedy)
-
-    def _find_host(self, rank: int | str | None) -> str:
-        named = [mark.host for mark in self._ends if mark.host and mark.rank == rank and rank is not None]
-        return next((log.source.host for log in self._logs if log.source.host and log.source.rank == rank), "") or next(
-            iter(named), ""
-        )
 
 
 def _signal(mark: Mark) -> int:
@@ -557,7 +443,3 @@ def _signal(mark: Mark) -> int:
 
 def _shape(line: str) -> str:
     return re.sub(r"\d+(\.\d+)?(e[+-]\d+)?", "#", line)
-
-
-def _find_any_remedy(cause: str) -> str:
-    return next((row.remedy for row in ROWS if row.cause == cause and row.remedy), "")

@@ -22,7 +22,6 @@ _NOT_OWN = re.compile(
 #: What a program's last line says of its end.
 _DONE = re.compile(r"(?i)\b(done|finish(ed|ing)?|completed?|bye|ok|success\w*|ended|end|saved|reached)\b")
 _FULL = re.compile(r"\b100 ?%|(?<![\[(])(?<!MEMBER: )\b(?P<all>[1-9]\d*) ?(/|of) ?(?P=all)\b")
-_BAR = re.compile(rb"-{60,}\s*$")  # of Open MPI
 _NUMBERS = re.compile(rb"\d+(\.\d+)?(e[+-]?\d+)?|[^\w\s]{2,}")  # and bars
 _BEHIND = 3000  # lines, of those behind an exception and of those at the end, that are looked at
 
@@ -31,21 +30,10 @@ def forget_caught(log: Log) -> None:
     """Remove exceptions, and other words of programs, that were nobody's end, though torch has not signed them.
 
     They were caught if a line like another comes more often behind the last of them than there are ranks, which print
-    no second one once another has ended, or more than once, where all ends that the launcher tells of have other
-    reasons; and if there are more of them than ranks, of which each ends once: then what all ranks have raised, and
-    what was raised before, was caught.
+    no second one once another has ended; or more than once, where the ends that the launcher tells of are explained.
+    Each rank ends once: where there are more exceptions than ranks, those that all have raised, and the first, were.
     """
-    of_others = (CLUSTER, REQUEST, SENDER)
-    last: dict[str, int] = {}
-    raised: Counter[str] = Counter()
-    for mark in log.marks:
-        is_weak = mark.level == WEAK and mark.cause != "singletons" and "\n" not in mark.body
-        is_open = is_weak or mark.level in {RAISED, CAUSE}
-        is_own = mark.row is None or (is_open and mark.row.whose not in of_others)
-        is_wait = mark.level == LATE or (mark.is_raised and mark.level == LOST)
-        if (is_own or mark.level == RAISED or is_wait) and not mark.is_signed:
-            last[_key(mark)] = mark.number
-            raised[_key(mark)] += mark.is_raised and mark.level == RAISED
+    last = {_key(mark): mark.number for mark in log.marks if not mark.is_signed and _may_be_caught(mark)}
     if not last:
         return
     ends = [mark for mark in log.marks if mark.level == END and (mark.signal or mark.status is not None)]
@@ -54,11 +42,21 @@ def forget_caught(log: Log) -> None:
     size = max(log.world_size, *(rank + 1 for end in ends for rank in end.ranks), 1)
     progress = find_progress(log, min(last.values()), 1 if is_explained else size)
     over = {key for key, number in last.items() if number < progress}
+    times = Counter(_key(mark) for mark in log.marks if mark.is_raised and mark.level == RAISED and not mark.is_signed)
     total = 0
-    for key in sorted(+raised, key=lambda one: (raised[one] >= size, -last[one])) if size > 1 else ():
-        over |= {key} if total > 0 and total + raised[key] > size else set()
-        total += raised[key]
+    for key in sorted(times, key=lambda one: (times[one] >= size, -last[one])) if size > 1 else ():
+        if total > 0 and total + times[key] > size:
+            over.add(key)
+        total += times[key]
     log.marks = [mark for mark in log.marks if mark.is_signed or _key(mark) not in over]
+
+
+def _may_be_caught(mark: Mark) -> bool:
+    """Whether a program may print the line and go on: an exception, a complaint of its own, a wait for others."""
+    if mark.row is None or mark.level in {RAISED, LATE} or (mark.is_raised and mark.level == LOST):
+        return True
+    is_weak = mark.level == WEAK and mark.cause != "singletons" and "\n" not in mark.body
+    return (is_weak or mark.level == CAUSE) and mark.row.whose not in {CLUSTER, REQUEST, SENDER}
 
 
 def _key(mark: Mark) -> str:
@@ -80,13 +78,11 @@ def find_progress(log: Log, behind: int, times: int) -> int:
 
 
 def list_own_lines(log: Log, before: int) -> list[tuple[int, str]]:
-    """The last of the lines that programs have printed before this one, with their numbers: not what a launcher
-    puts between two bars."""
+    """The last of the lines that programs have printed before this one, with their numbers."""
     stop = before - 1 - log.skipped
-    found, is_between = [], False
+    found = []
     for at in range(max(stop - _BEHIND, 0), stop):
-        is_between ^= _BAR.match(log.lines[at]) is not None
-        if not is_between and at + 1 + log.skipped not in log.passed and _is_own(log.lines[at]):
+        if at + 1 + log.skipped not in log.passed and _is_own(log.lines[at]):
             found.append((at + 1 + log.skipped, log.lines[at].split(b"\r")[-1].decode(errors="replace").strip()))
     return found
 

@@ -10,10 +10,10 @@ import re
 from hpcddp.record import Record
 
 #: How much a line says. CAUSE: why, wherever it stands. RAISED: why, as the exception that a traceback ends with; a
-#: program may print the same and go on. MARK: a crash, without the rank. END: which rank ended first, and how. RECORD: the scheduler's record
-#: says it. LATE: a wait for other ranks was too long. LOST: a wait ended, since another rank had. WEAK: why, if nothing else is there.
-#: RESTART: the ranks are started again, and what stands above is over.
-CAUSE, RAISED, MARK, END, RECORD = "cause", "raised", "mark", "end", "record"
+#: program may print the same and go on. END: which rank ended first, and how. RECORD: the scheduler's record says it.
+#: LATE: a wait for other ranks was too long. LOST: a wait ended, since another rank had. WEAK: why, if nothing else is
+#: there. RESTART: the ranks are started again, and what stands above is over.
+CAUSE, RAISED, END, RECORD = "cause", "raised", "end", "record"
 LATE, LOST, WEAK, RESTART = "late", "lost", "weak", "restart"
 
 PROGRAM, ENVIRONMENT, SCRIPT, DATA = "the program", "the environment", "the job script", "paths and data"
@@ -176,7 +176,6 @@ ROWS = (
     Row("crash", CAUSE, PROGRAM, "free(): invalid pointer", "(): |corrupt|smashing|pure virtual|Segfault encountered", r"(free|malloc|realloc|munmap_chunk|unlink_chunk|malloc_consolidate)\(\): |double free or corruption|corrupted (size|double-linked)|stack smashing detected|pure virtual method called|Segfault encountered", _NATIVE),
     Row("crash", CAUSE, PROGRAM, "Assertion … failed", "ssertion|heck failed|HECK failed", r"^\S+: .*Assertion [`'\"].*failed|\b(C|c)heck failed: |\bCHECK failed: ", _NATIVE),
     Row("crash", CAUSE, PROGRAM, "…, aborting", "bort", r"^(?!.*\b(srun|slurm|mpirun|prterun|mpiexec|ERROR|CRITICAL|FATAL|WARN\w*)).*[,:;.] ?abort(ing|ed)?[.!]*$", _NATIVE),
-    Row("crash", MARK, PROGRAM, "Caught signal 11, Process received signal", "signal|Signal", r"Caught signal (?P<signal>\d+) \(|\*\*\* Process received signal|^\[\S+:\d+\] Signal: .*\((?P<signal_too>\d+)\)", _NATIVE),
     # The ranks and each other
     Row("hang", LATE, PROGRAM, "Rank 1 failed to pass monitoredBarrier", "monitoredBarrier", r"[Rr]anks? (?P<rank>\d+)(?P<more>(?:, ?\d+)*) failed to pass monitoredBarrier", _WHO_CAME_LATE),
     Row("hang", LATE, PROGRAM, "reached monitoredBarrier, but received errors", "monitoredBarrier", r"successfully reached monitoredBarrier, but", _WHO_CAME_LATE),
@@ -233,7 +232,6 @@ ROWS = (
     Row("none", END, NOBODY, "task 2: Segmentation fault (srun)", ": task", r"error: (?P<host>[\w.-]+): tasks? (?P<rank>\d+)(?P<more>[\d,-]*): (?:Exited with exit code (?P<status>\d+)|(?P<signal>[A-Z][\w ]+?)(?: \(core dumped\))?$)"),
     Row("none", END, NOBODY, "failed (exitcode: -9) local_rank: 2 (torchrun)", "exitcode", r"failed \(exitcode: (?P<status>-?\d+)\) local_rank: (?P<rank>\d+)"),
     Row("none", END, NOBODY, "exitcode  : -15 (torchrun's list)", "exitcode", r"^exitcode +: (?P<status>-?\d+) "),
-    Row("none", END, NOBODY, "Root Cause (first observed failure) (torchrun)", "Root Cause", r"^Root Cause \(first observed failure\)"),
     Row("none", END, NOBODY, "The first process to do so was (Open MPI)", "Process name:", r"Process name: \[.*,(?P<rank>\d+)\]"),
     Row("none", END, NOBODY, "process 1 terminated with signal SIGKILL (torch.multiprocessing)", "terminated with", r"[Pp]rocess (?P<rank>\d+) terminated with (?:signal (?P<signal>\w+)|exit code (?P<status>\d+))"),
     Row("none", END, NOBODY, "hpcddp: rank 1 on node1 was killed by SIGKILL", "hpcddp: ", r"^hpcddp: (?:the first cause: )?rank (?P<rank>\d+) on (?P<host>[\w.-]+?)(?: was killed by (?P<signal>SIG\w+)| ended with status (?P<status>\d+)|:? )"),
@@ -271,8 +269,6 @@ CLASS_OF_SIGNAL = {
 #: What to type where a rank ended with a status, and nothing says why.
 NO_WORD = "its log has no word of why: print the reason before the exit"
 
-#: What many scripts try to call where it is not there, and go on: a cause only as a log's last line.
-MAY_BE_MISSING = re.compile(r": (module|nvidia-smi|ml|conda|rocm-smi): (command )?not found")
 #: A line that no row is compared with: it may hold any row's words, and nothing is wrong.
 NOISE = re.compile(
     r"\bNCCL (INFO|TRACE)\b|\[c10d\] The hostname of the client socket"

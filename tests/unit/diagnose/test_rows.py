@@ -115,7 +115,6 @@ LINES = {
         "free(): invalid pointer",
         "python: kernel.cpp:12: void run(int): Assertion `n > 0' failed.",
         "fastops: check_rows: n=1024 is not a multiple of 48, aborting",
-        "[node1:1442 :0:1442] Caught signal 11 (Segmentation fault: address not mapped to object at address 0x10)",
         "RuntimeError: CUDA error: uncorrectable ECC error encountered",
         "RuntimeError: CUDA error: an illegal memory access was encountered",
     ],
