@@ -15,6 +15,7 @@ from functools import partial
 from hpcddp.errors import LaunchError, RequestError, SchedulerError
 from hpcddp.record import TYPE_CHECKING, Record
 from hpcddp.runs.chain import find_follow_up, write_follow_up
+from hpcddp.runs.lock import start_time
 from hpcddp.runs.stacks import take_request, write_answer
 from hpcddp.schedulers.registry import CurrentJob, find_current_job, find_scheduler
 from hpcddp.schedulers.run import ask_about, ask_job_state, cancel_job, queue_job
@@ -95,7 +96,7 @@ def find_end(job: CurrentJob, env: Mapping[str, str], walltime_s: int | None, *,
     """When the job ends: by the scheduler's variable, else by its word, else by the script's walltime. An end that is
     asked for by hand, in an allocation, may come before the allocation's."""
     row = find_scheduler(job.scheduler)
-    by_script = None if walltime_s is None else EndTime(int(time.time()) + walltime_s, BY_SCRIPT)
+    by_script = None if walltime_s is None else EndTime(int(_script_start()) + walltime_s, BY_SCRIPT)
     at = read_number(env.get(row.variables.end, "")) if row.variables.end else None
     if at is not None:
         end = EndTime(at, f"as {row.variables.end} says")
@@ -107,6 +108,12 @@ def find_end(job: CurrentJob, env: Mapping[str, str], walltime_s: int | None, *,
     if end.at is None:
         return by_script or end
     return by_script if by_hand and by_script is not None and (by_script.at or 0) < end.at - _SAME_S else end
+
+
+def _script_start() -> float:
+    """When the job's script started, in seconds since 1970. It loads its modules, and then becomes this process."""
+    age_s = time.clock_gettime(time.CLOCK_BOOTTIME) - int(start_time(os.getpid())) / os.sysconf("SC_CLK_TCK")
+    return time.time() - age_s
 
 
 def find_walltime(scheduler: str, script: str) -> int | None:
