@@ -202,7 +202,6 @@ class TrainingLoop:
         self._batch, self._at, self._in_backward, self._nested = None, At.OUTSIDE, False, 0
 
     def _error(self, row: mistakes.Mistake, **values: object) -> RequestError:
-        """The error of this mistake, at this batch."""
         parts = len(self._batch.parts) if self._batch is not None else 0
         when = " (it was over)" if self._batches else ""
         return row.error(done="some", all=parts, when=when, **values)
