@@ -51,7 +51,6 @@ class Agent:
         host: str,
         env: Mapping[str, str],
     ) -> None:
-        """`env`: of this process."""
         self._attempt, self._listener, self._env, self._host = attempt, listener, env, host
         self._rank, self._hello = rank, wire.Hello(listener.key, attempt.name, rank, world_size, host)
         self._launcher = os.getppid()
@@ -76,7 +75,6 @@ class Agent:
 
     @property
     def path(self) -> str:
-        """The rank's page."""
         return self._page.path
 
     def start(self, program: int, give: Callable[[int], None] = lambda _: None) -> None:
@@ -91,7 +89,6 @@ class Agent:
         UsageSampler(self._attempt, self._host, self._env, self._read_phases).start()
 
     def _read_phases(self) -> list[float]:
-        """The seconds in each phase, of the first rank that reports them."""
         return next((list(one.phases) for one in self._page.read_entries() if one.phases), [])
 
     def send_signal(self, number: int) -> None:
@@ -141,7 +138,6 @@ class Agent:
             self._socket.close()
 
     def end_left(self, tell: Callable[[str], None]) -> None:
-        """End what the rank has started, once it has ended: on the other hosts nobody else does."""
         end_left(self._marks, self._env, tell, f"rank {self._rank}", _EXIT_S)
         if self._alive is not None:
             signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGPIPE})
@@ -201,7 +197,6 @@ class Agent:
         return None
 
     def _converse(self, connection: _socket.socket) -> None:
-        """Send and receive until the connection breaks, or the rank is to end."""
         poll = select.poll()
         poll.register(connection.fileno(), select.POLLIN)
         incoming, every_s = wire.Incoming(), self._listener.every_s
@@ -254,7 +249,6 @@ class Agent:
             self._looks[one.rank] = one.looks
 
     def _send_stacks(self, request: str) -> None:
-        """Send the ranks' stacks. Runs in a thread, since a stopped rank never answers."""
         found = [(one.rank, *read_stacks(one)) for one in self._page.read_entries()]
         if not found:
             found = [(self._rank, "", "no Python of it has begun yet, or what started it has changed its environment")]
@@ -484,7 +478,6 @@ def _choose_signal(process: int, number: int) -> int:
 
 
 def _ends_by(process: int, number: int) -> bool:
-    """Whether the process neither catches, ignores nor blocks the signal."""
     return not _handles(process, number, b"SigCgt", b"SigIgn", b"SigBlk")
 
 
@@ -525,7 +518,6 @@ class Stderr:
 
     @property
     def entry(self) -> int:
-        """The descriptor that the program has as its stderr."""
         return self._write
 
     def start(self) -> None:
@@ -540,7 +532,6 @@ class Stderr:
 
     @property
     def end(self) -> str:
-        """The last that the program wrote."""
         return self._end.decode(errors="replace")
 
     def _pass_on(self) -> None:
