@@ -126,7 +126,6 @@ class Hosts:
             self._leave_out(name, reason)
 
     def leave_out(self, unfit: Mapping[str, str]) -> tuple[str, ...]:
-        """Leave out these hosts for good, each with its reason; the others."""
         for name in self.names:
             why = next((why for host, why in unfit.items() if same_host(name, host)), None)
             if why is not None:
@@ -145,7 +144,6 @@ class Hosts:
         return ()
 
     def _find_silent(self, suspects: set[str]) -> list[str]:
-        """The hosts that are gone, as far as that can be found out."""
         others = [name for name in self._usable if not is_this_host(name)]
         suspected = [name for name in others if any(same_host(name, one) for one in suspects)]
         if not others:
@@ -214,7 +212,6 @@ class Hosts:
 
 
 def is_this_host(name: str) -> bool:
-    """Whether this is the host of the job script."""
     return same_host(name, os.uname().nodename)
 
 
@@ -253,7 +250,6 @@ class Recovery:
         return why_not or (repeats if (self.chosen or self.names) == (before or self.names) else "")
 
     def _choose_hosts(self, attempt: AttemptFolder, cause: Event, suspects: set[str]) -> str:
-        """Why there are not enough hosts; empty: there are, and they are `chosen`."""
         # a broken GPU shows as an error, too: a bug would come again at the same step, or on other hosts
         is_of_host = (cause.is_loss or cause.kind == ERROR) and cause.kind != UNHEARD and not self.is_too_few
         if is_of_host and cause.host and cause.is_sure and not cause.is_of_another:
@@ -291,7 +287,6 @@ class Recovery:
         return "an earlier start ended the same way, on the same hosts and without a new checkpoint" if is_again else ""
 
     def _list_newest(self, attempt: AttemptFolder) -> tuple[str, ...]:
-        """The newest checkpoint of each run of the job that has one."""
         saved = [list_checkpoints(run.checkpoints) for run in (attempt.run, *self._opened)]
         return tuple(paths[-1] for paths in saved if paths)
 
