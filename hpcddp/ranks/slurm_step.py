@@ -123,5 +123,4 @@ SLURM_STEP = JobStep(
     check=_check,
     find_rank_0=_find_rank_0,
     find_shell=_find_shell,
-    in_shell=(("rank", "SLURM_PROCID"), ("world_size", "SLURM_NTASKS"), ("local_rank", "SLURM_LOCALID")),
 )

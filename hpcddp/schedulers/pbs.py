@@ -442,6 +442,5 @@ SCHEDULER = Scheduler(
         "M": "moved",
     },
     find_hostfile_copy=find_hostfile_copy,
-    no_slots="mpiprocs=0",
     owns_bare_hostfile=True,
 )

@@ -258,8 +258,6 @@ class Scheduler(Record):
     find_hostfile_copy: Callable[[Mapping[str, str]], str | None] = lambda _env: None
     #: What a launch needs that is made beside what is left of another one in the same job.
     overlap: Mapping[str, str] = _NOTHING
-    no_slots: str = ""  # the request with which a job has no slot, so that its list of hosts is empty
     owns_bare_hostfile: bool = False  # whether a host file without any job around it is taken for this scheduler's
     #: (slots, environment) -> how many ranks a job was asked for; None: it does not say.
     count_ranks: Callable[[int | None, Mapping[str, str]], int | None] = lambda slots, _env: slots
-    launcher: str = ""  # the row of the launcher that comes with it, where no job script can use that one

@@ -62,7 +62,6 @@ def test_the_answer_says_whether_a_job_has_ended(
 def test_what_cannot_be_asked_is_not_known() -> None:
     assert ask_job_state("slurm", "41", {"PATH": "/nowhere"}) is None
     assert ask_about("pbs", "41", {"PATH": "/nowhere"}) is None
-    assert ask_about("lsf", "41", {}) is None
 
 
 def test_the_end_of_a_pbs_job_is_its_start_and_its_walltime(tmp_path: Path) -> None:
