@@ -7,7 +7,7 @@ from hpcddp.ranks.launcher import NUMBERS
 from hpcddp.record import TYPE_CHECKING
 from hpcddp.schedulers.allocation import holds
 from hpcddp.schedulers.registry import all_schedulers
-from hpcddp.units import read_number, shorten
+from hpcddp.units import shorten
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -44,12 +44,9 @@ def check_torch_variables(chosen: Candidate, env: Mapping[str, str], torch: Laun
     """
     numbers = [(number, getattr(torch, number)) for number in NUMBERS[:-1]]  # the number of nodes is torchrun's own
     for number, variable in (*numbers, *(("node_rank", name) for name in torch.other_node_ranks)):
-        value, text = chosen.numbers[number], env.get(variable, "")
-        if value is not None and text and read_number(text) != value:
-            raise LaunchError(
-                f"{chosen.source[number]} says {number} {value}, but {variable}={shorten(text)} is exported too",
-                f"unset {variable}, or, if that is the right one: HPCDDP_LAUNCHER=env",
-            )
+        value = chosen.numbers[number]
+        if value is not None:
+            check_exported(env, {variable: str(value)}, f"{chosen.source[number]} says {number} {value}")
 
 
 def check_node_rank(env: Mapping[str, str], node_rank: int, torch: Launcher) -> None:

@@ -136,6 +136,5 @@ def choose_devices(
 
 
 def _option(each: int) -> str:
-    """The schedulers' options for that."""
     options = [(row.title, row.gpus_per_rank_option) for row in all_schedulers() if row.gpus_per_rank_option]
     return f" ({', '.join(f'{title}: {option}={each}' for title, option in options)})"

@@ -175,7 +175,6 @@ MPI_LAUNCHERS: dict[str, Launcher] = {
 
 
 def _pals_line(job: LaunchRequest) -> Iterator[Words]:
-    """PALS asks PBS for the job's hosts."""
     counts = ("-n", str(job.processes), "--ppn", str(job.processes_per_node), "--depth", str(job.cpus_per_process))
     bind = ("--cpu-bind", job.bind) if job.bind else ()
     yield LAUNCHER_PROGRAM, *counts, *bind
@@ -183,7 +182,6 @@ def _pals_line(job: LaunchRequest) -> Iterator[Words]:
 
 
 def _srun_line(job: LaunchRequest) -> Iterator[Words]:
-    """srun starts one step on the allocation's nodes."""
     size = (f"--nodes={job.nodes}", f"--ntasks={job.processes}", f"--ntasks-per-node={job.processes_per_node}")
     yield "srun", *size
     yield f"--cpus-per-task={job.cpus_per_process}", "--kill-on-bad-exit=1"
@@ -202,7 +200,6 @@ def _ibrun_line(job: LaunchRequest) -> Iterator[Words]:
 
 
 def _pyxis_options(image: str, mounts: str) -> tuple[Words, ...]:
-    """pyxis, a plugin of srun."""
     of_job = "$PWD:$PWD,$runs:$runs"
     return (
         (f"--container-image={image}", FromShell("$PWD", before="--container-workdir=")),

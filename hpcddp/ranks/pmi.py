@@ -108,9 +108,6 @@ def share_from_rank_0(client: PmiClient, rank: int, key: str, value: str) -> str
 
 
 def _mpi_will_finalize() -> bool:
-    """Whether an MPI that uses this very connection was initialised here (through mpi4py, without importing it).
-
-    Open MPI does not: it speaks PMIx. Under Hydra it runs as a world of one, and knows nothing of this connection.
-    """
+    # through mpi4py, without importing it. Open MPI speaks PMIx, and knows nothing of this connection
     module = sys.modules.get("mpi4py.MPI")
     return module is not None and bool(module.Is_initialized()) and "Open MPI" not in module.Get_library_version()

@@ -40,7 +40,6 @@ def say(folder: Path, program: str, answer: CommandAnswer) -> dict[str, str]:
         ("pbs", CommandAnswer(0, pbs(job_state="R", queue="workq"), ""), "running"),
         ("pbs", CommandAnswer(0, pbs(job_state="F", Exit_status=0), ""), "finished"),
         ("pbs", CommandAnswer(0, pbs(job_state="F", substate=91, Exit_status=271), ""), "cancelled"),
-        ("pbs", CommandAnswer(0, "<Data><Job><Job_Id>41</Job_Id><job_state>Q</job_state></Job></Data>", ""), "queued"),
         ("pbs", CommandAnswer(153, "", "qstat: Unknown Job Id 41.pbs1\n"), "gone"),
         ("pbs", CommandAnswer(1, "", "Connection refused\nqstat: cannot connect to server pbs1 (errno=111)\n"), None),
         ("slurm", CommandAnswer(0, "JobId=41 JobName=x\n   JobState=COMPLETING Reason=None\n", ""), "exiting"),
