@@ -112,7 +112,7 @@ def _mistake(name: str, mistake: Mistake) -> str:
 _OTHERS = {
     "answer": "A host of the job that has not said what it is in 30 s.",
     "launcher": "A launcher that starts nothing.",
-    "ranks": "A rank that is missing or there twice, half a launch, another world size.",
+    "ranks": "A rank that is missing or there twice, half a launch.",
     "slow host": "A host all of whose links are slow.",
     "slow link": "A link between two hosts that are not slow themselves.",
     "all-reduce": "A sum over all hosts that does not come about.",

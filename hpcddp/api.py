@@ -73,14 +73,14 @@ def init(
     `backend` None takes nccl where this rank sees a GPU, else gloo. `timeout_s` is torch's limit for a collective
     (None: torch's default). `arrival_timeout_s` limits the wait for all ranks to arrive; then the missing ones are
     named. `rendezvous` is the channel through which the ranks learn where rank 0 is: "auto", or one of "env"
-    (variables), "pmi" (the launcher's own store, under MPICH and Intel MPI), "file" (in the run folder), "mpi4py". The
-    body's error passes through on its rank; the other ranks get a PeerFailedError that names it. After the body the
-    group is gone, and DDP wrappers cannot be used any more: use `model.module`. Raises LaunchError if the environment
-    contradicts itself, ranks are missing or doubled, or two would share a GPU.
+    (variables), "file" (in the run folder), "mpi4py". The body's error passes through on its rank; the other ranks get
+    a PeerFailedError that names it. After the body the group is gone, and DDP wrappers cannot be used any more: use
+    `model.module`. Raises LaunchError if the environment contradicts itself, ranks are missing or doubled, or two would
+    share a GPU.
     """
     _require_torch("hpcddp.init()")
     from hpcddp.training.arguments import check_choice, read_timeout
-    from hpcddp.training.rendezvous.store_address import CHANNELS
+    from hpcddp.training.rendezvous.store import CHANNELS
     from hpcddp.training.watchdog import open_watched_group
 
     with two_lines():
@@ -158,23 +158,18 @@ def runtime(
     from hpcddp.parallelism import read_parallel
     from hpcddp.training.arguments import (
         check_choice,
-        check_kind,
-        read_one_or_more,
+        read_names,
         read_optional,
         read_save_every,
         read_timeout,
         read_whole,
     )
-    from hpcddp.training.opening import UnopenedRuntime, open_runtime
+    from hpcddp.training.opening import open_runtime
     from hpcddp.training.options import RuntimeOptions
-    from hpcddp.training.rendezvous.group import Group
-    from hpcddp.training.rendezvous.store_address import CHANNELS
+    from hpcddp.training.rendezvous.store import CHANNELS
 
     call = "hpcddp.runtime(…, {})".format
     with two_lines():
-        check_kind(run_dir, str | os.PathLike | None, call("run_dir={}"), "path", '"runs/train"')
-        check_kind(group, Group | None, call("group={}"), "group of hpcddp.init()", "group")
-        check_kind(backend, str | None, call("backend={}"), "name of a backend", '"gloo"')
         check_choice(rendezvous, CHANNELS, call("rendezvous={}"))
         options = RuntimeOptions(
             global_batch=read_optional(global_batch, "hpcddp.runtime(global_batch={})"),
@@ -182,8 +177,8 @@ def runtime(
             max_micro_batch=read_optional(max_micro_batch, call("max_micro_batch={}")),
             parallel=None if parallel is None else read_parallel(parallel, "hpcddp.runtime(parallel=…)"),
             run_dir=run_dir,
-            accept=read_one_or_more(accept, call("accept={}"), '["lr"]'),
-            keep=read_one_or_more(keep, call("keep={}"), '["lr"]'),
+            accept=read_names(accept),
+            keep=read_names(keep),
             save_every=read_save_every(save_every, call("save_every={}")),
             keep_checkpoints=read_whole(keep_checkpoints, call("keep_checkpoints={}")),
             checkpoint=checkpoint,
@@ -193,6 +188,6 @@ def runtime(
             rendezvous=rendezvous,
             exact=exact,
             slices=read_optional(slices, call("slices={}")),
-            log_to=None if log_to is None else read_one_or_more(log_to, call("log_to={}"), '["tensorboard"]'),
+            log_to=None if log_to is None else read_names(log_to),
         )
-    return UnopenedRuntime(open_runtime(os.environ, options))
+    return Opening(open_runtime(os.environ, options))

@@ -1,15 +1,15 @@
-"""One device, tried by a process of its own: `python -m hpcddp.checks.device`. The only check that imports torch.
+"""One device, tried by a process of its own: `python -m hpcddp.checks.device SOCKET`. It alone imports torch.
 
-It answers each line of JSON on its input by one on its output; whoever started it kills it where it does not answer in
-time. Its first line says which versions there are.
+The process that starts it (`process.Worker`) sends orders, and kills it where it does not answer in time. It sends its
+versions first.
 """
 
 from __future__ import annotations
 
-import json
-import os
+import socket
 import sys
 import time
+from contextlib import suppress
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +18,7 @@ import torch.distributed as dist
 from torch.distributed import TCPStore  # type: ignore[attr-defined]  # torch re-exports it without saying so
 
 from hpcddp import __version__
+from hpcddp.checks.process import Peer
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -28,15 +29,15 @@ _stores: list[TCPStore] = []
 
 
 def find_versions() -> dict[str, Any]:
-    """Versions, and how many devices torch sees."""
+    """Find the versions of what the job's Python has."""
     cuda = torch.version.cuda or torch.version.hip
     nccl = ".".join(map(str, torch.cuda.nccl.version())) if torch.version.cuda else None  # type: ignore[no-untyped-call]
     versions = {"Python": sys.version.split()[0], "torch": torch.__version__, "CUDA": cuda, "NCCL": nccl}
     versions["hpcddp"] = __version__
-    return {"versions": {k: v for k, v in versions.items() if v}, "devices": torch.cuda.device_count()}
+    return {"versions": {k: v for k, v in versions.items() if v}}
 
 
-def measure(**_limit: float) -> dict[str, float]:
+def measure() -> dict[str, float]:
     """TFLOPS of a matrix product in 16 bits, and GB/s that a copy in the device's memory moves, each for half a
     second."""
     dtype = torch.bfloat16 if torch.cuda.is_bf16_supported() else torch.float16
@@ -51,7 +52,6 @@ def measure(**_limit: float) -> dict[str, float]:
 
 
 def _rate(work: Callable[[], object]) -> float:
-    """How often in a second."""
     for _ in range(3):
         work()
     torch.cuda.synchronize()
@@ -106,21 +106,20 @@ def exchange(
         dist.destroy_process_group()
 
 
-def answer_orders() -> None:
-    """Answer until the input ends."""
-    answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what libraries print is no answer
+def answer_orders(peer: Peer) -> None:
+    """Answer until the connection ends, which is an EOFError."""
     torch.set_num_threads(1)
-    print(json.dumps(find_versions()), file=answers, flush=True)
-    for line in sys.stdin:
-        order = json.loads(line)
+    peer.send(find_versions())
+    while True:
+        order = peer.receive()
         what = {"measure": measure, "open_store": open_store, "exchange": exchange}[order.pop("do")]
         try:
             answer: dict[str, Any] = dict(what(**order))  # type: ignore[operator]  # as its name says
         except Exception as error:  # whatever the driver says
             answer = {"error": (str(error).strip().splitlines() or [type(error).__name__])[0][:300]}
-        print(json.dumps(answer), file=answers, flush=True)
+        peer.send(answer)
 
 
 if __name__ == "__main__":
-    answer_orders()
+    with suppress(EOFError):
+        answer_orders(Peer(socket.socket(fileno=int(sys.argv[1]))))

@@ -7,7 +7,6 @@ import os
 from hpcddp.ranks.launchers import LAUNCHERS
 from hpcddp.record import TYPE_CHECKING, Record
 from hpcddp.schedulers.allocation import expand_counts
-from hpcddp.schedulers.registry import all_schedulers
 from hpcddp.units import format_count, read_number
 
 if TYPE_CHECKING:
@@ -16,7 +15,7 @@ if TYPE_CHECKING:
     from hpcddp.ranks.launcher import RankInfo
 
 
-#: What a check makes of what it looks at. A warning works against the run, although it may go on.
+#: The states of a check. A warning works against the run, although that may go on.
 OK, WARNING, FAILED, NOT_CHECKED = "ok", "warning", "failed", "not asked"
 
 
@@ -39,7 +38,6 @@ class Machine(Record):
     cores: int | None = None  # of the host, as the kernel counts
     memlock: int | None = None  # bytes that may be locked; -1: no limit
     infiniband: bool = False
-    interfaces: tuple[str, ...] | None = None
 
 
 def run_checks(env: Mapping[str, str], info: RankInfo, machine: Machine) -> list[Check]:
@@ -50,9 +48,7 @@ def run_checks(env: Mapping[str, str], info: RankInfo, machine: Machine) -> list
         check_agents_per_node(env, info),
         check_cpus_per_rank(env, info, machine),
         check_threads(env, info, machine),
-        check_gpu_cgroups(env, info),
         check_memlock(machine),
-        check_nccl_interface(env, machine),
     )
     return [check for check in found if check is not None]
 
@@ -64,7 +60,7 @@ def check_agents_per_node(env: Mapping[str, str], info: RankInfo) -> Check | Non
         return None
     for outer in LAUNCHERS.values():
         text = env.get(outer.local_world_size, "") if outer.depth < row.depth else ""
-        started = max(_counts(text), default=1)
+        started = max(expand_counts(text) if text else (), default=1)
         if started > 1:
             each = info.local_world_size or 1
             program = outer.command.partition(" ")[0]
@@ -104,20 +100,6 @@ def check_threads(env: Mapping[str, str], info: RankInfo, machine: Machine) -> C
     return Check("threads", message, f"export OMP_NUM_THREADS={fitting}")
 
 
-def check_gpu_cgroups(env: Mapping[str, str], info: RankInfo) -> Check | None:
-    """A scheduler's option can give each rank a cgroup with its GPU alone: no peer-to-peer copies within the node."""
-    mask = env.get("CUDA_VISIBLE_DEVICES", "")
-    if "," in mask or not mask or (info.local_world_size or 1) < 2:
-        return None
-    for rule in (row.one_gpu for row in all_schedulers()):
-        on_node = read_number(env.get(rule.gpus, "")) or 0
-        if on_node < 2 or not any(name in env and text in env[name] for name, text in rule.marks.items()):
-            continue
-        message = f"{rule.option} shows this rank 1 of {on_node} GPUs, which can keep ranks from copying GPU to GPU"
-        return Check("GPUs of a node", message, rule.instead)
-    return None
-
-
 def check_memlock(machine: Machine) -> Check | None:
     """InfiniBand registers memory, which a limit of locked memory stops (`ibv_reg_mr: Cannot allocate memory`)."""
     if not machine.infiniband or machine.memlock is None or machine.memlock < 0:
@@ -126,44 +108,13 @@ def check_memlock(machine: Machine) -> Check | None:
     return Check("locked memory", message, "ulimit -l unlimited; ask the site for memlock in limits.conf", FAILED)
 
 
-def check_nccl_interface(env: Mapping[str, str], machine: Machine) -> Check | None:
-    """NCCL_SOCKET_IFNAME has to leave an interface: names are prefixes, `=` makes them whole, `^` excludes."""
-    value = env.get("NCCL_SOCKET_IFNAME", "")
-    if not value or machine.interfaces is None:
-        return None
-    excludes, exact = value.startswith("^"), value.lstrip("^").startswith("=")
-    words = value.lstrip("^=").split(",")
-    for name in machine.interfaces:
-        if any(name == word if exact else name.startswith(word) for word in words) != excludes:
-            return None
-    message = f"NCCL_SOCKET_IFNAME={value} leaves no interface of this host, which has {', '.join(machine.interfaces)}"
-    return Check("NCCL's interface", message, "correct it, or unset NCCL_SOCKET_IFNAME", FAILED)
-
-
-def _counts(text: str) -> list[int]:
-    from hpcddp.errors import LaunchError
-
-    try:
-        return expand_counts(text) if text else []
-    except LaunchError:
-        return []  # others say what is wrong with it
-
-
-# What the checks need to know of this host, looked up. Cheap: `hpcddp env` runs it.
-
-
-def look_at_machine(env: Mapping[str, str]) -> Machine:
-    """Describe this host as this process sees it. Interfaces are looked up only if a variable names one."""
+def describe_machine() -> Machine:
+    """Describe this host as this process sees it. Cheap: `hpcddp env` runs it."""
     import resource
 
-    interfaces = None
-    if env.get("NCCL_SOCKET_IFNAME"):
-        from hpcddp.ranks.interfaces import list_interfaces
-
-        interfaces = tuple(dict.fromkeys(interface.name for interface in list_interfaces()))
     limit = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
     memlock = -1 if limit == resource.RLIM_INFINITY else limit
-    return Machine(len(os.sched_getaffinity(0)), os.cpu_count(), memlock, _has_infiniband(), interfaces)
+    return Machine(len(os.sched_getaffinity(0)), os.cpu_count(), memlock, _has_infiniband())
 
 
 def _has_infiniband() -> bool:

@@ -1,5 +1,5 @@
-"""The checker of a job: it starts processes by the job's launcher, hears what they are, has pairs of hosts exchange
-data, and says which hosts have passed.
+"""The checker of a job: it starts processes by the job's launcher, receives what they find, has pairs of hosts exchange
+data, and reports which hosts have passed.
 
 It listens, and the processes call it, so that one that never comes is known by the list of the job's hosts. Everything
 has a time limit; nothing waits for all.
@@ -7,13 +7,13 @@ has a time limit; nothing waits for all.
 
 from __future__ import annotations
 
-import asyncio
-import json
 import os
 import secrets
 import signal
+import socket
 import subprocess
 import sys
+import threading
 import time
 from contextlib import suppress
 from itertools import combinations
@@ -21,6 +21,7 @@ from statistics import median
 
 from hpcddp.checks.environment import FAILED, NOT_CHECKED, OK, WARNING, Check
 from hpcddp.checks.node import CheckedJob, CheckedNode, Gpu, Process, judge_nodes, judge_ranks
+from hpcddp.checks.process import Peer
 from hpcddp.ranks.reach import list_addresses, open_listener
 from hpcddp.record import TYPE_CHECKING, Record
 from hpcddp.schedulers.allocation import same_host
@@ -115,32 +116,26 @@ def judge_links(found: Mapping[Pair, LinkSpeed], *, on_gpu: bool) -> Iterator[tu
         if of_host <= left and not found.keys() - of_host <= slow:
             left -= of_host
             worst = min(of_host, key=lambda pair: found[pair].gbps)
-            told = f"all {len(of_host)} of its links are slow: {_say(worst, found[worst])}, and {usual}"
+            told = f"all {len(of_host)} of its links are slow: {_format_link(worst, found[worst])}, and {usual}"
             yield host, Check("slow host", told, "leave the node out; tell the site", FAILED)
     for pair in sorted(left):
-        told = f"{_say(pair, found[pair])}; {usual}"
+        told = f"{_format_link(pair, found[pair])}; {usual}"
         yield pair[1], Check("slow link", told, "tell the site, with both names", FAILED)
 
 
-def _say(pair: Pair, one: LinkSpeed) -> str:
+def _format_link(pair: Pair, one: LinkSpeed) -> str:
     name = " with ".join(pair)
     return f"{name}: {one.error}" if one.error else f"{name} {one.gbps:.3g} Gb/s, {one.ms:.3g} ms"
 
 
 # The checker.
 
-LOOK_S, NAME_S, PAIR_S, ALL_S, CLOCK_S = 30.0, 5.0, 8.0, 8.0, 1.0
+LOOK_S, NAME_S, PAIR_S, ALL_S = 30.0, 5.0, 8.0, 8.0
 #: After which no further round begins.
 MOST_S = 60.0
 _FIRST_S = 3.0  # for the first exchange of a device: NCCL sets up what the next ones have
 _END_S = 5.0
-_QUIET_S = 1.0
 _PAUSE_S = 0.05
-_MOST_BYTES = 1 << 24  # of an answer: an environment is in it
-
-
-#: What reading from a process ends in that is gone, or that is another program's.
-_BROKEN = (OSError, EOFError, ValueError, KeyError, TypeError, asyncio.LimitOverrunError)
 
 
 class CheckRequest(Record):
@@ -160,13 +155,13 @@ class CheckRequest(Record):
 
 
 class CheckReport(Record):
-    """The result. `hosts`: name -> its state. `checks`: with their host, "" for the launch as a whole. `pairs`:
-    what was exchanged, and by what means. `all_reduce_gbps`: None: it was not tried."""
+    """The result. `hosts`: name -> its state. `checks`: with their host, "" for the launch as a whole. `links`:
+    what was measured, and by what means. `all_reduce_gbps`: None: it was not tried."""
 
     hosts: Mapping[str, str]
     checks: tuple[tuple[str, Check], ...]
     ranks: int = 0
-    pairs: Mapping[Pair, LinkSpeed] = {}  # never written to
+    links: Mapping[Pair, LinkSpeed] = {}  # never written to
     means: str = ""
     all_reduce_gbps: float | None = None
     seconds: float = 0.0
@@ -177,84 +172,43 @@ class CheckReport(Record):
         return all(check.state != FAILED for _, check in self.checks)
 
 
-class _Caller:
-    """A process that has called."""
-
-    def __init__(self, process: Process, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self.process = process
-        self.is_gone = self.is_measured = False
-        self._reader, self._writer = reader, writer
-        self._number = 0
-        self._lock = asyncio.Lock()
-
-    async def ask(self, order: Mapping[str, object], limit_s: float) -> Answer | None:
-        """Send an order and return the answer; None: there is none in this time, or the process has gone."""
-        async with self._lock:
-            self._number += 1
-            self._writer.write(json.dumps({"id": self._number, **order}).encode() + b"\n")
-            try:
-                return await asyncio.wait_for(self._read(self._number), limit_s)
-            except asyncio.TimeoutError:
-                return None
-            except _BROKEN:
-                self.is_gone = True
-                return None
-
-    async def _read(self, number: int) -> Answer:
-        while True:
-            answer: Answer = json.loads(await self._reader.readuntil())
-            if answer.pop("id") == number:  # else it is late, and nobody waits for it any more
-                return answer
-
-
 class Checker:
-    """Hears the processes of one launch, whose output goes to stderr."""
+    """Checks the nodes by the processes of one launch, whose output goes to stderr."""
 
     def __init__(self, request: CheckRequest, env: Mapping[str, str]) -> None:
         self._request, self._env = request, env
         self._key = secrets.token_hex(8)
-        self._callers: list[_Caller] = []
-        self._leaders: dict[str, _Caller] = {}  # the process of each node that looks at it
-        self._looked: dict[str, asyncio.Event] = {}  # whether it has
-        self._began = self._called = time.monotonic()
-        self._launcher: subprocess.Popen[bytes] | None = None
+        self._lock = threading.Lock()  # of what follows: each process has a thread here
+        self._processes: dict[Peer, Process] = {}
+        self._measured: set[Peer] = set()
+        self._leaders: dict[str, Peer] = {}  # the process of each node that describes it
+        self._described: dict[str, threading.Event] = {}  # whether it has
         self.nodes: dict[str, CheckedNode] = {}
-
-    # The launch.
+        self._began = time.monotonic()
 
     def check(self) -> CheckReport:
-        """Start, hear, judge, and end what was started."""
+        """Start the launch, judge what its processes answer, and end it."""
+        listener = open_listener()
+        launcher = self._start_launcher(listener.getsockname()[1])
         marks = [*self._mark_folders()]
+        threading.Thread(target=self._accept, args=(listener, marks), daemon=True).start()
         try:
-            return asyncio.run(self._check(marks))
+            while not self._is_complete(launcher) and self._left_s() > 0:
+                time.sleep(_PAUSE_S)
+            for host in self.nodes:
+                self._set_clock(host)
+            self._find_names()
+            return self._judge(launcher)
         finally:
+            listener.close()
+            for peer in [*self._processes]:
+                with suppress(OSError):  # so that a thread which receives from it ends, too
+                    peer.connection.shutdown(socket.SHUT_RDWR)
+                peer.connection.close()
             for mark in marks:
                 with suppress(OSError):
                     os.unlink(mark)
-            self._end_launcher()
-
-    async def _check(self, marks: Sequence[str]) -> CheckReport:
-        listener = open_listener()
-        look = {"do": "look", "folders": self._request.folders, "marks": marks, "line": self._request.line}
-
-        connections = list[tuple[asyncio.StreamWriter, asyncio.Task[None]]]()
-
-        def begin(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            connections.append((writer, asyncio.create_task(self._serve(look, reader, writer))))
-
-        server = await asyncio.start_server(begin, sock=listener, limit=_MOST_BYTES)
-        try:
-            self._start_launcher(listener.getsockname()[1])
-            while not self._is_complete() and self._left_s() > 0:
-                await asyncio.sleep(_PAUSE_S)
-            await asyncio.gather(*map(self._set_clock, self.nodes))
-            await self._find_names()
-            return await self._judge()
-        finally:
-            server.close()
-            for writer, task in connections:
-                task.cancel()
-                writer.close()
+            _end_launcher(launcher)
 
     def _mark_folders(self) -> Iterator[str]:
         """A file in each folder that can be written here, which every node has to see."""
@@ -264,67 +218,68 @@ class Checker:
                 os.close(os.open(path, os.O_CREAT | os.O_EXCL, 0o600))
                 yield path
 
-    def _start_launcher(self, port: int) -> None:
+    def _start_launcher(self, port: int) -> subprocess.Popen[bytes]:
         addresses = ",".join(list_addresses(self._env, os.uname().nodename))
         process = [self._request.python, "-m", "hpcddp.checks.process", f"{self._key}:{port}:{addresses}"]
         words = [*self._request.words, *process]
-        self._launcher = subprocess.Popen(words, env=dict(self._env), stdin=subprocess.DEVNULL, stdout=2)
-
-    def _end_launcher(self) -> None:
-        """End the launcher: without a signal at first, since its processes' connections are closed."""
-        launcher = self._launcher
-        for number in (0, signal.SIGTERM, signal.SIGKILL) if launcher is not None else ():
-            assert launcher is not None
-            launcher.send_signal(number)
-            with suppress(subprocess.TimeoutExpired):
-                launcher.wait(_END_S)
-                return
+        return subprocess.Popen(words, env=dict(self._env), stdin=subprocess.DEVNULL, stdout=2)
 
     def _left_s(self) -> float:
-        """Seconds that are left for the processes to say what they are."""
+        """Seconds that are left for the processes to describe themselves."""
         return self._began + LOOK_S * self._request.patience - time.monotonic()
 
-    def _is_complete(self) -> bool:
-        """Whether all that are expected have said what they are."""
-        there = {caller.process.host for caller in self._callers}
-        if not there:
-            return self._launcher is not None and self._launcher.poll() is not None
-        size = max(caller.process.world_size or 0 for caller in self._callers)
-        every_host = all(any(same_host(host, one) for one in there) for host in self._request.hosts)
-        # where no process knows how many they are, others may still come
-        quiet = time.monotonic() - self._called > _QUIET_S * self._request.patience
-        all_came = len(self._callers) >= size if size else every_host and quiet
-        return all_came and all(caller.is_measured or caller.is_gone for caller in self._callers)
+    def _is_complete(self, launcher: subprocess.Popen[bytes]) -> bool:
+        """Whether all that are expected have described themselves."""
+        with self._lock:
+            processes = [*self._processes.values()]
+            if not processes:
+                return launcher.poll() is not None
+            size = max(process.world_size or 0 for process in processes)
+            every_host = all(any(same_host(host, one) for one in self._leaders) for host in self._request.hosts)
+            all_came = len(processes) >= size if size else every_host
+            return all_came and all(peer in self._measured or peer.is_gone for peer in self._processes)
 
-    # What the processes say.
+    # What the processes answer.
 
-    async def _serve(
-        self, look: Mapping[str, object], reader: asyncio.StreamReader, writer: asyncio.StreamWriter
-    ) -> None:
-        """Serve one process until it has said what it is. Other programs are refused."""
-        with suppress(*_BROKEN):
-            hello = json.loads(await reader.readuntil())
-            if hello["key"] != self._key:
+    def _accept(self, listener: socket.socket, marks: Sequence[str]) -> None:
+        with suppress(OSError):  # it was closed
+            while True:
+                connection, _ = listener.accept()
+                threading.Thread(target=self._serve, args=(Peer(connection), marks), daemon=True).start()
+
+    def _serve(self, peer: Peer, marks: Sequence[str]) -> None:
+        """Serve one process until it has described itself. Other programs are refused."""
+        try:
+            hello = peer.receive(max(self._left_s(), 1))
+        except (OSError, EOFError, ValueError):
+            hello = {}
+        if hello.get("key") != self._key:
+            peer.connection.close()
+            return
+        process = Process(**hello["process"])
+        with self._lock:
+            self._processes[peer] = process
+            leads = self._leaders.setdefault(process.host, peer) is peer
+            described = self._described.setdefault(process.host, threading.Event())
+        request = self._request
+        if leads:
+            describe = {"do": "describe", "folders": request.folders, "marks": marks, "line": request.line}
+            if (answer := peer.ask(describe, self._left_s())) is None:
                 return
-            caller = _Caller(Process(**hello["process"]), reader, writer)
-            self._callers.append(caller)
-            self._called = time.monotonic()
-            host = caller.process.host
-            leads = self._leaders.setdefault(host, caller) is caller
-            looked = self._looked.setdefault(host, asyncio.Event())
-            if leads and (answer := await caller.ask(look, self._left_s())) is not None:
-                gpus = tuple(Gpu(**gpu) for gpu in answer["gpus"])
-                self.nodes[host] = CheckedNode(**{**answer["node"], "gpus": gpus})
-                looked.set()
-            await looked.wait()  # from now on its processes may use its GPUs
-            measure = {"do": "measure", "fast": self._request.fast, "patience": self._request.patience, "leads": leads}
-            if (answer := await caller.ask(measure, self._left_s())) is not None:
-                self._note(caller, answer)
+            gpus = tuple(Gpu(**gpu) for gpu in answer["gpus"])
+            with self._lock:
+                self.nodes[process.host] = CheckedNode(**{**answer["node"], "gpus": gpus})
+            described.set()  # from now on its processes may use its GPUs
+        if described.wait(max(self._left_s(), 0)):
+            measure = {"do": "measure", "fast": request.fast, "patience": request.patience, "leads": leads}
+            if (answer := peer.ask(measure, self._left_s())) is not None:
+                with self._lock:
+                    self._record(peer, answer)
 
-    def _note(self, caller: _Caller, answer: Answer) -> None:
+    def _record(self, peer: Peer, answer: Answer) -> None:
         """Record a process's findings: of its GPUs what it has tried, and those that no other process sees."""
-        process = caller.process = Process(**answer["process"])
-        caller.is_measured = True
+        process = self._processes[peer] = Process(**answer["process"])
+        self._measured.add(peer)
         node = self.nodes[process.host]
         gpus = {gpu.uuid: gpu for gpu in node.gpus}
         for gpu in (Gpu(**said) for said in answer["gpus"]):
@@ -332,55 +287,66 @@ class Checker:
             if gpu.uuid in process.gpus:
                 before = before._replace(tflops=gpu.tflops, copy_gbs=gpu.copy_gbs, error=gpu.error)
             gpus[gpu.uuid] = before
-        node = node._replace(gpus=tuple(gpus.values()), versions=answer.get("versions", node.versions))
-        self.nodes[process.host] = node._replace(errors={**node.errors, **answer.get("errors", {})})
+        versions = answer.get("versions", node.versions)
+        self.nodes[process.host] = node._replace(gpus=tuple(gpus.values()), versions=versions)
+        self._add_errors(process.host, answer.get("errors", {}))
 
-    async def _ask(self, orders: Mapping[str, Mapping[str, object]], limit_s: float) -> dict[str, Answer]:
+    def _add_errors(self, host: str, errors: Mapping[str, str]) -> None:
+        self.nodes[host] = self.nodes[host]._replace(errors={**self.nodes[host].errors, **errors})
+
+    def _ask(self, orders: Mapping[str, Mapping[str, object]], limit_s: float) -> dict[str, Answer]:
         """Send these orders, all at once, and return the nodes' answers; one that is late is left out."""
-        limit_s *= self._request.patience
-        answers = await asyncio.gather(*(self._leaders[host].ask(order, limit_s) for host, order in orders.items()))
-        return {host: answer for host, answer in zip(orders, answers, strict=True) if answer is not None}
+        answers: dict[str, Answer] = {}
+
+        def ask(host: str) -> None:
+            if (answer := self._leaders[host].ask(orders[host], limit_s * self._request.patience)) is not None:
+                answers[host] = answer
+
+        threads = [threading.Thread(target=ask, args=(host,), daemon=True) for host in orders]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        return answers
 
     # Clocks, and rank 0's name.
 
-    async def _set_clock(self, host: str) -> None:
+    def _set_clock(self, host: str) -> None:
         before = time.time()
-        answer = (await self._ask({host: {"do": "clock"}}, CLOCK_S)).get(host)
+        answer = self._ask({host: {"do": "clock"}}, NAME_S).get(host)
         if answer is not None:
             ahead, behind = answer["time"] - time.time(), before - answer["time"]
             self.nodes[host] = self.nodes[host]._replace(clock_s=max(ahead, 0.0) or -max(behind, 0.0))
 
-    async def _find_names(self) -> None:
+    def _find_names(self) -> None:
         """Every node calls rank 0's host, by the name under which its ranks will look for it."""
-        rank_0 = next((caller.process.host for caller in self._callers if caller.process.rank == 0), None)
+        rank_0 = next((process.host for process in self._processes.values() if process.rank == 0), None)
         if rank_0 not in self.nodes:
             return
-        listen = {"do": "listen", "token": self._key}
-        where = (await self._ask({rank_0: listen}, NAME_S)).get(rank_0, {"error": "no answer"})
-        others = [host for host in self.nodes if host != rank_0]
-        found: dict[str, Mapping[str, str]] = {}
+        where = self._ask({rank_0: {"do": "listen"}}, NAME_S).get(rank_0, {"error": "no answer"})
         if "error" in where:
-            found[rank_0] = {"port in use": where["error"]}
-        else:
-            call = {**where, "do": "reach", "token": self._key, "limit_s": NAME_S * self._request.patience}
-            answers = await self._ask(dict.fromkeys(others, call), 2 * NAME_S)
-            found = {host: answer["errors"] for host, answer in answers.items() if answer["errors"]}
-        if len(found) > 1 and len(found) == len(others) and all("rank 0's port" in errors for errors in found.values()):
-            why = next(iter(found.values()))["rank 0's port"]
-            found = {rank_0: {"rank 0's port": f"no other node reaches it: {why}"}}
-        for host, errors in found.items():
-            self.nodes[host] = self.nodes[host]._replace(errors={**self.nodes[host].errors, **errors})
+            self._add_errors(rank_0, {"port in use": where["error"]})
+            return
+        others = [host for host in self.nodes if host != rank_0]
+        call = {**where, "do": "reach", "limit_s": NAME_S * self._request.patience}
+        answers = self._ask(dict.fromkeys(others, call), 2 * NAME_S)
+        errors = {host: answer["errors"] for host, answer in answers.items() if answer["errors"]}
+        if len(errors) == len(others) > 1 and all("rank 0's port" in each for each in errors.values()):
+            why = errors[others[0]]["rank 0's port"]
+            errors = {rank_0: {"rank 0's port": f"no other node reaches it: {why}"}}
+        for host, each in errors.items():
+            self._add_errors(host, each)
 
     # Links.
 
-    async def _exchange(self, hosts: Sequence[str], on_gpu: bool) -> dict[Pair, LinkSpeed]:
+    def _exchange(self, hosts: Sequence[str], on_gpu: bool) -> dict[Pair, LinkSpeed]:
         """The best that each pair has measured."""
         found: dict[Pair, LinkSpeed] = {}
         rounds = (each for pairs in plan_pairs(hosts, found, on_gpu=on_gpu) for each in split_rounds(pairs))
         for each in rounds:
             if not self._has_time(PAIR_S):
                 break
-            said = await self._run_groups(each, on_gpu, PAIR_S, is_sum=False)
+            said = self._run_groups(each, on_gpu, PAIR_S, is_sum=False)
             for pair, answer in zip(each, said, strict=True):
                 one = LinkSpeed(answer.get("gbps", 0.0), answer.get("ms", 0.0), answer.get("error", ""))
                 found[pair] = max(one, found.get(pair, one), key=lambda speed: (not speed.error, speed.gbps))
@@ -390,24 +356,23 @@ class Checker:
         """Whether another part may begin that takes so long at most."""
         return time.monotonic() - self._began < (MOST_S - needed_s) * self._request.patience
 
-    async def _run_groups(
+    def _run_groups(
         self, groups: Sequence[Sequence[str]], on_gpu: bool, limit_s: float, *, is_sum: bool
     ) -> list[Answer]:
         """Run the groups' exchanges side by side, by one device of each host: the answers of each group's first host;
         where one has failed, its `error`, and which `host`."""
         limit = {"limit_s": limit_s * self._request.patience}
         opening = {"do": "device", "what": "open_store", **limit}
-        answers = await self._ask({group[0]: opening for group in groups}, NAME_S)
+        opened = self._ask({group[0]: opening for group in groups}, limit_s + _FIRST_S)
         shared = {"do": "device", "what": "exchange", "backend": "nccl" if on_gpu else "gloo", "is_sum": is_sum}
         orders: dict[str, Mapping[str, object]] = {}
         for group in groups:
-            if "port" in (where := answers.pop(group[0], {})):
+            if "port" in (where := opened.get(group[0], {})):
                 one = {**shared, **limit, **where, "size": len(group)}
                 orders |= {host: {**one, "rank": rank} for rank, host in enumerate(group)}
-            elif where:
-                answers[group[0]] = where
-        answers |= await self._ask(orders, limit_s + _FIRST_S)
-        late = {"error": f"no answer in {limit_s * self._request.patience:.0f} s"}
+        answers = {host: answer for host, answer in opened.items() if "error" in answer}
+        answers |= self._ask(orders, limit_s + _FIRST_S)
+        late = {"error": f"no answer in {limit['limit_s']:.0f} s"}
         found: list[Answer] = []
         for group in groups:
             said = {host: answers.get(host, late) for host in group}
@@ -417,21 +382,21 @@ class Checker:
 
     # The report.
 
-    async def _judge(self) -> CheckReport:
-        processes = tuple(caller.process for caller in self._callers)
+    def _judge(self, launcher: subprocess.Popen[bytes]) -> CheckReport:
+        processes = tuple(self._processes.values())
         hosts = self._list_hosts()
         job = CheckedJob([*self.nodes.values()], processes, self._request.gpus_per_node)
-        checks = [*self._list_silent(hosts), *judge_ranks(processes, hosts), *judge_nodes(job)]
+        checks = [*self._list_silent(hosts, launcher), *judge_ranks(processes, hosts), *judge_nodes(job)]
         good = _list_good((host for host in hosts if host in self.nodes), checks)  # in the order of the allocation
         on_gpu = bool(good) and all(self.nodes[host].gpus for host in good)
         pairs: dict[Pair, LinkSpeed] = {}
         rate = None
         if not self._request.fast and len(good) > 1:
-            pairs = await self._exchange(good, on_gpu)
+            pairs = self._exchange(good, on_gpu)
             checks += judge_links(pairs, on_gpu=on_gpu)
             left = _list_good(good, checks)
             if len(left) > 1 and self._has_time(0):
-                (said,) = await self._run_groups([left], on_gpu, ALL_S, is_sum=True)
+                (said,) = self._run_groups([left], on_gpu, ALL_S, is_sum=True)
                 rate = said.get("all_reduce_gbps")
                 if "error" in said:
                     told = f"no sum over {len(left)} hosts: {said['host']}: {said['error']}"
@@ -445,34 +410,37 @@ class Checker:
     def _list_hosts(self) -> list[str]:
         """The hosts that should be there, by the names that they give themselves where they have come."""
         there = [*self._leaders]
-        own = [next((one for one in there if same_host(host, one)), host) for host in self._request.hosts]
-        return [*own, *(host for host in there if host not in own)]
+        named = [next((one for one in there if same_host(host, one)), host) for host in self._request.hosts]
+        return [*named, *(host for host in there if host not in named)]
 
-    def _list_silent(self, hosts: Sequence[str]) -> Iterator[tuple[str, Check]]:
-        """Hosts that never came, or that have not said what they are in time."""
-        limit_s = LOOK_S * self._request.patience
-        late = f"did not answer in {limit_s:.0f} s"
-        if not self._callers and self._launcher is not None and (status := self._launcher.poll()) is not None:
+    def _list_silent(self, hosts: Sequence[str], launcher: subprocess.Popen[bytes]) -> Iterator[tuple[str, Check]]:
+        """Hosts that never came, or that have not described themselves in time."""
+        if not self._processes and (status := launcher.poll()) is not None:
             what = self._request.words[0] if self._request.words else self._request.python
             told = f"{what} ended with status {status}, and no process called"
             yield "", Check("launcher", told, "what it has printed says why", FAILED)
             return
-        if len(self._callers) >= max((caller.process.world_size or 0 for caller in self._callers), default=0) > 0:
-            late = "no process of the launch is there"
+        late = f"did not answer in {LOOK_S * self._request.patience:.0f} s"
+        size = max((process.world_size or 0 for process in self._processes.values()), default=0)
+        missing = "no process of the launch is there" if len(self._processes) >= size > 0 else late
         for host in hosts:
-            if host not in self._leaders:
-                yield host, Check("answer", late, "leave the node out; tell the site", FAILED)
-            elif not self._leaders[host].is_measured:
-                told = f"it came, and did not say what it is in {limit_s:.0f} s"
+            if self._leaders.get(host) not in self._measured:
+                told = f"it came, and {late}" if host in self._leaders else missing
                 yield host, Check("answer", told, "leave the node out; tell the site", FAILED)
+
+
+def _end_launcher(launcher: subprocess.Popen[bytes]) -> None:
+    """End it: without a signal at first, since its processes' connections are closed."""
+    for number in (0, signal.SIGTERM, signal.SIGKILL):
+        launcher.send_signal(number)
+        with suppress(subprocess.TimeoutExpired):
+            launcher.wait(_END_S)
+            return
 
 
 def _list_good(hosts: Iterable[str], checks: Iterable[tuple[str, Check]]) -> list[str]:
     failed = {host for host, check in checks if check.state == FAILED}
     return [host for host in hosts if host not in failed]
-
-
-# What people and programs are shown.
 
 
 def format_report(report: CheckReport) -> str:
@@ -481,15 +449,12 @@ def format_report(report: CheckReport) -> str:
     for host, check in report.checks:
         where = f"{host}: " if host else ""
         lines += [f"{check.state:8} {where}{check.name}: {check.message}", f"{'':9}hint: {check.remedy}"]
-    good = sorted(one.gbps for one in report.pairs.values() if not one.error)
-    if good:
-        times = sorted(one.ms for one in report.pairs.values() if not one.error)
-        middle = len(good) // 2
-        span = f"{good[0]:.3g} to {good[-1]:.3g} Gb/s, median " if len(good) > 1 else ""
-        told = f"{report.means}, {format_count(len(good), 'pair')}: {span}{good[middle]:.3g} Gb/s"
-        lines.append(f"{'links':8} {told} and {times[middle]:.3g} ms")
+    usual = find_usual(report.links)
+    if not usual.error:
+        told = f"median of {format_count(len(report.links), 'pair')}: {usual.gbps:.3g} Gb/s and {usual.ms:.3g} ms"
+        lines.append(f"links    {report.means}, {told}")
     if report.all_reduce_gbps is not None:
-        lines.append(f"{'links':8} all-reduce over the hosts: {report.all_reduce_gbps:.3g} Gb/s")
+        lines.append(f"links    all-reduce over the hosts: {report.all_reduce_gbps:.3g} Gb/s")
     failed = [host for host, state in report.hosts.items() if state == FAILED]
     count = f"{format_count(len(report.hosts), 'host')}, {format_count(report.ranks, 'process')}"
     sum_up = f"failed: {', '.join(failed)}" if failed else "passed" if report.is_well else "failed"
@@ -499,12 +464,8 @@ def format_report(report: CheckReport) -> str:
 def report_record(report: CheckReport) -> dict[str, Any]:
     """The report for programs."""
     return {
+        **report._asdict(),
         "ok": report.is_well,
-        "hosts": dict(report.hosts),
         "checks": [{"host": host, **check._asdict()} for host, check in report.checks],
-        "ranks": report.ranks,
-        "links": [{"hosts": [*pair], **one._asdict()} for pair, one in report.pairs.items()],
-        "means": report.means,
-        "all_reduce_gbps": report.all_reduce_gbps,
-        "seconds": round(report.seconds, 2),
+        "links": [{"hosts": [*pair], **one._asdict()} for pair, one in report.links.items()],
     }

@@ -1,12 +1,11 @@
-"""A process of a launch under check: it looks at itself and its node, calls the checker, and does what that says.
+"""A process of a launch under check: it describes itself and its node to the checker, and does what that orders.
 
-One process of each node looks at the node. Nothing here waits for another node: a process that cannot call the checker
+One process of each node describes the node. Nothing here waits for another node: a process that cannot call the checker
 prints why, and ends.
 """
 
 from __future__ import annotations
 
-import _thread
 import json
 import os
 import resource
@@ -14,20 +13,22 @@ import shutil
 import socket
 import subprocess
 import sys
+import threading
 import time
 from contextlib import suppress
 
-from hpcddp.checks.environment import look_at_machine, run_checks
+from hpcddp.checks.environment import describe_machine, run_checks
 from hpcddp.checks.node import SHM, CheckedNode, Gpu, Process
-from hpcddp.errors import HpcddpError, LaunchError, NoAnswerError, SchedulerError
+from hpcddp.errors import HpcddpError, LaunchError, SchedulerError
 from hpcddp.ranks.cgroups import list_cgroups
 from hpcddp.ranks.device import choose_devices, read_gpus_per_rank, visible_devices
 from hpcddp.ranks.launch import Launch
-from hpcddp.ranks.network import look_around, settle_interface
+from hpcddp.ranks.network import set_interface
 from hpcddp.ranks.reach import find_local_address, open_listener
-from hpcddp.ranks.rendezvous import LOWEST, ephemeral_range, port_candidates
 from hpcddp.record import TYPE_CHECKING
+from hpcddp.schedulers.allocation import is_loopback
 from hpcddp.schedulers.run import run_program
+from hpcddp.supervisor import wire
 from hpcddp.units import read_number
 
 if TYPE_CHECKING:
@@ -37,11 +38,96 @@ if TYPE_CHECKING:
 _CONNECT_S = 3.0
 _PROGRAM_S = 10.0  # for nvidia-smi, or the job file's own line
 _KILLED_S = 1.0
+_DEVICE = (sys.executable, "-m", "hpcddp.checks.device")
 GPU_S, IMPORT_S = 15.0, 25.0  # for one order to a device; for `import torch`
-_REAL_WORKER = (sys.executable, "-m", "hpcddp.checks.device")
 
 
-# Looking. Each part gives what it can, and leaves the rest unknown.
+# Orders and their answers, to a process of the launch as to one with a device.
+
+
+class Peer:
+    """The other end of a connection. It answers one order after the other; once it was late or has gone, it is asked
+    nothing more."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self.connection = connection
+        self.is_gone = False
+        self._incoming = wire.Incoming()
+        self._received: list[wire.Message] = []
+        self._lock = threading.Lock()
+
+    def send(self, content: Mapping[str, object]) -> None:
+        """Send an order, or an answer. OSError if the other end has gone."""
+        self.connection.sendall(wire.write(wire.Content(json.dumps(content))))
+
+    def receive(self, limit_s: float | None = None) -> dict[str, Any]:
+        """Receive an order, or an answer. TimeoutError where it is late, EOFError or OSError where nothing comes."""
+        end = time.monotonic() + (limit_s or 0)
+        while not self._received:
+            self.connection.settimeout(None if limit_s is None else max(end - time.monotonic(), 0.001))
+            data = self.connection.recv(1 << 16)
+            if not data:
+                raise EOFError
+            self._received += self._incoming.add(data)
+        message = self._received.pop(0)
+        if not isinstance(message, wire.Content):
+            raise EOFError
+        content: dict[str, Any] = json.loads(message.text)
+        return content
+
+    def ask(self, order: Mapping[str, object], limit_s: float) -> dict[str, Any] | None:
+        """The answer to an order; None if there is none in this time."""
+        with self._lock:
+            if not self.is_gone:
+                try:
+                    self.send(order)
+                    return self.receive(limit_s)
+                except (OSError, EOFError, ValueError):
+                    self.is_gone = True
+            return None
+
+
+class Worker:
+    """A process with one device, and torch. It is killed once it does not answer in time."""
+
+    def __init__(self, env: Mapping[str, str]) -> None:
+        self._errors = open(os.memfd_create("errors"), "w+b")  # noqa: SIM115  # closed with the process
+        connection, its = socket.socketpair()
+        self._peer = Peer(connection)
+        with its:
+            words, output = [*_DEVICE, str(its.fileno())], self._errors
+            self._process = subprocess.Popen(
+                words, env=dict(env), stdout=output, stderr=output, pass_fds=[its.fileno()]
+            )
+
+    def send(self, order: Mapping[str, object]) -> None:
+        """Send an order, whose answer is received later."""
+        with suppress(OSError):  # it has ended: there will be no answer
+            self._peer.send(order)
+
+    def receive(self, end: float, late: str) -> dict[str, Any]:
+        """The next answer, by this time of the monotonic clock; with the key `error` where there is none."""
+        try:
+            return self._peer.receive(max(end - time.monotonic(), 0.001))
+        except TimeoutError:
+            self.close()
+            return {"error": late}
+        except (OSError, EOFError):
+            status = self._process.wait()
+            self._errors.seek(0)
+            lines = self._errors.read().decode(errors="replace").strip().splitlines()
+            return {"error": lines[-1] if lines else f"its process ended with {status}"}
+
+    def close(self) -> None:
+        """End it. A process whose driver hangs does not end, and nobody waits for it."""
+        self._process.kill()
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(_KILLED_S)
+        self._peer.connection.close()
+        self._errors.close()
+
+
+# The node. Each part gives what it can, and leaves the rest unknown.
 
 
 _BLOCK = 65536
@@ -55,12 +141,10 @@ def variables_alike(env: Mapping[str, str]) -> dict[str, str]:
     """Choose the variables that should be the same on all ranks; a list of folders has each once, since launchers put
     their own in front again and again."""
     found = {name: env[name] for name in env if name.startswith(_ALIKE) or name in _ALIKE_WHOLE}
-    lists = {
-        name: ":".join(dict.fromkeys(filter(None, text.split(":"))))
+    return {
+        name: ":".join(dict.fromkeys(filter(None, text.split(":")))) if name.endswith("PATH") else text
         for name, text in found.items()
-        if name.endswith("PATH")
     }
-    return found | lists
 
 
 def count_cpus(**tree: str) -> float:
@@ -80,7 +164,7 @@ def _read(path: str) -> str:
         return file.read()
 
 
-def look_at_disk(folder: str) -> tuple[int, int, str]:
+def probe_disk(folder: str) -> tuple[int, int, str]:
     """MiB and files that this user may still write there, -1 files where the file system counts none, and why a small
     file cannot be written. A quota shows by writing alone."""
     path = os.path.join(folder, f".hpcddp-check-{os.uname().nodename}-{os.getpid()}")
@@ -104,16 +188,8 @@ def look_at_disk(folder: str) -> tuple[int, int, str]:
     return found.f_bavail * found.f_frsize // _MB, found.f_favail if found.f_files else -1, error
 
 
-def find_free_memory(path: str = "/proc/meminfo") -> int | None:
-    """MiB of memory that a program could have."""
-    with suppress(OSError), open(path, encoding="ascii") as file:
-        for line in file:
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) // 1024
-    return None
-
-
 _SMI = "uuid,name,driver_version,memory.used,ecc.errors.uncorrected.volatile.total"
+_PENDING = ("Pending", "Remapping Failure Occurred", "Pending Page Blacklist")
 
 
 def read_gpus(rows: str, remapped: str) -> tuple[Gpu, ...]:
@@ -121,22 +197,16 @@ def read_gpus(rows: str, remapped: str) -> tuple[Gpu, ...]:
     pending = {
         part.partition("\n")[0].strip()
         for part in remapped.split("\nGPU ")[1:]
-        if any(
-            word in line and line.rstrip().endswith(": Yes")
-            for line in part.splitlines()
-            for word in ("Pending", "Remapping Failure Occurred", "Pending Page Blacklist")
-        )
+        if any(line.strip().startswith(_PENDING) and line.rstrip().endswith(": Yes") for line in part.splitlines())
     }
     gpus = []
     for line in rows.splitlines():
-        fields = [field.strip() for field in line.split(",")]
-        if len(fields) == len(_SMI.split(",")) + 1:
-            bus, uuid, name, driver, used, errors = fields
-            gpus.append(Gpu(uuid, name, driver, read_number(used) or 0, read_number(errors) or 0, bus in pending))
+        bus, uuid, name, driver, used, errors = (field.strip() for field in line.split(","))
+        gpus.append(Gpu(uuid, name, driver, read_number(used) or 0, read_number(errors) or 0, bus in pending))
     return tuple(gpus)
 
 
-def look_at_gpus(env: Mapping[str, str]) -> tuple[tuple[Gpu, ...], tuple[str, ...], str]:
+def query_gpus(env: Mapping[str, str]) -> tuple[tuple[Gpu, ...], tuple[str, ...], str]:
     """The GPUs, what runs on them, and why the driver does not say it. Nothing where there is no driver."""
     if shutil.which("nvidia-smi", path=env.get("PATH")) is None:
         return (), (), ""
@@ -146,152 +216,78 @@ def look_at_gpus(env: Mapping[str, str]) -> tuple[tuple[Gpu, ...], tuple[str, ..
     try:
         answer = run_program(rows, env, patience_s=_PROGRAM_S)
         if answer.status:
-            said = (answer.stdout + answer.stderr).strip().splitlines() or [f"status {answer.status}"]
-            return (), (), f"nvidia-smi: {said[0]}"
+            return (), (), f"nvidia-smi: {(answer.stdout + answer.stderr).strip() or answer.status}".splitlines()[0]
         gpus = read_gpus(answer.stdout, run_program(remapped, env, patience_s=_PROGRAM_S).stdout)
         left = run_program(apps, env, patience_s=_PROGRAM_S).stdout.splitlines()
     except SchedulerError as error:  # it is no scheduler's
         return (), (), error.message
+    except ValueError:
+        return (), (), f"nvidia-smi answered {answer.stdout[:80]!r}"
     return gpus, tuple(line.strip() for line in left if line.strip()), ""
 
 
 def run_line(line: str, env: Mapping[str, str]) -> str:
     """How the job file's own line of shell has failed; empty: it has not."""
-    if not line:
-        return ""
     try:
         answer = run_program(["sh", "-c", line], env, patience_s=_PROGRAM_S)
-    except NoAnswerError:
+    except SchedulerError:
         return f"the job file's own check did not end in {_PROGRAM_S:.0f} s"
-    if not answer.status:
-        return ""
     said = (answer.stdout + answer.stderr).strip().splitlines()
-    return f"the job file's own check ended with status {answer.status}{f': {said[-1]}' if said else ''}"
+    why = f": {said[-1]}" if said else ""
+    return f"the job file's own check ended with status {answer.status}{why}" if answer.status else ""
 
 
 def taken_gpus(gpus: Sequence[Gpu], env: Mapping[str, str], process: Process) -> tuple[str, ...]:
     """The unique names of the GPUs that this process would take, as training does; all for one that is alone on its
     node. LaunchError where it could take none."""
     mask = visible_devices(env)
-    known = [gpu.uuid for gpu in gpus]
-    if mask is not None:
-        numbers = [read_number(entry) for entry in mask]
-        shown = [
-            entry if at is None else known[at] if at < len(known) else entry
-            for entry, at in zip(mask, numbers, strict=True)
-        ]
-        known = shown if len(shown) <= len(gpus) else known
-    if not known or process.local_world_size in {None, 1}:
-        return tuple(known)
-    chosen = choose_devices(len(known), process.local_rank, process.local_world_size, read_gpus_per_rank(env))
-    return tuple(known[at] for at in chosen)
+    names = [gpu.uuid for gpu in gpus]
+    if mask is not None and names:
+        by_number = dict(zip(map(str, range(len(names))), names, strict=True))
+        names = [by_number.get(entry, entry) for entry in mask]
+    if not names or process.local_world_size in {None, 1}:
+        return tuple(names)
+    chosen = choose_devices(len(names), process.local_rank, process.local_world_size, read_gpus_per_rank(env))
+    return tuple(names[at] for at in chosen)
 
 
-def look_at_node(
+def describe_node(
     host: str, folders: Sequence[str], marks: Sequence[str], line: str, env: Mapping[str, str]
 ) -> CheckedNode:
     """All that a node can say in a second or two, but for torch, GPUs' speeds and what others see of it. `marks`: files
     that the checker has made in folders that all nodes should see."""
-    gpus, apps, smi_error = look_at_gpus(env)
+    gpus, apps, smi_error = query_gpus(env)
     shm = None
     with suppress(OSError):
         found = os.statvfs(SHM)
         shm = found.f_bavail * found.f_frsize // _MB, found.f_blocks * found.f_frsize // _MB
-    disks = {folder: look_at_disk(folder) for folder in folders}
-    most = (count_cpus(), _most_files(), shm, find_free_memory())
+    disks = {folder: probe_disk(folder) for folder in folders}
+    files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     unseen = next((mark for mark in marks if not os.path.exists(mark)), "")
     folder = f"{os.path.dirname(unseen)} is another folder here than on the checker's host" if unseen else ""
-    errors = {"GPU driver": smi_error, "own check": run_line(line, env), "folder": folder}
-    return CheckedNode(host, *most, disks, gpus, apps, errors=errors)
+    errors = {"GPU driver": smi_error, "own check": run_line(line, env) if line else "", "folder": folder}
+    most_files = None if files == resource.RLIM_INFINITY else files
+    return CheckedNode(host, count_cpus(), most_files, shm, disks, gpus, apps, errors=errors)
 
 
-def _most_files() -> int:
-    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    return 1 << 30 if limit == resource.RLIM_INFINITY else limit
-
-
-# Names and interfaces as the ranks will use them.
-
-
-def reach(host: str, port: int, token: bytes, limit_s: float = 5.0) -> dict[str, str]:
-    """Why the name of rank 0's host is wrong here, or its port is not reached. `token`: what rank 0 answers."""
+def reach(host: str, port: int, limit_s: float = 5.0) -> dict[str, str]:
+    """Why the name of rank 0's host is wrong on another host, or why its port is not reached."""
     me = os.uname().nodename
     try:
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        address = str(socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][4][0])
     except OSError as error:
         return {"rank 0's name": f"rank 0's host {host!r} does not resolve: {error.strerror or error}"}
-    why = ""
-    for family, kind, number, _, where in found:
-        with socket.socket(family, kind, number) as connection:
-            connection.settimeout(limit_s)
-            address = str(where[0])
-            try:
-                connection.connect(where)
-                if connection.recv(len(token)) == token:
-                    return {}
-                return {"rank 0's name": f"rank 0's host {host!r} is {address} for {me}, and that is another host"}
-            except OSError as error:
-                if address.startswith("127.") or address == "::1":
-                    return {"rank 0's name": f"rank 0's host {host!r} is {address} for {me}: {me} itself"}
-                why = f"rank 0 at {host} ({address}), port {port}: {_say(error)}"
-    return {"rank 0's port": why}
+    if is_loopback(address):
+        return {"rank 0's name": f"rank 0's host {host!r} is {address} for {me}: {me} itself"}
+    try:
+        socket.create_connection((host, port), limit_s).close()
+    except OSError as error:
+        return {"rank 0's port": f"rank 0 at {host} ({address}), port {port}: {_describe(error)}"}
+    return {}
 
 
-def _say(error: OSError) -> str:
+def _describe(error: OSError) -> str:
     return "no answer" if isinstance(error, TimeoutError) else (error.strerror or str(error)).lower()
-
-
-# A device, and this process for the checker.
-
-
-class Worker:
-    """A process with one device, and torch. It is killed once it does not answer in time."""
-
-    def __init__(self, env: Mapping[str, str], words: Sequence[str] = _REAL_WORKER) -> None:
-        self._errors = open(os.memfd_create("errors"), "w+b")  # noqa: SIM115  # closed with the process
-        self._connection, its = socket.socketpair()
-        self._answers = self._connection.makefile("rb")
-        with its:
-            self._process = subprocess.Popen(
-                [*words], env=dict(env), stdin=its.fileno(), stdout=its.fileno(), stderr=self._errors
-            )
-
-    def read(self, end: float, late: str) -> dict[str, Any]:
-        """The next answer, by this time of the monotonic clock; with the key `error` where there is none."""
-        self._connection.settimeout(max(end - time.monotonic(), 0.001))
-        line = b""
-        try:
-            line = self._answers.readline()
-        except TimeoutError:
-            self.close()
-            return {"error": late}
-        except OSError:  # it has ended with an order that it did not read
-            pass
-        if not line:
-            status = self._process.wait()
-            self._errors.seek(0)
-            lines = self._errors.read().decode(errors="replace").strip().splitlines()
-            return {"error": lines[-1] if lines else f"its process ended with {status}"}
-        answer: dict[str, Any] = json.loads(line)
-        return answer
-
-    def ask(self, limit_s: float, order: Mapping[str, object]) -> dict[str, Any]:
-        """Send an order and return the answer."""
-        self.tell(order)
-        return self.read(time.monotonic() + limit_s, f"it did not answer in {limit_s:.0f} s, and was killed")
-
-    def tell(self, order: Mapping[str, object]) -> None:
-        """Give it an order, whose answer is read later."""
-        with suppress(OSError):
-            self._connection.sendall(json.dumps(order).encode() + b"\n")
-
-    def close(self) -> None:
-        """End it. A process whose driver hangs does not end, and nobody waits for it."""
-        self._process.kill()
-        with suppress(subprocess.TimeoutExpired):
-            self._process.wait(_KILLED_S)
-        for stream in (self._answers, self._connection, self._errors):
-            stream.close()
 
 
 def identify_process(env: Mapping[str, str], host: str) -> Process:
@@ -300,9 +296,9 @@ def identify_process(env: Mapping[str, str], host: str) -> Process:
     process = Process(host, cpus=tuple(sorted(os.sched_getaffinity(0))), env=variables_alike(env))
     try:
         info, master = launch.info, launch.rendezvous.master_addr or ""
-        found = run_checks(env, info, look_at_machine(env))
     except HpcddpError as error:
         return process._replace(error=str(error))
+    found = run_checks(env, info, describe_machine())
     place = {name: getattr(info, name) for name in ("rank", "world_size", "local_rank", "local_world_size")}
     return process._replace(**place, master=master, found=tuple(found))
 
@@ -317,27 +313,33 @@ class CheckedProcess:
         self._gpus: tuple[Gpu, ...] = ()
         self._listener: socket.socket | None = None
 
-    def look(self, folders: Sequence[str], marks: Sequence[str], line: str) -> dict[str, Any]:
+    def describe(self, folders: Sequence[str], marks: Sequence[str], line: str) -> dict[str, Any]:
         """Describe this node, before anything computes on its GPUs."""
         folders = [*folders, self._env.get("TMPDIR") or "/tmp"]  # noqa: S108  # looked at
-        node = look_at_node(self._host, folders, marks, line, self._env)
+        node = describe_node(self._host, folders, marks, line, self._env)
         self._gpus = node.gpus
         return {"node": node._asdict(), "gpus": [gpu._asdict() for gpu in node.gpus]}
 
     def measure(self, *, fast: bool, leads: bool, patience: float) -> dict[str, Any]:
         """Measure its GPUs and torch, each GPU in a process of its own. `leads`: whether it speaks for its node.
         `fast`: nothing is computed."""
-        gpus = self._gpus if leads else look_at_gpus(self._env)[0]
+        gpus = self._gpus if leads else query_gpus(self._env)[0]
+        errors = dict[str, str]()
         try:
             self.process = self.process._replace(gpus=taken_gpus(gpus, self._env, self.process))
         except LaunchError as error:
             self.process = self.process._replace(error=self.process.error or str(error))
-        errors = {"interface": self._settle_interface("nccl" if gpus else "gloo")}
-        alone = [{**self._env, "CUDA_VISIBLE_DEVICES": uuid} for uuid in self.process.gpus] or [self._env][: int(leads)]
+        try:
+            find_local_address(self._env, self._host)
+            peer = self.process.master if self.process.master not in {"", self._host} else None
+            set_interface(self._env, "nccl" if gpus else "gloo", self._host, peer)
+        except LaunchError as error:
+            errors["interface"] = error.message
+        devices = [{**self._env, "CUDA_VISIBLE_DEVICES": uuid} for uuid in self.process.gpus]
         limit_s = IMPORT_S * patience
+        workers = [] if fast else [Worker(env) for env in devices or [self._env][: int(leads)]]
         end = time.monotonic() + limit_s
-        workers = [] if fast else [*map(Worker, alone)]
-        says = [worker.read(end, f"import torch took more than {limit_s:.0f} s") for worker in workers]
+        says = [worker.receive(end, f"import torch took more than {limit_s:.0f} s") for worker in workers]
         if workers and self.process.gpus:
             gpus = self._try_gpus(gpus, workers, says, GPU_S * patience)
         for worker in workers[1:]:
@@ -356,61 +358,41 @@ class CheckedProcess:
     ) -> tuple[Gpu, ...]:
         """The GPUs, those of this process with what they have measured, all side by side."""
         found: dict[str, Mapping[str, Any]] = {}
-        for worker, said in zip(workers, says, strict=True):
-            if said.get("devices"):
-                worker.tell({"do": "measure"})
         late = f"it did not answer in {limit_s:.0f} s, and its process was killed"
         end = time.monotonic() + limit_s
-        for uuid, worker, said in zip(self.process.gpus, workers, says, strict=False):
-            if said.get("devices"):
-                found[uuid] = worker.read(end, late)
-            else:
-                found[uuid] = {"error": said.get("error") or f"torch {said['versions']['torch']} sees no device"}
-        return tuple(gpu._replace(**found[gpu.uuid]) if gpu.uuid in found else gpu for gpu in gpus)
+        for worker in workers:
+            worker.send({"do": "measure"})
+        for uuid, worker, said in zip(self.process.gpus, workers, says, strict=True):
+            found[uuid] = {"error": said["error"]} if "error" in said else worker.receive(end, late)
+        return tuple(gpu._replace(**found.get(gpu.uuid, {})) for gpu in gpus)
 
-    def _settle_interface(self, backend: str) -> str:
-        """Take the interface that the ranks will; why the network that they are to use is none of this host's."""
+    def listen(self) -> dict[str, Any]:
+        """Rank 0's side: listen on MASTER_PORT, or a free port. The answer: this address, and the port."""
+        given = read_number(self._env.get("MASTER_PORT", "")) or 0
         try:
-            find_local_address(self._env, self._host)
-            peer = self.process.master if self.process.master not in {"", self._host} else None
-            variable, _ = settle_interface(self._env, backend, look_around(self._host, peer, self._env))
-            self._env |= dict([variable] if variable is not None else [])
-        except LaunchError as error:
-            return error.message
-        return ""
-
-    def listen(self, token: str) -> dict[str, Any]:
-        """Rank 0's side: listen on MASTER_PORT, or a free port of the kind that ranks find for themselves, and give
-        everybody who calls the token. The answer: this address, and the port."""
-        free = port_candidates(f"{os.getpid()} {time.time()}", 16, ephemeral_range()) or [LOWEST]
-        port = read_number(self._env.get("MASTER_PORT", ""))
-        wanted = [port] if port and port < 65536 else free
-        why = ""
-        for one in wanted:
-            try:
-                self._listener = open_listener(one)
-            except OSError as error:
-                why = f"rank 0's port {one} cannot be listened on: {os.strerror(error.errno or 0).lower()}"
-                continue
-            _thread.start_new_thread(_greet, (self._listener, token.encode()))
-            return {"host": self._find_address(), "port": one}
-        return {"error": why}
+            self._listener = open_listener(given)
+        except OSError as error:
+            why = os.strerror(error.errno or 0).lower()
+            return {"error": f"rank 0's port {given} cannot be listened on: {why}"}
+        return {"host": self._find_address(), "port": self._listener.getsockname()[1]}
 
     def _find_address(self) -> str:
         with suppress(LaunchError):
             return find_local_address(self._env, self._host)
         return self._host
 
-    def reach(self, host: str, port: int, token: str, limit_s: float) -> dict[str, Any]:
+    def reach(self, host: str, port: int, limit_s: float) -> dict[str, Any]:
         """The others' side."""
-        return {"errors": reach(self.process.master or host, port, token.encode(), limit_s)}
+        return {"errors": reach(self.process.master or host, port, limit_s)}
 
     def device(self, what: str, limit_s: float, **order: object) -> dict[str, Any]:
         """Send an order to the process with torch: its answer, and the address at which others call it."""
+        end = time.monotonic() + limit_s
         if not self._workers:
             self._workers = [Worker(self._env)]
-            self._workers[0].read(time.monotonic() + limit_s, "import torch took too long")
-        answer = self._workers[0].ask(limit_s, {"do": what, "limit_s": limit_s, **order})
+            self._workers[0].receive(end, "import torch took too long")
+        self._workers[0].send({"do": what, "limit_s": limit_s, **order})
+        answer = self._workers[0].receive(end, f"it did not answer in {limit_s:.0f} s, and was killed")
         if "error" in answer:
             self._workers.pop().close()
         return {"address": self._find_address(), **answer}
@@ -425,51 +407,27 @@ class CheckedProcess:
             worker.close()
 
 
-def be_checked(word: str, env: Mapping[str, str]) -> int:
-    """Be checked. `word`: the key and the port of the checker, and its addresses. Status 0, whatever is found."""
+def be_checked(word: str, env: Mapping[str, str]) -> None:
+    """Be checked. `word`: the key and the port of the checker, and its addresses."""
     key, port, addresses = word.split(":", 2)
-    me = os.uname().nodename
-    connection = _connect(me, addresses.split(","), int(port))
-    if connection is None:
-        return 0
-    checked = CheckedProcess(env, me)
-    try:
-        with connection:
-            connection.sendall(json.dumps({"key": key, "process": checked.process._asdict()}).encode() + b"\n")
-            for line in connection.makefile("rb"):
-                order = json.loads(line)
-                number, what = order.pop("id"), order.pop("do")
-                answer = getattr(checked, what)(**order)
-                connection.sendall(json.dumps({"id": number, **answer}).encode() + b"\n")
-    except OSError:
-        return 0  # the checker has ended
-    finally:
-        checked.close()
-    return 0
-
-
-def _greet(listener: socket.socket, token: bytes) -> None:
-    with suppress(OSError):  # it was closed
-        while True:
-            caller, _ = listener.accept()
-            with caller, suppress(OSError):
-                caller.sendall(token)
-
-
-def _connect(me: str, hosts: Sequence[str], port: int) -> socket.socket | None:
-    """A connection to the first of the addresses that can be reached; None, and why is printed, where none can be."""
-    errors = list[str]()
-    for host in hosts:
+    me, errors = os.uname().nodename, list[str]()
+    for host in addresses.split(","):
         try:
-            connection = socket.create_connection((host, port), _CONNECT_S)
+            checker = Peer(socket.create_connection((host, int(port)), _CONNECT_S))
+            break
         except OSError as error:
-            errors.append(f"hpcddp: {me} does not reach the checker at {host}, port {port}: {_say(error)}\n")
-            continue
-        connection.settimeout(None)
-        return connection
-    sys.stderr.writelines(errors)
-    return None
+            errors.append(f"hpcddp: {me} does not reach the checker at {host}, port {port}: {_describe(error)}\n")
+    else:
+        sys.stderr.writelines(errors)
+        return
+    checked = CheckedProcess(env, me)
+    with suppress(OSError, EOFError):  # the checker has ended
+        checker.send({"key": key, "process": checked.process._asdict()})
+        while True:
+            order = checker.receive()
+            checker.send(getattr(checked, order.pop("do"))(**order))
+    checked.close()
 
 
 if __name__ == "__main__":
-    sys.exit(be_checked(sys.argv[1], dict(os.environ)))
+    be_checked(sys.argv[1], dict(os.environ))

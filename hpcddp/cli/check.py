@@ -18,7 +18,7 @@ from typing import Any
 from hpcddp.checks.environment import FAILED, NOT_CHECKED, OK, WARNING, Check
 from hpcddp.checks.job import Checker, CheckReport, CheckRequest, format_report, report_record
 from hpcddp.checks.node import judge_disk
-from hpcddp.checks.process import look_at_disk
+from hpcddp.checks.process import probe_disk
 from hpcddp.cli.parser import VerbParser
 from hpcddp.cli.request import named_site, read_keys
 from hpcddp.cli.sites_check import SiteFound, compare_site, survey_site
@@ -256,7 +256,7 @@ def check_folder(folder: str, site: Site, mounts: str = "/proc/mounts") -> Itera
         yield Check("folder", told, state=OK)
     else:
         yield Check("folder", f"{told}: hpcddp check in a job shows whether the nodes see it", state=NOT_CHECKED)
-    disk = look_at_disk(folder)
+    disk = probe_disk(folder)
     found = judge_disk(folder, *disk)
     yield Check("disk", *found, FAILED) if found else Check("disk", f"{disk[0] // 1024} GiB free", state=OK)
 

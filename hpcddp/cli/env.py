@@ -107,6 +107,6 @@ def _print_table(values: Mapping[str, int | str | None], source: Mapping[str, st
 
 def _check(launch: Launch) -> list[Check]:
     """Check the rest of this rank's job; of a recorded environment only what its variables show."""
-    from hpcddp.checks.environment import Machine, look_at_machine, run_checks
+    from hpcddp.checks.environment import Machine, describe_machine, run_checks
 
-    return run_checks(launch.env, launch.info, look_at_machine(launch.env) if launch.live else Machine())
+    return run_checks(launch.env, launch.info, describe_machine() if launch.live else Machine())

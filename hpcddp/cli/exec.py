@@ -231,7 +231,7 @@ def _run_with_agent(
     agent.start(program.process, lambda number: program.give(number, BY_WORD))
     if info.local_rank == 0:
         agent.measure()
-    ended = program.wait(agent.note_signal)
+    ended = program.wait(agent.send_signal)
     status = program.read_end(ended)
     if stderr:
         stderr.finish()
@@ -254,18 +254,18 @@ def _run_with_agent(
 
 def _ask_run_folder(launch: Launch, hostname: str) -> Rendezvous | None:
     """The rendezvous through a file in the run folder, the only channel that a process may use and then become another:
-    PMI and MPI would wait for a `finalize` that nobody sends. None without a run folder or a key for the launch.
+    MPI would wait for a `finalize` that nobody sends. None without a run folder or a key for the launch.
     """
     from hpcddp.ranks.reach import find_local_address
-    from hpcddp.ranks.rendezvous import Rendezvous, ephemeral_range, port_candidates
+    from hpcddp.ranks.rendezvous import Rendezvous, port_candidates
     from hpcddp.runs import rank_0
     from hpcddp.runs.state import check_run_folder
 
     info, (key, _) = launch.info, launch.local_key
     run_dir = launch.env.get("HPCDDP_RUN_DIR", "")
-    ports = port_candidates(key, ephemeral=ephemeral_range()) if key else ()
-    if not run_dir or not ports:
+    if not run_dir or not key:
         return None
+    ports = port_candidates(key)
     folder = RunFolder(run_dir).rendezvous
     if info.rank == 0:
         check_run_folder(RunFolder(run_dir))

@@ -73,11 +73,11 @@ class Watch:
             self._was_alone = bool(alone)
             if alone and self._warns:
                 what = f"takes an optimizer step with {alone}"
-                _write(f"{self._tell(what)}; it is ended at step {_ENDS_AT}", self._hint)
-                atexit.register(self._tell_end)
+                _write(f"{self._describe(what)}; it is ended at step {_ENDS_AT}", self._hint)
+                atexit.register(self._report_end)
         elif self._steps == _ENDS_AT and self._was_alone:
             if alone := self.how_alone():
-                _end(self._tell(f"has taken {_ENDS_AT} optimizer steps with {alone}"), self._hint)
+                _end(self._describe(f"has taken {_ENDS_AT} optimizer steps with {alone}"), self._hint)
         elif self._steps == _UNUSED_AT and self._warns and (unused := self.how_unused()):
             # local SGD, or a program of which this rank alone trains, may be right
             _write(f"{self._who} has made {self._steps} optimizer steps, and {unused}", self._hint)
@@ -119,12 +119,12 @@ class Watch:
             return ""
         return "" if used else "nothing was sent in its process group"
 
-    def _tell(self, what: str) -> str:
+    def _describe(self, what: str) -> str:
         return f"{self._who} {what}: {self._result}"
 
-    def _tell_end(self) -> None:
+    def _report_end(self) -> None:
         if self._steps < _ENDS_AT and (alone := self.how_alone()):
-            _write(self._tell(f"ends after {self._steps} optimizer steps with {alone}"), self._hint)
+            _write(self._describe(f"ends after {self._steps} optimizer steps with {alone}"), self._hint)
 
 
 def end_without_gpus() -> None:

@@ -6,6 +6,7 @@ Standard library only, and nothing of hpcddp: the rank's Python may be another o
 from __future__ import annotations
 
 import faulthandler
+import gc
 import os
 import sys
 import time
@@ -26,8 +27,8 @@ STAND_AT, STAND = 512, 512
 #: The signal at which a rank writes its stacks. A process that does not catch it ignores it.
 ASK_FOR_STACKS = int(signal.SIGURG)
 #: What a main thread does, by the functions that it is in, in the order of the numbers in the page.
-PHASES = ("start", "input", "compute", "communication", "checkpoint", "unknown")
-_START, _INPUT, _COMPUTE, _COMMUNICATION, _CHECKPOINT, _UNKNOWN = range(6)
+PHASES = ("start", "input", "compute", "communication", "checkpoint")
+_START, _INPUT, _COMPUTE, _COMMUNICATION, _CHECKPOINT = range(5)
 _INPUT_IN = "torch.utils.data"
 _CHECKPOINT_IN = ("torch.serialization", "torch.distributed.checkpoint", "hpcddp.training.checkpoint", "safetensors")
 _TELLING = (_INPUT_IN, *_CHECKPOINT_IN, "torch.distributed")
@@ -36,7 +37,6 @@ _BEGAN = time.monotonic()
 _EVERY_S = 0.5
 _WRITTEN = 2  # looks
 _LEAST_CPU = 0.02  # of the time
-_LEAST_USE_S = 0.01  # of the processor, by a thread that gets on
 _COLLECTIVES = "torch.distributed"
 _NO_COLLECTIVES = ("torch.distributed.checkpoint", "torch.distributed.tensor")
 #: Where a thread waits or computes: the backward pass, in which DDP's buckets are reduced; operators of a DTensor;
@@ -67,16 +67,18 @@ def describe_line(code: CodeType, line: int) -> str:
     return f"{where}: {source}" if source else where
 
 
-def describe_frame(frame: FrameType) -> tuple[str, str, int]:
-    """Describe a thread by its innermost frame: the innermost line of the user's code, the function called there ("":
-    none), and whether it waits. A thread that runs none of the user's code stands at its innermost line."""
-    found: FrameType | None = frame
-    while found is not None and is_library(found.f_code.co_filename):
-        found = found.f_back
-    inside = "" if found is None or found is frame else frame.f_code.co_name
-    at = found or frame
+def describe_frames(frames: list[FrameType]) -> tuple[str, str, int]:
+    """Describe where a thread with these frames stands: the innermost line of the user's code, the function called
+    there ("": none), and whether it waits. A thread that runs none of the user's code stands at its innermost line, and
+    one that has no frames any more at Python's end."""
+    if not frames:
+        return "Python's end (atexit)", "", NO_WAIT
+    innermost = frames[0]
+    at = next((frame for frame in frames if not is_library(frame.f_code.co_filename)), None)
+    inside = "" if at is None or at is innermost else innermost.f_code.co_name
+    at = at or innermost
     line = describe_line(at.f_code, at.f_lineno or at.f_code.co_firstlineno)  # between two lines it is in none
-    return line, inside, judge_wait(frame.f_globals.get("__name__", "") if inside else "", line)
+    return line, inside, judge_wait(innermost.f_globals.get("__name__", "") if inside else "", line)
 
 
 def judge_wait(module: str, line: str) -> int:
@@ -89,24 +91,31 @@ def judge_wait(module: str, line: str) -> int:
     return MAY_WAIT if module.startswith(_MAY_WAIT_IN) or (not module and re.search(_MAY_WAIT_CALL, line)) else NO_WAIT
 
 
-def has_compiled() -> bool:
-    """Whether torch.compile has compiled something in this process. To look at the frames of a thread that runs such
-    code ends the process with a segmentation fault at times (seen with Python 3.11 and torch 2.14)."""
-    counters = getattr(sys.modules.get("torch._dynamo.utils"), "counters", None)
-    return bool(counters and counters["frames"]["total"])
+def list_frames(thread: int) -> list[FrameType]:
+    """List the frames of a thread, the innermost first; none where it has ended. A thread that hangs cannot do it."""
+    collects = gc.isenabled()
+    # Python 3.11 allocates a frame's object before it looks at the frame. A garbage collection at this moment may let
+    # the thread leave the frame, and the object then points to memory that is used for another one: a crash.
+    gc.disable()
+    try:
+        return walk_frames(sys._current_frames().get(thread))  # the only way to another thread's frames
+    finally:
+        if collects:
+            gc.enable()
 
 
-def list_frames(thread: int) -> list[int]:
-    """List the places of all frames of this thread: another list means that it has got on. Of one that may run compiled
-    code: how much of the processor it has used; one that waits for others uses none."""
-    if has_compiled():
-        return [int(time.clock_gettime(time.pthread_getcpuclockid(thread)) / _LEAST_USE_S)]
-    found: list[int] = []
-    frame = sys._current_frames().get(thread)  # where a thread hangs, it cannot say itself
+def walk_frames(frame: FrameType | None) -> list[FrameType]:
+    """List this frame and those that have called it."""
+    frames = []
     while frame is not None:
-        found += id(frame), frame.f_lasti
-        frame = frame.f_back
-    return found
+        frames.append(frame)
+        frame = frame.f_back  # Python has no list of them
+    return frames
+
+
+def find_place(frames: list[FrameType]) -> list[int]:
+    """Find the place of a thread in each of its frames: another place means that it has moved."""
+    return [number for frame in frames for number in (id(frame), frame.f_lasti)]
 
 
 def measure_children(process: int) -> int:
@@ -136,7 +145,7 @@ class Quiet:
         self._before = b""
         self._since = time.monotonic()
 
-    def look(self, *, is_own: bool) -> float:
+    def measure(self, *, is_own: bool) -> float:
         """Seconds; 0 where the kernel does not say. `is_own`: whether it does something of its own now."""
         counts = os.pread(self._file, 512, 0) if self._file >= 0 else b""
         if not counts or counts != self._before or not is_own:
@@ -193,11 +202,10 @@ def count_collectives() -> int:
         return 0
 
 
-def judge_phase(frame: FrameType | None, sleeps: Callable[[], bool]) -> int:
+def judge_phase(frames: list[FrameType], sleeps: Callable[[], bool]) -> int:
     """Find a thread's phase by the innermost of its functions that shows it. `sleeps`: whether it uses no processor. In
     a backward pass on a CPU it then waits for other ranks' gradients."""
-    innermost = "" if frame is None else frame.f_globals.get("__name__") or ""
-    while frame is not None:
+    for frame in frames:
         module = frame.f_globals.get("__name__") or ""
         if module.startswith(_TELLING) and frame.f_code.co_name != "<module>":  # which is imported
             if module.startswith(_CHECKPOINT_IN):
@@ -206,7 +214,7 @@ def judge_phase(frame: FrameType | None, sleeps: Callable[[], bool]) -> int:
                 return _INPUT
             if judge_wait(module, "") == WAITS:
                 return _COMMUNICATION
-        frame = frame.f_back
+    innermost = (frames[0].f_globals.get("__name__") or "") if frames else ""
     return _COMMUNICATION if innermost.startswith(_BACKWARD_IN) and sleeps() else _COMPUTE
 
 
@@ -233,7 +241,7 @@ class ThreadWatch:
         self._used_s = 0.0
         self._children = 0
         self._nth = self._looks = self._stood = 0
-        self._says = waits  # where it stands
+        self._reports = waits  # where it stands
         self._has_group = False
         self._looked = _BEGAN
         entry.phases = [0.0] * len(PHASES)
@@ -250,22 +258,21 @@ class ThreadWatch:
     def _look(self) -> None:
         import hpcddp_guard  # type: ignore[import-not-found]  # this folder is on the path
 
-        frame = None if has_compiled() else sys._current_frames().get(self._main.ident or 0)
+        frames = list_frames(self._main.ident or 0)
         self._nth += 1
-        self._note_phase(frame)
+        self._count_phase(judge_phase(frames, self._sleeps))
         had_group, self._has_group = self._has_group, hpcddp_guard.find_distributed() is not None
-        if self._says and not has_watchdog() and self._has_group >= had_group:
-            self._note_stand(frame)
-        elif self._says:  # it has left its group, and what it does then is its own; or it looks itself
-            self._says = False
+        if self._reports and not has_watchdog() and self._has_group >= had_group:
+            self._report_stand(frames)
+        elif self._reports:  # it has left its group, and what it does then is its own; or it looks itself
+            self._reports = False
             self._entry.write()
         elif self._nth % _WRITTEN == 0:
             self._entry.write()
 
-    def _note_phase(self, frame: FrameType | None) -> None:
-        phase = _UNKNOWN if frame is None else judge_phase(frame, self._sleeps)
+    def _count_phase(self, phase: int) -> None:
         phases, now = self._entry.phases, time.monotonic()
-        if phase not in {_INPUT, _UNKNOWN} and not phases[_INPUT] and not self._has_stepped():
+        if phase != _INPUT and not phases[_INPUT] and not self._has_stepped():
             phase = _START
         phases[phase] += now - self._looked
         self._looked = now
@@ -279,27 +286,21 @@ class ThreadWatch:
         """R, S, D, … as the kernel has it. The file stays open: to open it takes four times as long."""
         return os.pread(self._stat, 512, 0).rpartition(b")")[2].split()[0]
 
-    def _note_stand(self, frame: FrameType | None) -> None:
-        """Write where the thread stands; of one that gets on once a second."""
-        thread = self._main.ident or 0
-        places, used_s = list_frames(thread), time.clock_gettime(self._clock)
-        stands, before_s = places == self._before, self._used_s
-        self._before, self._used_s, self._looks = places, used_s, self._looks + 1
+    def _report_stand(self, frames: list[FrameType]) -> None:
+        """Write where the thread stands; of one that moves once a second."""
+        place, used_s = find_place(frames), time.clock_gettime(self._clock)
+        stands, before_s = place == self._before, self._used_s
+        self._before, self._used_s, self._looks = place, used_s, self._looks + 1
         if not stands and not self._stood and self._nth % _WRITTEN:
             return
-        line, inside, waits = "Python's end (atexit)", "", NO_WAIT
-        if is_known := stands or frame is not None:
-            frame = frame or sys._current_frames().get(thread)
-            line, inside, waits = (line, inside, waits) if frame is None else describe_frame(frame)
-        elif has_compiled():
-            line = ""
+        line, inside, waits = describe_frames(frames)
         waits = NO_WAIT if waits == MAY_WAIT and not self._has_group else waits  # there is nobody to wait for
         uses = used_s - before_s > _EVERY_S * _LEAST_CPU
         children, has_children = self._children, False
         if stands and waits == NO_WAIT and not uses:
             self._children = measure_children(os.getpid())
             has_children = self._children > children
-        quiet_s = self._quiet.look(is_own=is_known and waits == NO_WAIT and not has_children)
+        quiet_s = self._quiet.measure(is_own=waits == NO_WAIT and not has_children)
         uses |= has_children
         works = waits == NO_WAIT and (uses or self._read_state() == b"D")
         self._stood = self._stood + 1 if stands and not works else 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import MutableMapping
+from collections.abc import MutableMapping, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -12,16 +12,15 @@ import torch
 import torch.distributed as dist
 
 from hpcddp.errors import LaunchError, RequestError
-from hpcddp.ranks.network import look_around, settle_interface
+from hpcddp.ranks.network import set_interface
 from hpcddp.training.activity import waiting
 from hpcddp.training.rendezvous.failure import Failure, claim_first
-from hpcddp.training.stopping import SAVE, STOP_FLAGS
+from hpcddp.training.steps import Agreement
 from hpcddp.training.torch_compat import PrefixStore, default_store
 
 # The name by which the guard (guard/hpcddp_guard.py) knows this group: that the ranks agree is no sign of training.
 DESCRIPTION = "hpcddp"
 _LEFT = -1  # in place of a step
-_FLAGS = (*STOP_FLAGS, SAVE)
 _LONGEST_STEP = timedelta(days=1)  # a rank that evaluates alone lets the others wait; one that has died does not
 #: Keeps each group until the process ends. Torch 2.6 removes it with Python's lock held and waits for its thread,
 #: which needs the lock to give the last collective's tensors back: in 2 of 11 runs, with load, a rank hung at its end.
@@ -35,75 +34,58 @@ class Ranks:
         self.rank = rank
         self.world_size = world_size
         self.nodes = nodes
-        self.save_requested = False  # by a rank, in the last exchange: the same on every rank
         self._group: Any = None
         if world_size > 1:
             self._store = PrefixStore("hpcddp", default_store())
             self._group = dist.new_group(backend="gloo", timeout=_LONGEST_STEP, group_desc=DESCRIPTION)
             _GROUPS.append(self._group)
-        self._under_way: tuple[torch.Tensor, Any] | None = None
+        self.agreement = Agreement(world_size, self._group)
+        self._sums: torch.Tensor | None = None  # of the exchange under way
+        self._work: Any = None
 
     @property
     def is_first(self) -> bool:
         """Whether this is rank 0, which writes."""
         return self.rank == 0
 
-    def vote(self, step: int, flags: tuple[str, ...]) -> str | None:
-        """Start the exchange of this step's flags; returns the first of STOP_FLAGS that a rank had a step before, and
-        notes whether one had SAVE.
+    def exchange(self, step: int, flags: Sequence[str]) -> str | None:
+        """Start the exchange of this step's flags; returns the reason to stop that a rank had in the one before.
 
-        The exchange runs beside the training: on several ranks its result is there at the next vote, and a rank that is
-        alone has it at once.
+        It runs beside the training: on several ranks its result is there at the next one, and a rank that is alone has
+        it at once. RequestError if the ranks were at different steps.
         """
+        votes = self.agreement.encode(flags)
         if self._group is None:
-            return self._read([int(name in flags) for name in _FLAGS])
-        reason = self.last_vote()
-        mine = torch.tensor([*(int(name in flags) for name in _FLAGS), step, -step])
-        work = dist.all_reduce(mine, dist.ReduceOp.MAX, group=self._group, async_op=True)
-        self._under_way = mine, work
+            return self.agreement.decode(votes)
+        reason = self._end_exchange()
+        self._sums = torch.tensor([*votes, step, -step], dtype=torch.float64)
+        self._work = dist.all_reduce(self._sums, dist.ReduceOp.MAX, group=self._group, async_op=True)
         return reason
 
-    def last_vote(self) -> str | None:
-        """Wait for the exchange that is under way, if there is one, for its reason. RequestError if the ranks are at
-        different steps."""
-        if self._under_way is None:
+    def _end_exchange(self) -> str | None:
+        if self._sums is None:
             return None
-        (result, work), self._under_way = self._under_way, None
         with waiting():
-            work.wait()
-        *raised, most, least = result.tolist()
+            self._work.wait()
+        *votes, most, least = self._sums.tolist()
+        self._sums = None
         if most != -least:
-            first = "one has left the loop" if -least == _LEFT else f"one is at step {-least}"
+            first = "one has left the loop" if -least == _LEFT else f"one is at step {-least:.0f}"
             raise RequestError(
-                f"the ranks count different steps: {first}, another is at step {most}",
+                f"the ranks count different steps: {first}, another is at step {most:.0f}",
                 "the same steps on every rank, each with run.after_step(step, save)",
             )
-        return self._read(raised)
-
-    def _read(self, raised: list[int]) -> str | None:
-        """Read the ranks' requests: a save, which is recorded, and a reason to stop."""
-        asked = [name for name, is_raised in zip(_FLAGS, raised, strict=True) if is_raised]
-        self.save_requested = SAVE in asked
-        return next((name for name in asked if name != SAVE), None)
+        return self.agreement.decode(votes)
 
     def leave(self) -> None:
         """Check that the loop has ended after the same step on every rank. RequestError if not."""
-        self.last_vote()
-        self.vote(_LEFT, ())
-        self.last_vote()
+        self.exchange(_LEFT, ())
+        self._end_exchange()
 
     def wait(self) -> None:
         """Wait until all ranks are here (collective)."""
         if self._group is not None:
             dist.all_reduce(torch.zeros(1), group=self._group)
-
-    def agree(self, mine: Any) -> list[Any]:
-        """Gather `mine` from every rank (collective)."""
-        if self._group is None:
-            return [mine]
-        everyones: list[Any] = [None] * self.world_size
-        dist.all_gather_object(everyones, mine, group=self._group)
-        return everyones
 
     def is_first_to_fail(self, what: str) -> bool:
         """Whether no other rank has failed before; of this one it is kept. For one rank, not for all."""
@@ -142,8 +124,6 @@ def _settle_network(env: MutableMapping[str, str], rank: int, world_size: int) -
     store.set(f"hpcddp-host-{rank}", mine)
     hosts = [store.get(f"hpcddp-host-{one}").decode() for one in (0, world_size - 1)]
     peer = next((host for host in hosts if host != mine), None)
-    setting, remark = settle_interface(env, "gloo", look_around(mine, peer, env))
-    if setting is not None:
-        env[setting[0]] = setting[1]
+    remark = set_interface(env, "gloo", mine, peer)
     if remark and rank == 0:
         print(f"hpcddp: {remark}", file=sys.stderr, flush=True)

@@ -133,7 +133,7 @@ class Run:
         pulse = self._until_end.enter_context(beating(self._env))
         self._until_end.enter_context(pulse.following(lambda: self.step, self._watch.move_deadline))
         self._was_finished = read_finish(self.attempt.run) is not None
-        found = self.ranks.agree((self.step, os.uname().nodename))
+        _, found = self.ranks.agreement.agree("open the run", (self.step, os.uname().nodename))
         (least, there), (most, here) = min(found), max(found)
         if least != most:
             raise RequestError(
@@ -162,7 +162,8 @@ class Run:
     def compare_settings(self, **values: Any) -> None:
         """Compare the command, its files and these values, None: not known, with what was recorded when the run began,
         and record them. Before the first step. RequestError, on every rank, for differences."""
-        first = OnFirst(lambda thing: self.ranks.agree(thing)[0], is_here=self.ranks.is_first)
+        agree = self.ranks.agreement.agree
+        first = OnFirst(lambda thing: agree("compare the settings", thing)[1][0], is_here=self.ranks.is_first)
         settings = RunSettings(first, self.attempt, self._env, can_keep=False)
         for name, value in values.items():
             settings.note(name, value)
@@ -190,7 +191,7 @@ class Run:
         if self._saves.is_time and not self._asks_save:
             self._asks_save = True  # the others hear it one step late
             flags += (SAVE,)
-        self._saves.note_stop(self.ranks.vote(step, flags))
+        self._saves.note_stop(self.ranks.exchange(step, flags))
         return self.stop_reason is not None
 
     def expect_steps(self, total: int) -> None:
@@ -218,7 +219,7 @@ class Run:
         that is saved already is not saved again."""
         if self._save_every.steps is not None:
             return self.step % self._save_every.steps == 0
-        return self.ranks.save_requested and self._saved_at[0] < self.step
+        return SAVE in self.ranks.agreement.heard and self._saved_at[0] < self.step
 
     def _expect_save(self, seconds: float) -> None:
         """Set the expected seconds of a save, until one is measured."""
@@ -264,6 +265,7 @@ class Run:
             complete_checkpoint(self.attempt, step, self._keep, entries | more)
         self.ranks.wait()
         self._asks_save = False
+        self.ranks.agreement.heard.clear()
         self._knows_save_s = True
         self._saved_at = step, epoch
         self._saves.note_saved(step, epoch, time.monotonic() - began)

@@ -14,6 +14,7 @@ from hpcddp.lint.script import Said, Script, unix_lines
 from hpcddp.lint.shell import REACHES, Command, find_open_document
 from hpcddp.ranks.launch_commands import find_node_agent
 from hpcddp.ranks.launchers import LAUNCHERS
+from hpcddp.ranks.rendezvous import port_in_shell
 
 _NODE_COUNT = re.compile(r"node|host|machine", re.IGNORECASE)
 _RANK_COUNT = re.compile(r"rank|slot|proc|gpu|task|world|size_?total|^np$", re.IGNORECASE)
@@ -119,7 +120,7 @@ def job_id_in_port(script: Script) -> Iterator[Said]:
             yield Said(
                 line,
                 "a number is worked out from the job id as it stands: 1234[5].pbs1 (an array) and 0189 break it",
-                "strip it to digits and say base 10: $((12000 + 10#${id//[!0-9]/} % 20000))",
+                f"strip it to digits and say base 10: {port_in_shell('10#${id//[!0-9]/}')}",
             )
 
 

@@ -19,10 +19,10 @@ from hpcddp.ranks.frameworks import FRAMEWORK_VARIABLES
 from hpcddp.ranks.launchers import LAUNCHERS
 from hpcddp.record import Record
 from hpcddp.runs.folder import RunFolder, cannot_write, list_holders, show_path
-from hpcddp.runs.jsonfile import write_object
 from hpcddp.runs.lock import name_end
 from hpcddp.runs.settings import RUN_GROUP, read_recorded
 from hpcddp.runs.start import FINISHED, RESUMES, Outlook, RunRequest, begin_run, foresee, is_run, set_run_aside
+from hpcddp.runs.state import write_plan_file
 from hpcddp.runs.submitted import (
     Submission,
     begin_submission,
@@ -40,7 +40,7 @@ from hpcddp.schedulers.registry import all_schedulers, find_current_job, find_sc
 from hpcddp.schedulers.row import Scheduler
 from hpcddp.schedulers.run import queue_job
 from hpcddp.script.file_check import check_output, check_plan
-from hpcddp.script.jobplan import plan_record
+from hpcddp.script.jobplan import make_plan_file
 from hpcddp.script.plan import SETTABLE, JobPlan, PlannedBy, plan_job
 from hpcddp.script.render import render_script
 from hpcddp.script.site import Site
@@ -207,7 +207,7 @@ def _make_folder(part: Part, env: Mapping[str, str]) -> Iterator[str]:
             _note_array(part)
         elif is_new:
             begin_run(run, part.request)
-            write_object(run.plan, plan_record(part.plan))
+            write_plan_file(run, make_plan_file(part.plan))
         yield folder
     except NoAnswerError:
         raise
@@ -229,7 +229,7 @@ def _make_folder(part: Part, env: Mapping[str, str]) -> Iterator[str]:
 
 def _note_array(part: Part) -> None:
     """An array's folder has the plan and the indices of its newest job. OSError."""
-    write_object(part.run.plan, plan_record(part.plan))
+    write_plan_file(part.run, make_plan_file(part.plan))
     note_sweep(part.run, part.plan.spec.sweep or {}, part.plan.options.array)
 
 

@@ -153,5 +153,5 @@ def choose_devices(
 
 def _option(each: int) -> str:
     """The schedulers' options for that."""
-    told = [f"{row.title}: {row.one_gpu.option}={each}" for row in all_schedulers() if row.one_gpu.option]
-    return f" ({', '.join(told)})" if told else ""
+    options = [(row.title, row.gpus_per_rank_option) for row in all_schedulers() if row.gpus_per_rank_option]
+    return f" ({', '.join(f'{title}: {option}={each}' for title, option in options)})"

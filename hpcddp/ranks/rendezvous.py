@@ -1,8 +1,8 @@
 """Rank 0's address and port, which every rank finds by itself, with one result, or None if it cannot.
 
 A MASTER_ADDR in the environment is a candidate. It is checked against what the launcher and the scheduler say, and
-dropped with a remark if they contradict it. Nothing here asks the network. None means: ask through a channel (PMI, a
-shared file, mpi4py).
+dropped with a remark if they contradict it. Nothing here asks the network. None means: ask through a channel (a shared
+file, mpi4py).
 """
 
 from __future__ import annotations
@@ -29,34 +29,18 @@ if TYPE_CHECKING:
 # Ports that all ranks of a launch find for themselves, alike.
 
 
-LOWEST, HIGHEST = 12000, 31999
-DEFAULT_EPHEMERAL = (32768, 60999)
-_MOST_TRIED = 2000  # whatever the count, so that fewer ports are the first of more
+_LOWEST, _COUNT = 12000, 20000  # below those that Linux hands out for outgoing connections
 
 
-def port_candidates(key: str, count: int = 16, ephemeral: tuple[int, int] = DEFAULT_EPHEMERAL) -> tuple[int, ...]:
-    """The first `count` ports for this key, all different, none in `ephemeral` (low, high). Empty if none is left."""
-    low, high = ephemeral
-    if low <= LOWEST and high >= HIGHEST:
-        return ()
-    ports: dict[int, None] = {}
-    attempt = 0
-    while len(ports) < count and attempt < _MOST_TRIED:
-        port = LOWEST + crc32(f"{key}#{attempt}".encode(errors="surrogateescape")) % (HIGHEST - LOWEST + 1)
-        attempt += 1
-        if not low <= port <= high:
-            ports[port] = None
-    return tuple(ports)
+def port_candidates(key: str, count: int = 16) -> tuple[int, ...]:
+    """The first ports to try for this key, all different: `count` of them, or fewer by chance."""
+    sums = (crc32(f"{key}#{attempt}".encode(errors="surrogateescape")) for attempt in range(count))
+    return tuple(dict.fromkeys(_LOWEST + each % _COUNT for each in sums))
 
 
-def ephemeral_range() -> tuple[int, int]:
-    """Read this machine's ports for outgoing connections; Linux' default if that fails."""
-    try:
-        with open("/proc/sys/net/ipv4/ip_local_port_range", encoding="ascii") as file:
-            low, high = file.read().split()
-            return int(low), int(high)
-    except (OSError, ValueError):
-        return DEFAULT_EPHEMERAL
+def port_in_shell(number: str) -> str:
+    """A port of the same range, for an expression of a shell: of `number`, a variable or an expression itself."""
+    return f"$(({_LOWEST} + {number} % {_COUNT}))"
 
 
 class Rendezvous(Record):
@@ -176,8 +160,7 @@ def _find_port(launch: Launch) -> tuple[int | None, str]:
             raise LaunchError(f"MASTER_PORT={shorten(text)!r} is not a port", "unset MASTER_PORT, or give 1 to 65535")
         return given, "MASTER_PORT"
     key, because = launch.local_key
-    ports = port_candidates(key, 1, ephemeral_range() if launch.live else DEFAULT_EPHEMERAL) if key else ()
-    return (ports[0], f"{because} (a port derived from it)") if ports else (None, "")
+    return (port_candidates(key, 1)[0], f"{because} (a port derived from it)") if key else (None, "")
 
 
 def find_key(launch: Launch) -> tuple[str, str]:

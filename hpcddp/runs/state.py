@@ -62,13 +62,18 @@ _PLAN_REMEDY = "; then render the job again, or remove it"
 
 
 class PlanFile(Record):
-    """The part of a run's `plan.json` that is read again. `point`: of a sweep."""
+    """A run's `plan.json`: its job, as it was submitted, and then as its script says. None: not known. `launcher`: of
+    the ranks. `point`: of a sweep."""
 
     site: str | None = None
+    scheduler: str | None = None
     launcher: str | None = None
-    command: list[str] | None = None
+    nodes: int | None = None
     ranks_per_node: int | None = None
+    world_size: int | None = None
+    gpus_per_node: int | None = None
     global_batch: int | None = None
+    command: list[str] | None = None
     point: dict[str, Any] | None = None
 
 
@@ -99,9 +104,9 @@ def read_plan_file(run: RunFolder) -> PlanFile:
     return read_record(run.plan, PlanFile, _PLAN_REMEDY) or PlanFile()
 
 
-def change_plan_file(run: RunFolder, **values: Any) -> None:
-    """Replace these values in `plan.json`, and leave the others. OSError; the errors of `read_plan_file`."""
-    write_object(run.plan, {**(read_object(run.plan, _PLAN_REMEDY) or {}), **values})
+def write_plan_file(run: RunFolder, plan: PlanFile) -> None:
+    """Replace `plan.json`. OSError."""
+    write_object(run.plan, {name: value for name, value in plan._asdict().items() if value is not None})
 
 
 def read_planned_batch(run: RunFolder) -> int | None:

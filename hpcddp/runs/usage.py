@@ -25,7 +25,7 @@ from hpcddp.units import format_count, format_walltime
 Steps: TypeAlias = list[tuple[int, float]]  # each one that an attempt made, and when
 _GB = 1e9
 _MIB = 1 << 20
-_WORDS = ("start-up", "input", "compute", "communication", "checkpoint", "not seen")
+_WORDS = ("start-up", "input", "compute", "communication", "checkpoint")
 _MARGIN = 1.2  # of what was used, for what to ask next time
 _FEW = 0.7  # of what was asked: it is worth asking for less
 

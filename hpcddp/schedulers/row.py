@@ -112,15 +112,6 @@ class Variables(Record):
     settings: tuple[str, ...] = ()  # those that begin as a job's and are a person's or the site's: how to reach it
 
 
-class OneGpu(Record):
-    """The option that shows each rank one GPU of its node, which can keep ranks from copying GPU to GPU."""
-
-    option: str = ""
-    marks: Mapping[str, str] = _NOTHING  # a rank's variable -> what its value contains if the job asked so
-    gpus: str = ""  # the variable with the job's GPUs on this node
-    instead: str = ""  # what to ask with
-
-
 class QueueFound(Record):
     """One queue as the scheduler shows it; None: it does not say. `nodes`: how many it has. `mixed`: its nodes differ,
     and what is said is of the largest. `defaults`: those of `cpus`, `mem_gb` and `gpus` that a request gets which names
@@ -259,7 +250,7 @@ class Scheduler(Record):
     this_machine: bool = False  # whether jobs run here and now, without a queue
     directives: Directives = Directives()
     variables: Variables = Variables()
-    one_gpu: OneGpu = OneGpu()
+    gpus_per_rank_option: str = ""  # shows each rank so many GPUs of its node
     daemons: tuple[str, ...] = ()  # names in /proc/<pid>/comm of what signals every process of a job on its host
     commands: Commands = Commands()
     states: Mapping[str, str] = _NOTHING  # its own word for a job's state -> queued, held, running, finished, …

@@ -11,7 +11,6 @@ from hpcddp.schedulers.row import (
     Directives,
     JobFound,
     JobsFound,
-    OneGpu,
     QueueFound,
     Scheduler,
     Variables,
@@ -350,13 +349,7 @@ SCHEDULER = Scheduler(
         settings=("SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_TIME_FORMAT"),
     ),
     overlap={"SLURM_OVERLAP": "1"},  # a step with a silent node blocks every later one, for minutes
-    # It gives each task a cgroup with its GPU alone: no peer-to-peer copies between a node's ranks (NVIDIA/nccl#1066).
-    one_gpu=OneGpu(
-        option="--gpus-per-task",
-        marks={"SLURM_GPUS_PER_TASK": "", "SLURMD_TRES_BIND": "per_task"},  # the second: srun's own option, 22.05
-        gpus="SLURM_GPUS_ON_NODE",
-        instead="ask with --gpus-per-node, or add --gres-flags=allow-task-sharing",
-    ),
+    gpus_per_rank_option="--gpus-per-task",
     daemons=("slurmstepd",),
     commands=Commands(
         submit=("sbatch",),

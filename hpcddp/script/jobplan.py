@@ -9,11 +9,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from hpcddp.ranks.launcher import EXPORTED_ALWAYS, FromShell, Launcher, LaunchRequest
 from hpcddp.ranks.launchers import LAUNCHERS
+from hpcddp.ranks.rendezvous import port_in_shell
 from hpcddp.record import Record
 from hpcddp.runs.command import NAME, identify_command
 from hpcddp.runs.folder import RUNS
 from hpcddp.runs.jsonfile import SCHEMA
 from hpcddp.runs.start import RunRequest
+from hpcddp.runs.state import PlanFile
 from hpcddp.schedulers.job_id import parse_id
 from hpcddp.schedulers.registry import find_scheduler
 from hpcddp.schedulers.row import LONGEST_NAME
@@ -131,6 +133,11 @@ class JobPlan(Record):
         return self.nodes * self.ranks_per_node
 
     @property
+    def agent_port(self) -> str:
+        """The port where the agents of several nodes meet, made of the script's `launch_number`."""
+        return port_in_shell("launch_number")
+
+    @property
     def request(self) -> RunRequest:
         """The request of the run at the start of the job."""
         fresh = self.planned_by.stamp if self.spec.fresh else ""
@@ -231,7 +238,7 @@ class JobPlan(Record):
     @property
     def launcher_options(self) -> tuple[str, ...]:
         """The site's own options of the launcher; that which shows each rank one GPU shows it all of its own."""
-        one, each = f"{find_scheduler(self.site.scheduler).one_gpu.option}=", self.gpus_per_rank
+        one, each = f"{find_scheduler(self.site.scheduler).gpus_per_rank_option}=", self.gpus_per_rank
         return tuple(f"{one}{each}" if word == f"{one}1" else word for word in self.site.launcher.options)
 
     @property
@@ -402,28 +409,37 @@ def _list_nodes(numbers: tuple[int, ...]) -> str:
     return f"{numbers[0]}-{numbers[-1]}" if whole else ",".join(map(str, numbers))
 
 
-# The plan as JSON values: for people, and in the folder of a run whose job waits.
+# The plan as JSON values: in the folder of a run whose job waits, and for people.
+
+
+def make_plan_file(plan: JobPlan) -> PlanFile:
+    """The `plan.json` of a job that waits."""
+    return PlanFile(
+        site=plan.site.name,
+        scheduler=plan.site.scheduler,
+        launcher=plan.launcher,
+        nodes=plan.nodes,
+        ranks_per_node=plan.ranks_per_node,
+        world_size=plan.world_size,
+        gpus_per_node=plan.gpus_per_node,
+        global_batch=plan.global_batch,
+        command=list(plan.command),
+    )
 
 
 def plan_record(plan: JobPlan) -> dict[str, Any]:
-    """The whole decision. A job that runs records in its place what its script says."""
+    """The whole decision."""
+    known = make_plan_file(plan)._asdict()
+    del known["point"]
     return {
         "schema": SCHEMA,
+        **known,
         "name": plan.name,
-        "site": plan.site.name,
-        "scheduler": plan.site.scheduler,
-        "launcher": plan.launcher,
-        "nodes": plan.nodes,
-        "ranks_per_node": plan.ranks_per_node,
-        "world_size": plan.world_size,
-        "gpus_per_node": plan.gpus_per_node,
         "cpus_per_rank": plan.cpus_per_rank,
         "threads_per_rank": plan.threads_per_rank,
         "walltime_s": plan.walltime_s,
         "queue": plan.queue or None,
         "account": plan.account or None,
-        "global_batch": plan.global_batch,
-        "command": list(plan.command),
         "run_dir": plan.run_dir,
         "created_by": plan.planned_by.created_by,
         **({"gpus_per_rank": plan.gpus_per_rank} if plan.gpus_per_rank > 1 else {}),

@@ -15,7 +15,6 @@ import time
 from contextlib import suppress
 
 from hpcddp.guard.hpcddp_stand import ASK_FOR_STACKS, NO_WAIT
-from hpcddp.ranks.lookup_warning import split_output
 from hpcddp.runs.heartbeat import Beat, PageEntry, Position, make_page
 from hpcddp.signals import ENDING
 from hpcddp.supervisor import wire
@@ -35,7 +34,6 @@ else:
 _CONNECT_S = 3.0
 _LAST_WORD_S = 2.0
 _EXIT_S = 0.5  # for what ends by itself with its rank, such as workers of a loader
-_GRACE_S = 2.0  # from SIGTERM to SIGKILL
 _MOST_TEXT = 10_000  # characters
 _ORPHAN_S = 15.0  # without the supervisor and without the launcher that has started it
 _ITSELF = 1.1  # of the lease, after which the rank ends itself if this process has not ended it
@@ -82,13 +80,13 @@ class Agent:
         return self._page.path
 
     def start(self, program: int, give: Callable[[int], None] = lambda _: None) -> None:
-        """Begin to tell of the rank, in a thread. `program`: its process. `give`: hands it a signal."""
+        """Begin to report, in a thread. `program`: its process. `give`: hands it a signal."""
         self._program, self._give = program, give
         _thread.start_new_thread(self._beat, ())
 
     def measure(self) -> None:
-        """Write what the job uses of this node, if this is the agent of its first rank."""
-        from hpcddp.supervisor.usage import UsageSampler  # of one agent on each node
+        """Write what the job uses of this node. For the agent of its first rank."""
+        from hpcddp.supervisor.usage import UsageSampler
 
         UsageSampler(self._attempt, self._host, self._env, self._read_phases).start()
 
@@ -96,20 +94,20 @@ class Agent:
         """The seconds in each phase, of the first rank that reports them."""
         return next((list(one.phases) for one in self._page.read_entries() if one.phases), [])
 
-    def note_signal(self, number: int) -> None:
-        """Tell the supervisor of a signal that came to the rank, or to its agent."""
+    def send_signal(self, number: int) -> None:
+        """Report a signal that came to the rank, or to its agent."""
         with self._lock:
             self._signals.append(number)
             with suppress(OSError):
                 self._send_signals()
 
     def refuse(self, status: int, why: str) -> bool:
-        """Tell that the rank was not started; `status`: the exit status of this process. Whether it was heard."""
+        """Report that the rank was not started; `status`: the exit status of this process. Whether it was heard."""
         self.start(0)
         return self.end(wire.Ended(status << 8, why))
 
     def end(self, ended: wire.Ended) -> bool:
-        """Tell that the rank has ended. Whether the supervisor has heard that."""
+        """Report that the rank has ended. Whether the supervisor has heard that."""
         until = time.monotonic() + _LAST_WORD_S
         while self._socket is None and time.monotonic() < until:
             time.sleep(0.01)  # it ended before the supervisor was reached
@@ -143,19 +141,17 @@ class Agent:
             self._socket.close()
 
     def end_left(self, tell: Callable[[str], None]) -> None:
-        """End what the rank has started, once it has ended and the supervisor knows it: on the other hosts nobody else
-        does. A launcher that ends this process, since a rank has failed, gives it no long time."""
-        end_left(self._marks, self._env, tell, f"rank {self._rank}", _EXIT_S, _GRACE_S)
+        """End what the rank has started, once it has ended: on the other hosts nobody else does."""
+        end_left(self._marks, self._env, tell, f"rank {self._rank}", _EXIT_S)
         if self._alive is not None:
             signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGPIPE})
             with suppress(OSError):  # it was killed
                 os.write(self._alive, b"done\n")
 
     def outlive(self) -> None:
-        """Start a process that ends what the rank has started if this one is killed, as launchers do with all ranks
-        once one has failed: nobody else on this host does it. It waits for the end of a pipe, in a session of its own,
-        holds nothing open that a launcher waits for, and does not hear the signals that a scheduler sends to all
-        processes of a job."""
+        """Start a process that ends what the rank has started if this one is killed, as launchers do once a rank has
+        failed. It waits for the end of a pipe, in a session of its own, holds nothing open that a launcher waits for,
+        and blocks the signals that a scheduler sends to all processes of a job."""
         ends, self._alive = os.pipe()
         nothing = os.open(os.devnull, os.O_RDWR)
         moves: list[tuple[int, ...]] = [
@@ -205,7 +201,7 @@ class Agent:
         return None
 
     def _converse(self, connection: _socket.socket) -> None:
-        """Talk to the supervisor until the connection breaks, or the rank is to end."""
+        """Send and receive until the connection breaks, or the rank is to end."""
         poll = select.poll()
         poll.register(connection.fileno(), select.POLLIN)
         incoming, every_s = wire.Incoming(), self._listener.every_s
@@ -213,7 +209,7 @@ class Agent:
         while not self._is_over:
             ready = poll.poll(max(due - time.monotonic(), 0) * 1000)
             if time.monotonic() - due > 2 * every_s and self._heard is not None:
-                self._note_heard()  # this process was suspended, as a whole job may be
+                self._renew_lease()  # this process was suspended, as a whole job may be
             with self._lock:
                 if self._is_over:
                     return
@@ -222,7 +218,7 @@ class Agent:
                         data = connection.recv(4096)
                         if not data:
                             return
-                        self._note_heard()
+                        self._renew_lease()
                         for message in incoming.add(data):
                             self._obey(message)
                     if time.monotonic() >= due:
@@ -284,8 +280,8 @@ class Agent:
             with suppress(OSError):
                 self._page.write_end(message.at)
 
-    def _note_heard(self) -> None:
-        """Begin the lease anew, also on the rank's page: this process may be stopped while the rank is not."""
+    def _renew_lease(self) -> None:
+        """Begin the lease anew, also on the rank's page: the rank may run while this process is stopped."""
         self._heard = time.monotonic()
         if self._listener.lease_s:
             with suppress(OSError):
@@ -336,14 +332,12 @@ _NO_ANSWER = {
 
 
 def read_stacks(one: PageEntry) -> tuple[str, str]:
-    """Ask this rank for its stacks (ASK_FOR_STACKS); or "" and why it writes none."""
+    """The stacks of this rank, or "" and why it writes none."""
     path = f"/proc/{one.process}/fd/{one.stacks}"
     state = _read_state(one.process)
     if state in _NO_ANSWER and state != "D":
         return "", _NO_ANSWER[state]
     try:
-        if not _handles(one.process, ASK_FOR_STACKS, b"SigCgt"):
-            return "", "its program has taken the signal SIGURG for itself"
         before = size = os.stat(path).st_size
         os.kill(one.process, ASK_FOR_STACKS)
         until = time.monotonic() + _ANSWER_S
@@ -447,8 +441,8 @@ class RankProgram:
                 with suppress(ProcessLookupError):
                     os.kill(process, _choose_signal(process, number) if ranks else number)
 
-    def wait(self, heard: Callable[[int], None] = lambda _: None) -> int:
-        """The wait status of the program. Until it ends, signals that come to this process are given to it. `heard`:
+    def wait(self, record: Callable[[int], None] = lambda _: None) -> int:
+        """The wait status of the program. Until it ends, signals that come to this process are given to it. `record`
         is called with each of them."""
         while True:
             came = signal.sigwaitinfo({*ENDING, signal.SIGCHLD})
@@ -457,7 +451,7 @@ class RankProgram:
                     ended, status = os.waitpid(self.process, os.WNOHANG)
                     self._is_over = ended != 0
                 if ended:
-                    self._hear_late(status, heard)
+                    self._wait_for_signal(status, record)
                     return status
             else:
                 ways = [TO_ALL if self._is_to_all(came) else TO_THIS]
@@ -465,9 +459,9 @@ class RankProgram:
                 ways += [] if again is None else [TO_ALL if self._is_to_all(again) else TO_THIS]
                 for way in sorted(ways, key=lambda way: way != TO_ALL):
                     self.give(came.si_signo, way)
-                heard(came.si_signo)
+                record(came.si_signo)
 
-    def _hear_late(self, status: int, heard: Callable[[int], None]) -> None:
+    def _wait_for_signal(self, status: int, record: Callable[[int], None]) -> None:
         """Wait for the signal that may have ended the program: a scheduler sends it to every process of a step, and the
         program may get it first."""
         may_end_so = ENDING & {os.WTERMSIG(status)} if os.WIFSIGNALED(status) else ENDING
@@ -475,7 +469,7 @@ class RankProgram:
         came = signal.sigtimedwait(may_end_so, _LATER_S) if status and is_sent_to_all and may_end_so else None
         if came is not None:
             self._count.is_new(came.si_signo, TO_ALL)
-            heard(came.si_signo)
+            record(came.si_signo)
 
     def read_end(self, status: int) -> int:
         """The program's wait status, for people. Python ends by SIGINT where nobody catches a KeyboardInterrupt: one
@@ -536,7 +530,7 @@ def end_alike(status: int) -> NoReturn:
 
 
 class Stderr:
-    """Pass rank 0's stderr on to the job's output, without torch's warning about an address without a name."""
+    """Passes rank 0's stderr on to the job's output, and keeps its end for the error."""
 
     def __init__(self, output: int) -> None:
         self._output = output
@@ -550,13 +544,13 @@ class Stderr:
         return self._write
 
     def start(self) -> None:
-        """The program has started: pass on what comes, in a thread."""
+        """Pass on what comes, in a thread. The program has started."""
         os.close(self._write)
         self._done.acquire()
         _thread.start_new_thread(self._pass_on, ())
 
     def finish(self) -> None:
-        """The program has ended: wait for the rest; not for what a process that it left behind may write."""
+        """Wait for the rest. The program has ended; what it left behind may write more."""
         self._done.acquire(timeout=_DRAIN_S)
 
     @property
@@ -565,13 +559,9 @@ class Stderr:
         return self._end.decode(errors="replace")
 
     def _pass_on(self) -> None:
-        rest = b""
         while text := os.read(self._read, 65536):
-            ready, rest = split_output(rest + text)
-            self._end = (self._end + ready)[-_LAST_BYTES:]
-            write_all(self._output, ready)
-        self._end += rest
-        write_all(self._output, rest)
+            self._end = (self._end + text)[-_LAST_BYTES:]
+            write_all(self._output, text)
         self._done.release()
 
 

@@ -96,7 +96,7 @@ def find_end(job: CurrentJob, env: Mapping[str, str], walltime_s: int | None, *,
     """When the job ends: by the scheduler's variable, else by its word, else by the script's walltime. An end that is
     asked for by hand, in an allocation, may come before the allocation's."""
     row = find_scheduler(job.scheduler)
-    by_script = None if walltime_s is None else EndTime(_script_start() + walltime_s, BY_SCRIPT)
+    by_script = None if walltime_s is None else EndTime(int(_script_start()) + walltime_s, BY_SCRIPT)
     at = read_number(env.get(row.variables.end, "")) if row.variables.end else None
     if at is not None:
         end = EndTime(at, f"as {row.variables.end} says")
@@ -108,6 +108,12 @@ def find_end(job: CurrentJob, env: Mapping[str, str], walltime_s: int | None, *,
     if end.at is None:
         return by_script or end
     return by_script if by_hand and by_script is not None and (by_script.at or 0) < end.at - _SAME_S else end
+
+
+def _script_start() -> float:
+    """When the job's script started, in seconds since 1970. It loads its modules, and then becomes this process."""
+    age_s = time.clock_gettime(time.CLOCK_BOOTTIME) - int(start_time(os.getpid())) / os.sysconf("SC_CLK_TCK")
+    return time.time() - age_s
 
 
 def find_walltime(scheduler: str, script: str) -> int | None:
@@ -136,7 +142,7 @@ class Repeated:
         self._question, self._every_s, self._next, self._clock = question, every_s, clock() + begins_in_s, clock
         self._answers: SimpleQueue[T | None] | None = None
 
-    def look(self) -> Any:
+    def poll(self) -> Any:
         """The answer, if one has come since the last call, else None. Asks again when it is time."""
         answer = None
         if self._answers is not None:
@@ -161,9 +167,9 @@ class MovingEnd:
         question = partial(ask_about, job.scheduler, job.id, env)
         self._repeated = Repeated(question, _ASK_AGAIN_S, clock, begins_in_s=begins_in_s)
 
-    def look(self) -> bool:
+    def poll(self) -> bool:
         """Whether it is another one than it was said to be. Does not wait for the scheduler."""
-        found = self._repeated.look()
+        found = self._repeated.poll()
         now_at = found.runs_until if found is not None else None
         if now_at is None or self.end.at is None or abs(now_at - self.end.at) <= _SAME_S:
             return False
@@ -193,13 +199,13 @@ class StackRequests:
         self._requests = Repeated(lambda: take_request(attempt), POLL_S, clock)
         self._until = 0.0
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Answer one request at a time."""
         now, answer = self._clock(), self._reports.stacks
         if answer is not None and (not answer.awaited or now >= self._until):
             self._reports.stacks = None
             ask_in_thread(lambda: write_answer(self._attempt, answer))
-        elif answer is None and (name := self._requests.look()):
+        elif answer is None and (name := self._requests.poll()):
             self._reports.ask_for_stacks(name)
             self._until = now + _ANSWER_S
 
@@ -225,17 +231,6 @@ def is_queued(scheduler: str, job: str, env: Mapping[str, str]) -> bool:
     """Whether this other job is still there; True if its scheduler does not say."""
     state = ask_job_state(scheduler, job, env, _PATIENCE_S)
     return state not in {"gone", "cancelled", "finished", "failed"}
-
-
-def _script_start() -> int:
-    """When this process started, which is when its job script did: the script became it."""
-    ticks, now = start_time(os.getpid()), time.time()
-    try:
-        with open("/proc/uptime", encoding="ascii") as file:
-            up = float(file.read().split()[0])
-    except OSError:
-        return int(now)
-    return int(now - (up - int(ticks or 0) / os.sysconf("SC_CLK_TCK")))
 
 
 #: The signals with which an owner ends a job.
@@ -270,15 +265,14 @@ class FollowUp:
         end = shlex.join([*self._commands.cancel, self._job.id])
         self._tell(f"job {queued} follows this one and resumes the run; to end both: {end}")
 
-    def hear(self, number: int) -> None:
-        """A signal came: if the owner ends this job, the chain ends with it. That is found out in a thread,
-        since the ranks may be saving."""
+    def receive(self, number: int) -> None:
+        """End the chain if the owner ends this job by this signal, which is found out in a thread."""
         is_decided = self._deciding is None or not self._deciding.empty()
         if number in _ENDING and self.id is not None and is_decided:
             came = time.time()
             self._deciding = ask_in_thread(lambda: self._end_chain(came))
 
-    def settle(self) -> None:
+    def wait(self) -> None:
         """Wait until it is known what becomes of the chain after the signals that came."""
         if self._deciding is not None:
             self._deciding.get()
@@ -286,12 +280,12 @@ class FollowUp:
 
     def cancel(self, why: str) -> None:
         """Take it back, if there is one. If that fails, it will see by itself that nothing is left to do."""
-        self.settle()
+        self.wait()
         self._cancel(why)
 
     def is_queued(self) -> bool:
         """Whether it is there, and was not deleted meanwhile."""
-        self.settle()
+        self.wait()
         return self.id is not None and is_queued(self._job.scheduler, self.id, self._env)
 
     def _end_chain(self, came: float) -> None:

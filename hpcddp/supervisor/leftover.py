@@ -15,8 +15,6 @@ if TYPE_CHECKING:
 else:
     import _signal as signal
 
-_GRACE_S = 10.0
-
 # SIGKILL to every process that has the marks $1 and $2, and none of the variables $3 but with the values $4, until
 # there is none. What it runs itself has no mark.
 _KILL = """\
@@ -40,30 +38,16 @@ def end_left(
     tell: Callable[[str], None],
     whose: str = "the launcher",
     rest_s: float = 0.0,
-    grace_s: float = _GRACE_S,
 ) -> None:
-    """End every process of `find_left`: by SIGTERM, then by SIGKILL. `whose`: who started them. `rest_s`: for those
-    that end by themselves. `grace_s`: for those that were sent a signal."""
-    left = _wait_for(marks, env, rest_s)
-    if not left:
-        return
-    tell(f"{whose} left {len(left)} of its processes on this host; they are ended")
-    for number in (signal.SIGTERM, signal.SIGKILL):
-        for process in left:
-            with suppress(OSError):
-                os.kill(process, number)
-        left = _wait_for(marks, env, grace_s)
-        if not left:
-            return
-    tell(f"these processes of {whose} could not be ended: {' '.join(map(str, left))}")
-
-
-def _wait_for(marks: Mapping[str, str], env: Mapping[str, str], at_most_s: float) -> list[int]:
-    """The processes that are still there then."""
-    end = time.monotonic() + at_most_s
+    """Kill every process of `find_left` that has not ended by itself in `rest_s`. `whose`: who started them."""
+    end = time.monotonic() + rest_s
     while (left := find_left(marks, env)) and time.monotonic() < end:
         time.sleep(0.05)
-    return left
+    if left:
+        tell(f"{whose} left {len(left)} of its processes on this host; they are killed")
+    for process in left:
+        with suppress(OSError):
+            os.kill(process, signal.SIGKILL)
 
 
 def find_left(marks: Mapping[str, str], env: Mapping[str, str]) -> list[int]:
@@ -101,8 +85,8 @@ def find_marked(process: int, marks: tuple[str, ...]) -> list[int]:
 
 
 def kill_left(marks: Mapping[str, str], env: Mapping[str, str]) -> tuple[str, ...]:
-    """The command that does it at once and by itself, here or on another host. `marks`: two; and of `env` as
-    `find_left`. It fails where some are still there after ten seconds."""
+    """The command that kills them, also on another host and without Python. `marks`: two. It fails where some are
+    still there after ten seconds."""
     first, second = (f"{name}={value}" for name, value in marks.items())
     names, lines = _describe_job(env)
     text = b"\n".join(lines).decode(errors="surrogateescape")

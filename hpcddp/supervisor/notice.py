@@ -36,8 +36,7 @@ _HOSTS = {
 _LONGEST = {"discord": 2000, "ntfy": 4000}  # characters
 _SEND_S = 10.0  # for one message
 _END_S = 15.0  # that the job's end waits for the last one, when nothing else is left to do
-_STALE_S = 120.0  # after which nobody sends any more what is called so
-_SENDING, _SENT, _LEFT = ".sending", ".sent", ".left"
+_SENT, _LEFT = ".sent", ".left"
 _OF_END = rf"-({ON_END}|{ON_FAILURE})-"
 _EXAMPLE = "notify: {on: [failure, stall], webhook: 'file:~/.config/hpcddp/webhook'}"
 
@@ -214,7 +213,7 @@ def _run(notify: Notify, way: str, message: Message, env: Mapping[str, str]) -> 
         raise RequestError(f"{os.path.basename(words[0])} ended with status {done.status}", "run it by hand")
 
 
-# In the attempt's folder: the settings, and a file for each notice and way, whose ending says how far it is.
+# In the attempt's folder: the settings, and a file for each notice and way, whose ending says whether it was sent.
 
 
 def _folder(attempt: AttemptFolder) -> str:
@@ -230,21 +229,17 @@ def _make(event: str, attempt: AttemptFolder, what: str, text: str) -> Message:
     return Message(event, run, job, f"{os.path.basename(run)} {what}, job {job}", f"{text}\n{run}".strip())
 
 
-def _send_new(notify: Notify, attempt: AttemptFolder, message: Message, env: Mapping[str, str]) -> list[str]:
-    """Send it each way; what did not work is left."""
-    problems = []
-    for way in notify.ways:
-        place = os.path.join(_folder(attempt), f"{time.time_ns() // 1_000_000}-{message.event}-{way}")
-        with suppress(OSError):
-            write_object(place + _SENDING, message._asdict())
-        problems += _send_file(notify, way, message, place, env)
-    return problems
+def _send_all(notify: Notify, attempt: AttemptFolder, message: Message, env: Mapping[str, str]) -> list[str]:
+    """Send it each way; what did not work, which is left."""
+    began = time.time_ns() // 1_000_000
+    places = {way: os.path.join(_folder(attempt), f"{began}-{message.event}-{way}") for way in notify.ways}
+    return [problem for way, place in places.items() for problem in _send_one(notify, way, message, place, env)]
 
 
-def _send_file(notify: Notify, way: str, message: Message, place: str, env: Mapping[str, str]) -> list[str]:
+def _send_one(notify: Notify, way: str, message: Message, place: str, env: Mapping[str, str]) -> list[str]:
     problem = send(notify, way, message, env)
     with suppress(OSError):
-        os.replace(place + _SENDING, place + (_LEFT if problem else _SENT))
+        write_object(place + (_LEFT if problem else _SENT), message._asdict())
     return [f"no notice by {way} from here: {problem}"] if problem else []
 
 
@@ -289,12 +284,12 @@ class Notices:
         if notify is None or event not in notify.on:
             return
 
-        def send_all() -> None:
+        def run() -> None:
             with suppress(Exception):  # as above
-                for problem in _send_new(notify, attempt, _make(event, attempt, what, text()), self._env):
+                for problem in _send_all(notify, attempt, _make(event, attempt, what, text()), self._env):
                     self._tell(f"{problem}; hpcddp status --watch sends it on the login node")
 
-        self._running.append(ask_in_thread(send_all))
+        self._running.append(ask_in_thread(run))
 
 
 def _find_cause(attempt: AttemptFolder, why: str) -> str:
@@ -329,24 +324,21 @@ def send_left(
         if end is not None and attempt == attempts[-1] and not any(re.search(_OF_END, name) for name in names):
             event, what, why = end()
             if event in notify.on:
-                problems += _send_new(notify, attempt, _make(event, attempt, what, why), env)
+                problems += _send_all(notify, attempt, _make(event, attempt, what, why), env)
         for name in names:
-            problems += _send_again(notify, attempt, name, env)
+            if name.endswith(_LEFT):
+                problems += _send_again(notify, os.path.join(_folder(attempt), name), env)
     return problems
 
 
-def _send_again(notify: Notify, attempt: AttemptFolder, name: str, env: Mapping[str, str]) -> list[str]:
-    """Send what was left, or whose sender has ended. Of several that look at the same time one has the file."""
-    path, parts = os.path.join(_folder(attempt), name), re.fullmatch(r"(\d+-\w+-(\w+))(?:\.\d+)?(\.\w+)", name)
-    if parts is None or parts[2] not in notify.ways or parts[3] == _SENT:
-        return []
-    place = os.path.join(_folder(attempt), f"{parts[1]}.{os.getpid()}")
+def _send_again(notify: Notify, path: str, env: Mapping[str, str]) -> list[str]:
+    """Send what was left. Of several that look at the same time one has the file."""
+    place, taken = path.removesuffix(_LEFT), f"{path}.{os.getpid()}"
     try:
-        if parts[3] == _SENDING and time.time() - os.stat(path).st_mtime < _STALE_S:
-            return []
-        os.utime(path)
-        os.rename(path, place + _SENDING)
-        found = read_object(place + _SENDING) or {}
+        os.rename(path, taken)
+        found = read_object(taken) or {}
+        os.unlink(taken)
     except (OSError, HpcddpError):
         return []
-    return _send_file(notify, parts[2], Message(*(str(found.get(key, "")) for key in Message._fields)), place, env)
+    message = Message(*(str(found.get(key, "")) for key in Message._fields))
+    return _send_one(notify, place.rpartition("-")[2], message, place, env)

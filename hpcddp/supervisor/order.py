@@ -17,6 +17,7 @@ from hpcddp.ranks.launchers import LAUNCHERS, NODE_AGENTS
 from hpcddp.record import TYPE_CHECKING, Record
 from hpcddp.runs.command import check_run_name, name_command
 from hpcddp.runs.folder import RUNS
+from hpcddp.runs.state import PlanFile
 from hpcddp.schedulers.registry import find_allocation, find_current_job, find_scheduler
 from hpcddp.supervisor.notice import read_notify
 from hpcddp.sweep import check_axes, count_points, fill_point, find_point, format_point, read_axes
@@ -98,22 +99,21 @@ def find_run_folder(order: Order, env: Mapping[str, str]) -> str:
     return os.path.join(here, os.path.join(RUNS, order.name) if order.name else order.run_dir)
 
 
-def job_record(order: Order, run_dir: str) -> dict[str, Any]:
-    """The record of a running job in plan.json. `run_dir`: the requested folder."""
+def describe_job(order: Order) -> PlanFile:
+    """The `plan.json` of the job."""
     line = order.line
-    return {
-        "site": order.site,
-        "scheduler": order.scheduler,
-        "launcher": line.node_agent or order.launcher,
-        "nodes": line.nodes,
-        "ranks_per_node": line.ranks_per_node,
-        "world_size": line.world_size,
-        "gpus_per_node": line.gpus_per_node,
-        "global_batch": line.global_batch,
-        "command": list(line.command),
-        "run_dir": run_dir,
-        **({"point": dict(order.point)} if order.point else {}),
-    }
+    return PlanFile(
+        site=order.site,
+        scheduler=order.scheduler,
+        launcher=line.node_agent or order.launcher,
+        nodes=line.nodes,
+        ranks_per_node=line.ranks_per_node,
+        world_size=line.world_size,
+        gpus_per_node=line.gpus_per_node,
+        global_batch=line.global_batch,
+        command=list(line.command),
+        point=dict(order.point) or None,
+    )
 
 
 def take_index(order: Order, env: Mapping[str, str], tell: Callable[[str], None]) -> Order:

@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import _thread
 import os
+import resource
 import select
+import subprocess
 import time
 from _queue import SimpleQueue  # queue would import threading, which costs a tenth of the start
 from contextlib import suppress
@@ -16,12 +18,10 @@ from hpcddp.supervisor.agent import write_all
 from hpcddp.supervisor.events import LEFT, SILENT, STUCK, UNKNOWN, Event, find_first_cause
 from hpcddp.supervisor.follow import ask_in_thread
 from hpcddp.supervisor.rank import SAVES_S
-from hpcddp.supervisor.reports import allow_files
 
 if TYPE_CHECKING:
     import signal
     from collections.abc import Callable, Mapping
-    from typing import NoReturn
 
     from hpcddp.supervisor.reports import Reports
 else:
@@ -32,7 +32,17 @@ WISHES = ("SIGTERM", "SIGINT")
 _IDLE_S = 5.0
 _SOON_S = 0.1
 _HINT = "put its folder on PATH, or name the module that brings it (modules in the job file)"
+_CANNOT_RUN = 127
 _SET_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of prctl(2)
+
+
+_FILE_LIMITS = resource.getrlimit(resource.RLIMIT_NOFILE)  # the launcher's, too
+
+
+def allow_more_files() -> None:
+    """Let this process open as many files as its hard limit allows: it has a connection to each rank."""
+    _, hard = _FILE_LIMITS
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 class AttemptEnd(Record):
@@ -72,84 +82,55 @@ def ended_by(name: str, ago_s: float) -> bool:
 
 
 def _wake_up(_number: int, _frame: object) -> None:
-    """The pipe has the number."""
+    pass  # the pipe has the number
 
 
 class LauncherProcess:
     """A running launcher. Its words are found on the PATH of `env`. `log`: a file for its output, beside the job's.
-    `files`: how many it may open, if not as many as this process. `apart`: whether it has a process group of its own,
-    so that a terminal's signals come to this process alone."""
+    `apart`: whether it has a process group of its own, so that a terminal's signals come to this process alone."""
 
-    def __init__(
-        self,
-        words: list[str],
-        env: Mapping[str, str],
-        log: str,
-        output: Output,
-        files: int | None = None,
-        *,
-        apart: bool = True,
-    ) -> None:
-        reads, writes = os.pipe()
-        self._ended: int | None = None
-        self._parent = os.getpid()
-        self.process = os.fork()
-        if self.process == 0:
-            self._become(words, env, writes, files, apart=apart)
+    def __init__(self, words: list[str], env: Mapping[str, str], log: str, output: Output, *, apart: bool) -> None:
+        parent, (reads, writes) = os.getpid(), os.pipe()
+
+        def prepare() -> None:
+            if apart:
+                os.setpgid(0, 0)
+            resource.setrlimit(resource.RLIMIT_NOFILE, _FILE_LIMITS)
+            _end_with_parent(parent)
+
+        self._process: subprocess.Popen[bytes] | None = None
+        try:
+            self._process = subprocess.Popen(
+                words, env=dict(env), stdin=subprocess.DEVNULL, stdout=writes, stderr=writes, preexec_fn=prepare
+            )
+        except OSError as error:
+            text = f"hpcddp: {words[0]} cannot be run: {error.strerror}\nhint: {_HINT}\n"
+            os.write(writes, text.encode(errors="replace"))
         os.close(writes)
         self._copied = output.copy(reads, log)
 
-    def _become(
-        self, words: list[str], env: Mapping[str, str], writes: int, files: int | None, *, apart: bool
-    ) -> NoReturn:
-        """Become the launcher, in the new process."""
-        try:
-            if apart:
-                os.setpgid(0, 0)
-            for number in (*ENDING, signal.SIGCHLD, signal.SIGPIPE, signal.SIGXFSZ):
-                if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:  # nohup
-                    signal.signal(number, signal.SIG_DFL)
-            signal.set_wakeup_fd(-1)
-            os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-            os.dup2(writes, 1)
-            os.dup2(writes, 2)
-            if files is not None:
-                allow_files(files)
-            _end_with_parent(self._parent)
-            os.execvpe(words[0], words, dict(env))
-        except OSError as error:
-            text = f"hpcddp: {words[0]} cannot be run: {error.strerror}\nhint: {_HINT}\n"
-            os.write(2, text.encode(errors="replace"))
-        finally:
-            os._exit(127)
-
     def send(self, number: int) -> None:
-        """A signal, if the launcher is still there."""
-        if self._ended is None:
-            with suppress(ProcessLookupError):
-                os.kill(self.process, number)
+        """Send a signal, if the launcher is still there."""
+        if self._process is not None:
+            self._process.send_signal(number)
 
     @property
     def has_ended(self) -> bool:
-        """Whether the launcher's process is gone."""
-        if self._ended is None:
-            ended, status = os.waitpid(self.process, os.WNOHANG)
-            self._ended = os.waitstatus_to_exitcode(status) if ended else None
-        return self._ended is not None
+        return self._process is None or self._process.poll() is not None
 
     @property
     def status(self) -> int:
-        """The exit status of a launcher that has ended."""
-        assert self._ended is not None
-        return self._ended if self._ended >= 0 else 128 - self._ended
+        """The exit status of a launcher that has ended, as a shell says it."""
+        status = _CANNOT_RUN if self._process is None else self._process.wait()
+        return status if status >= 0 else 128 - status
 
     def finish_output(self) -> None:
-        """The rest of the output; what still writes was left behind somewhere, and is not waited for."""
+        """Wait for the rest of the output; not for what something that was left behind still writes."""
         self._copied.acquire(timeout=_DRAIN_S)
 
 
 def _end_with_parent(parent: int) -> None:
-    """Have the launcher end, and so its ranks, whatever ends the supervisor, SIGKILL too."""
+    """Have the kernel end this process, and so its ranks, once its parent has ended, by SIGKILL too."""
     with suppress(ImportError, OSError, AttributeError):
         import ctypes
 
@@ -158,28 +139,27 @@ def _end_with_parent(parent: int) -> None:
         os._exit(128 + signal.SIGTERM)
 
 
-# What the job prints and logs is written by threads: a reader that pauses, or a file system that hangs,
-# does not keep it from hearing the ranks, which would end themselves.
+# What the job prints and logs is written by threads: a reader that pauses, or a file system that hangs, does not keep
+# it from hearing the ranks, which would end themselves.
 
 
 #: What is kept in memory for a slow reader. Above it nothing more is read of the launcher, whose ranks then wait.
 MOST_BYTES = 64 * 1024 * 1024
 _STEP_S = 0.02
-_DRAIN_S = 5.0  # for what is left in the pipe once nobody should write any more
-_DRAIN_AT_SIGNAL_S = 5.0  # for what is left, once somebody wants the job to end
+_DRAIN_S = 5.0  # for what is left once nobody should write any more, or somebody wants the job to end
 
 
 class Writer:
-    """Writes to some descriptors, in the order in which it was asked."""
+    """Writes to descriptors in a thread, in order. `left`: bytes that are still to be written."""
 
     def __init__(self) -> None:
         self._queue: SimpleQueue[tuple[int, bytes]] = SimpleQueue()
         self._lock = _thread.allocate_lock()
-        self.left = 0  # bytes that are still to be written
+        self.left = 0
         _thread.start_new_thread(self._write_on, ())
 
     def write(self, descriptor: int, data: bytes) -> None:
-        """Queue bytes for the writer thread; never blocks."""
+        """Write soon; never blocks."""
         with self._lock:
             self.left += len(data)
         self._queue.put((descriptor, data))
@@ -198,8 +178,8 @@ class Output:
     def __init__(self) -> None:
         self._printed, self._logged = Writer(), Writer()
 
-    def tell(self, data: bytes) -> None:
-        """Something of the supervisor's own, on stderr."""
+    def print(self, data: bytes) -> None:
+        """Print a message of the supervisor on stderr."""
         self._printed.write(2, data)
 
     def copy(self, entry: int, log: str) -> _thread.LockType:
@@ -229,20 +209,17 @@ class Output:
         while (self._printed.left or self._logged.left) and (until is None or time.monotonic() < until):
             time.sleep(_STEP_S)
             if signals.read() and until is None:
-                until = time.monotonic() + _DRAIN_AT_SIGNAL_S
+                until = time.monotonic() + _DRAIN_S
 
 
 # Signals on their way to the ranks.
 
 
 _ANSWER_S = 10.0  # for the scheduler's, and for the first call of ranks that were started
-_AS_TERM = ", as SIGTERM where it catches that"
-_OR_TERM = ", or SIGTERM where it catches that alone"
 
 
 class _Waiting(Record):
-    """A signal on its way. `due`: when it is passed on, on the monotonic clock. `answer`: where the scheduler's answer
-    comes. `is_printed`: whether it was printed already."""
+    """A signal on its way. `due`: on the monotonic clock. `answer`: the scheduler's. `is_printed`: already."""
 
     number: int
     due: float
@@ -251,12 +228,11 @@ class _Waiting(Record):
 
 
 class Passing:
-    """Signals on their way to the ranks of one attempt, by their agents: the launcher has no part in it.
+    """Signals on their way to the ranks of one attempt, by their agents and not by the launcher.
 
     A scheduler may signal every process of a job. So a signal waits for `settle_s`: a rank that has had it by then gets
-    no other. `is_ending`: asks the scheduler whether it ends the job, and gives the ranks their SIGTERM itself; None:
-    it gives them none. `by_hand`: whether a person may sit at its terminal. `warn_at`: when the ranks are warned, in
-    seconds since 1970; it may move.
+    no other. `is_ending`: asks the scheduler whether it ends the job, and sends the ranks SIGTERM itself; None: it does
+    not. `by_hand`: a person may sit at the terminal. `warn_at`: when the ranks are warned, in seconds since 1970.
     """
 
     def __init__(
@@ -273,16 +249,16 @@ class Passing:
         self._warn_at, self._is_warned, self.by_hand = warn_at, False, by_hand
         self._waiting: list[_Waiting] = []
 
-    def hear(self, number: int) -> None:
-        """A signal came to this process."""
+    def receive(self, number: int) -> None:
+        """Queue a signal that came to this process."""
         answer = ask_in_thread(self._is_ending) if self._is_ending is not None and number == signal.SIGTERM else None
         is_printed = self.by_hand and number == signal.SIGINT
         self._waiting.append(_Waiting(number, time.monotonic() + self._settle_s, answer, is_printed))
         if is_printed:
             self._tell("Ctrl-C: the ranks save and stop; once more kills them")
 
-    def look(self, launcher: LauncherProcess) -> float:
-        """Do what is due; how long to wait at most until the next look, in seconds."""
+    def poll(self, launcher: LauncherProcess) -> float:
+        """Do what is due; how long to wait at most until the next call, in seconds."""
         warns = None if self._is_warned else self._warn_at()
         warns_in_s = _IDLE_S if warns is None else max(warns - time.time(), 0.0)
         if warns is not None and not warns_in_s:
@@ -298,29 +274,28 @@ class Passing:
     def _pass_on(self, one: _Waiting, launcher: LauncherProcess) -> bool:
         """Whether that was possible: not while an answer may come, of the scheduler or of ranks that start."""
         reports = self._reports
-        is_unsaid = one.answer is not None and one.answer.empty()
+        is_unanswered = one.answer is not None and one.answer.empty()
         is_late = time.monotonic() - one.due >= _ANSWER_S
-        if not is_late and (is_unsaid or (reports.are_started and not reports.ranks)):
+        if not is_late and (is_unanswered or (reports.are_started and not reports.ranks)):
             return False
-        if one.answer is not None and not is_unsaid and one.answer.get():
-            self._say(one, "the scheduler ends the job, and gives it to the ranks itself")
+        if one.answer is not None and not is_unanswered and one.answer.get():
+            self._print(one, "the scheduler ends the job, and gives it to the ranks itself")
             return True
         reports.give(one.number)  # also to ranks that call later
         if reports.ranks:
-            instead = _AS_TERM if one.number in {signal.SIGHUP, signal.SIGINT} else _OR_TERM
-            self._say(one, f"each rank gets it{'' if one.number == signal.SIGTERM else instead}")
+            self._print(one, "each rank gets it")
         else:
             what = "can call this host" if reports.are_started else "has started"
-            self._say(one, f"no rank {what}, so the launcher gets it")
+            self._print(one, f"no rank {what}, so the launcher gets it")
             launcher.send(one.number)
         return True
 
     def finish(self) -> None:
-        """The launcher has ended."""
+        """Print what is left: the launcher has ended."""
         for one in self._waiting:
-            self._say(one, "the ranks ended")
+            self._print(one, "the ranks ended")
 
-    def _say(self, one: _Waiting, what: str) -> None:
+    def _print(self, one: _Waiting, what: str) -> None:
         if not one.is_printed:
             self._tell(f"{name_signal(one.number)} came: {what}")
 
@@ -341,8 +316,8 @@ _LAST_WORDS_S = 1.0
 
 
 class Teardown:
-    """The end of one attempt. `acts`: whether the ranks may be started again, so that a silent one is an end as well.
-    `judges`: whether the end of one rank is that of all; False where they are independent."""
+    """Brings one attempt to its end. `acts`: whether the ranks may be started again. `judges`: whether the end of one
+    rank is that of all; False where they are independent."""
 
     def __init__(self, reports: Reports, tell: Callable[[str], None], *, acts: bool, judges: bool = True) -> None:
         self._reports, self._tell, self._acts, self._judges = reports, tell, acts, judges
@@ -353,24 +328,23 @@ class Teardown:
 
     @property
     def entry(self) -> int:
-        """The descriptor that is readable when a rank has sent something."""
         return self._reports.entry
 
-    def look(self, launcher: LauncherProcess) -> float:
-        """Hear the ranks, and do what is due; how long to wait at most until the next look, in seconds."""
+    def poll(self, launcher: LauncherProcess) -> float:
+        """Read from the ranks, and do what is due; how long to wait at most until the next call, in seconds."""
         reports, now = self._reports, time.monotonic()
         reports.read()
-        reports.look()
+        reports.check()
         self._print_remarks()
         if self._ended_at is not None:
             if self._launcher_gets and now - self._ended_at > self._launcher_gets[0][0]:
                 launcher.send(self._launcher_gets.pop(0)[1])
-        elif reports.events and self._judges and not reports.is_holding:  # some save
+        elif reports.events and self._judges and not reports.is_deferring:  # some save
             self._began = self._began or now
             waits_s = _COLLECT_S if self._acts and not self.is_wish else _COLLECT_S + _LAUNCHER_S
             was_waited = any(event.kind in {SILENT, STUCK} for event in reports.events)  # long enough for everybody
             if was_waited or now - self._began > waits_s:
-                reports.settle()
+                reports.finish()
                 if not reports.all_over:
                     self._tell(f"{find_first_cause(reports.events)}: the other ranks are ended")
                 self.kill()
@@ -384,8 +358,7 @@ class Teardown:
         self._reports.end_all()
 
     def find_signal(self, cause: Event | None) -> int:
-        """The signal that came to the ranks and by which they may have ended; 0: by none. `cause`: as concluded, of
-        ranks that did not end well."""
+        """The signal that came to the ranks and by which they may have ended; 0: none. `cause`: as concluded."""
         if cause is not None and cause.kind != UNKNOWN:
             return cause.signal
         signals = [one.signal for one in self._reports.ranks.values()]
@@ -398,14 +371,14 @@ class Teardown:
             self._tell(self._reports.remarks.pop(0))
 
     def conclude(self, status: int) -> Event | None:
-        """The launcher has ended, with this status: what the first cause was; None if all went well."""
+        """The first cause, once the launcher has ended with this status; None if all went well."""
         reports, until = self._reports, time.monotonic() + _LAST_WORDS_S
         reports.read()
         while not reports.all_over and time.monotonic() < until:
             time.sleep(0.02)
             reports.read()
         if status or reports.events or not reports.all_over:
-            reports.settle()
+            reports.finish()
         self._print_remarks()
         cause = find_first_cause(reports.events)
         reports.end_all()
@@ -427,8 +400,7 @@ def watch(
     of_ranks: tuple[Passing, Teardown] | None = None,
 ) -> AttemptEnd:
     """Wait for the launcher's end, or bring it about where ranks do not end well. `of_ranks`: None where it starts
-    none: it gets SIGTERM for each signal that comes. `came`: is called with each signal that came. `idle` is called
-    again and again."""
+    none, and gets SIGTERM for each signal that comes. `came` is called with each signal, `idle` again and again."""
     passing, teardown = of_ranks or (None, None)
     poll = select.poll()
     for entry in (signals.entry, *([teardown.entry] if teardown else [])):
@@ -436,7 +408,7 @@ def watch(
     last, came_at = "", 0.0
     while not launcher.has_ended:
         idle()
-        waits_s = [_IDLE_S, *(one.look(launcher) for one in (teardown, passing) if one)]
+        waits_s = [_IDLE_S, *(one.poll(launcher) for one in (teardown, passing) if one)]
         poll.poll(min(waits_s) * 1000)
         for one in signals.read():
             is_again, last, came_at = last == name_signal(one), name_signal(one), time.monotonic()
@@ -449,7 +421,7 @@ def watch(
                 teardown.kill()
             else:
                 teardown.is_wish = True
-                passing.hear(one)
+                passing.receive(one)
     cause = teardown.conclude(launcher.status) if teardown else None
     if passing:
         passing.finish()

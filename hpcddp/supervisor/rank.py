@@ -26,35 +26,35 @@ STEPPING = "stepping"  # it has, and gets on
 STANDING = "standing"  # its main thread stands
 CLOSED = "closed"  # it has left the runtime: what its program does then, it does not say
 DISCONNECTED = "lost"  # its connection broke, and may come again
-HELD = "held"  # it has ended by a signal, and its agent waits for ranks that still save
+DEFERRED = "deferred"  # it has ended by a signal, and its agent defers its own end: others still save
 ENDED = "ended"
 # What may happen in them.
 OPENS, TOUCHES, CLOSES = "opens the runtime", "touches its page", "leaves the runtime"
 STANDS, MOVES = "stands", "moves"
 BREAKS, STAYS_AWAY, CALLS = "its connection breaks", "stays away", "calls"
-FALLS_SILENT, ENDS, WAITS_FOR_OTHERS = "says nothing", "ends", "ends, and its agent waits"
+FALLS_SILENT, ENDS, DEFERS = "says nothing", "ends", "ends, and its agent waits"
 _BACK = ""  # to the state before it was lost
 
 
 class RankState(Record):
-    """`next`: what may happen in it -> the state after that. What is not here changes nothing. `is_event`: whether a
-    rank that comes to this state is an event. `is_there`: whether its agent is connected and its program runs."""
+    """A state. `next`: what may happen in it -> the state after that; anything else changes nothing. `is_event`: coming
+    to it is an event. `is_there`: the agent is connected and the program runs."""
 
     next: Mapping[str, str]
     is_event: bool = False
     is_there: bool = False
 
 
-_LIVES = {BREAKS: DISCONNECTED, FALLS_SILENT: SILENT, ENDS: ENDED, WAITS_FOR_OTHERS: HELD}
+_LIVES = {BREAKS: DISCONNECTED, FALLS_SILENT: SILENT, ENDS: ENDED, DEFERS: DEFERRED}
 STATES = {
     STARTING: RankState({OPENS: STEPPING, TOUCHES: STEPPING, **_LIVES}, is_there=True),
     STEPPING: RankState({STANDS: STANDING, CLOSES: CLOSED, **_LIVES}, is_there=True),
     STANDING: RankState({MOVES: STEPPING, CLOSES: CLOSED, **_LIVES}, is_there=True),
     CLOSED: RankState({OPENS: STEPPING, **_LIVES}, is_there=True),
-    SILENT: RankState({BREAKS: DISCONNECTED, ENDS: ENDED, WAITS_FOR_OTHERS: HELD}, is_event=True, is_there=True),
+    SILENT: RankState({BREAKS: DISCONNECTED, ENDS: ENDED, DEFERS: DEFERRED}, is_event=True, is_there=True),
     DISCONNECTED: RankState({CALLS: _BACK, STAYS_AWAY: GONE}),
     GONE: RankState({CALLS: _BACK}, is_event=True),
-    HELD: RankState({BREAKS: ENDED}),
+    DEFERRED: RankState({BREAKS: ENDED}),
     ENDED: RankState({}),
 }
 
@@ -67,7 +67,7 @@ class PlainRank:
         self.told = 0.0  # when it said so
         self.waited: Stand | None = None  # the last of these in which it waited for others
 
-    def note(self, stand: Stand, now: float) -> None:
+    def record(self, stand: Stand, now: float) -> None:
         self.stand, self.told = stand if stand.line else None, now
         self.waited = stand if stand.waits != NO_WAIT else self.waited
 
@@ -85,7 +85,6 @@ class Rank:
         self.place = Position()
         self.plain: dict[int, PlainRank] = {}  # those of a plain script that have a process group; an agent has several
         self.has_opened = False  # the runtime, at some time, or touched its page
-        self.has_touched = False  # its page, at some time: a program without the runtime says that it gets on
         self.status: int | None = None  # its wait status, once it has ended
         self.ended: Ended | None = None  # as its agent has said it
         self.signals: dict[int, float] = {}  # that it had before the launcher ended ranks, and when
@@ -93,7 +92,7 @@ class Rank:
         self.is_noted = False  # whether there is an event about it
 
     def change(self, what: str, now: float) -> bool:
-        """Note what happens to it. Whether that is an event."""
+        """Change its state. Whether that is an event."""
         after = STATES[self.state].next.get(what, self.state)
         if after == self.state:
             return False
@@ -104,14 +103,12 @@ class Rank:
         return STATES[self.state].is_event
 
     def forgive(self, now: float) -> None:
-        """Count its times from now: nobody could be heard until now."""
         self.heard = self.moved = self.used = self.looked = self.since = now
         for one in self.plain.values():
             one.told = now
 
     @property
     def is_there(self) -> bool:
-        """Whether its agent is connected and its program runs."""
         return STATES[self.state].is_there
 
     @property
@@ -159,7 +156,7 @@ _BUSY = 10  # times as long, for ranks that stand and use the processor
 
 
 class StuckDetector:
-    """Judges the ranks of one attempt. `limit_s`: how long all ranks may make no step at least; 0: for ever."""
+    """Judges the ranks of one attempt. `limit_s`: how long all may make no step, at least; 0: for ever."""
 
     def __init__(self, limit_s: float) -> None:
         self._limit_s = limit_s
@@ -167,13 +164,10 @@ class StuckDetector:
         self._longest_s = 0.0  # in which it did not move
         self._has_stepped = False  # more than once: the first step of an attempt compiles
 
-    def note(self, one: Rank, beat: Beat, now: float) -> None:
-        """Note what this rank says of itself."""
+    def record(self, one: Rank, beat: Beat, now: float) -> None:
         before, one.beat = one.beat, beat
-        touches = not (beat.looks or before.looks) and before.touched not in {
-            0,
-            beat.touched,
-        }  # it is made at some time
+        was_touched = before.touched not in {0, beat.touched}  # 0: it was not made yet
+        touches = was_touched and not (beat.looks or before.looks)
         opens = beat.looks > 0 and not before.looks
         if one.state == CLOSED and opens:  # the script opens another runtime, whose first step compiles, too
             self._has_stepped = False
@@ -182,7 +176,6 @@ class StuckDetector:
             one.change(OPENS if beat.looks else CLOSES, now)
         self._has_stepped |= touches and one.has_opened
         if touches:
-            one.has_touched = True
             one.change(TOUCHES, now)
         moved = beat.step != before.step or beat.moves != before.moves or touches or opens
         used = beat.uses != before.uses
@@ -202,9 +195,7 @@ class StuckDetector:
         opened = [one for one in there if one.has_opened]
         if not self._limit_s or not opened or any(one.state == CLOSED for one in there):
             return [], now, False
-        unopened = _find_unopened(ranks, there)
-        ended = [one for one in unopened if one.is_well]
-        least_s = self._limit_s * (1 if self._has_stepped or ended else FIRST_STEP)
+        least_s = self._limit_s * (1 if self._has_stepped else FIRST_STEP)
         limit_s = max(least_s, _SLOWER * self._slowest_s)
         busy_s = _BUSY * max(least_s, self._longest_s)
         since = max(one.moved for one in opened)
@@ -213,27 +204,14 @@ class StuckDetector:
             return [], now, False
         frozen = [one for one in there if one.beat.is_stopped]
         frozen = frozen or [one for one in opened if one.beat.looks and now - one.looked > limit_s / 2]
-        late = ended or frozen or unopened
-        odd, is_known = (late, True) if late else find_odd(opened)
+        odd, is_known = (frozen, True) if frozen else find_odd(opened)
         return odd, since, is_known
-
-
-def _find_unopened(ranks: Iterable[Rank], there: list[Rank]) -> list[Rank]:
-    """Find those that have not opened the runtime and run or have ended well, while the others that have wait for them:
-    nobody makes a step before."""
-    if any(one.beat.step for one in there) or not any(one.beat.looks for one in there):
-        return []
-    return [one for one in ranks if not one.has_opened and (one.is_there or one.is_well)]
 
 
 def describe_stand(one: Rank) -> str:
     """Why this rank counts as stuck, for the message."""
-    if one.status is not None:
-        return "others wait for it in hpcddp's runtime"
     if one.beat.is_stopped:
         return "was stopped by a signal"
-    if not one.has_opened:
-        return "has not opened hpcddp's runtime, as others have"
     return f"stands at {one.place.text}" if one.place.text else NOWHERE
 
 
@@ -276,14 +254,14 @@ def find_stands(ranks: Iterable[Rank], now: float, fresh_s: float = _FRESH_S) ->
 
 
 class PlainHang:
-    """Whether the ranks of a plain script wait for each other, as `training/watchdog.py` judges those of others.
-    `stall_s` and `end_s`: seconds after which that is printed, and after which it is the attempt's end; None: never."""
+    """Judges whether the ranks of a plain script wait for each other, as `training/watchdog.py` does for others.
+    `stall_s`, `end_s`: seconds after which that is printed, and after which it ends the attempt; None: never."""
 
     def __init__(self, stall_s: float | None, end_s: float | None) -> None:
         self._stall_s, self._end_s = stall_s, end_s
         self._is_told = False
 
-    def look(self, ranks: Collection[Rank], world_size: int, now: float) -> tuple[str, list[int]]:
+    def check(self, ranks: Collection[Rank], world_size: int, now: float) -> tuple[str, list[int]]:
         """The text to print now, and the ranks that the others have waited for too long."""
         fresh_s = min(_FRESH_S, (self._end_s or _FRESH_S) / 2)  # who leaves a collective has half of the time to say so
         stands = find_stands(ranks, now, fresh_s)
@@ -310,8 +288,6 @@ def describe_late(rank: int, ranks: Collection[Rank], now: float) -> str:
     others = [(one, plain) for one in ranks for other, plain in one.plain.items() if other != rank and plain.waited]
     waiting = [plain.waited for one, plain in others if plain.stand == plain.waited or (one.status and not one.is_well)]
     is_late = owner.status is not None or stand is None or stand.waits == NO_WAIT
-    where = next((f"; others wait {'for it ' if is_late else ''}at {waited}" for waited in waiting), "")
-    if owner.status is not None:
-        return where.removeprefix("; ") or "others wait for it"
-    verb = "waits" if not is_late else "stands" if stand is not None and stand.seconds else "is"
-    return f"{verb} at {stand}{where}"
+    verb, wait = ("stands", "others wait for it") if is_late else ("waits", "others wait")
+    wait += f" at {waiting[0]}" if waiting else ""
+    return wait if owner.status is not None else f"{verb} at {stand}; {wait}"

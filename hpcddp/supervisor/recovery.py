@@ -16,15 +16,13 @@ from hpcddp.runs.command import identify_command
 from hpcddp.runs.folder import (
     MANIFEST,
     cannot_write,
-    list_attempts,
     list_checkpoints,
     number_attempt,
-    show_path,
     step_of,
 )
 from hpcddp.runs.lock import release_run
 from hpcddp.runs.start import hold
-from hpcddp.runs.state import change_plan_file, read_state, replace_state
+from hpcddp.runs.state import read_plan_file, read_state, replace_state, write_plan_file
 from hpcddp.schedulers.allocation import is_address, same_host
 from hpcddp.schedulers.registry import find_allocation, find_scheduler
 from hpcddp.schedulers.run import ask_about, run_program, run_side_by_side
@@ -44,9 +42,8 @@ if TYPE_CHECKING:
 
 SSH = ("ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=5", "{host}")
 _PROBE_S, _SUSPECT_S = 30.0, 5.0  # a host that has been silent before has less
-_PAUSE_S = 2.0  # between two looks at a host that does not answer
 _MOST_BLAMED = 2  # attempts that failed on a host
-_TRIES = 5
+_TRIES, _PAUSE_S = 5, 2.0  # Slurm answers now and then that it is not ready
 #: What a host has to be able to do, for a shell, without Python and its modules: with the run folder, the newest
 #: checkpoint's manifest ("": there is none) and the number of GPUs. A parallel file system may be mounted again to be
 #: read alone, after an error. Rows or pages of a GPU's memory that wait for a reset only the site's people can mend. A
@@ -92,12 +89,11 @@ class Hosts:
 
     def find_usable(self, attempt: AttemptFolder, suspects: set[str]) -> tuple[str, ...]:
         """The hosts on which ranks may be started, none of this `attempt` being left there. Who does not answer twice,
-        or is not well, is left out for good; the silence of `suspects` counts as one of the two. The scheduler is told
-        of a host that is gone, so that it does not end the job."""
-        silent = self._find_silent(list(self._usable), suspects)
+        or is not well, is left out for good; the silence of `suspects` counts as the first of the two."""
+        silent = self._find_silent(suspects)
         for name in silent:
             self._leave_out(name, "it does not answer")
-        self._drop(silent)
+        self._give_back(silent)
         if self._starter or len(self.names) < 2:
             run, line = attempt.run, self._order.preflight
             # ranks of this attempt may be left, as one whose agent has lost its connection may be
@@ -148,25 +144,22 @@ class Hosts:
                 return tuple(candidates[:count])
         return ()
 
-    def _find_silent(self, names: list[str], suspects: set[str]) -> list[str]:
+    def _find_silent(self, suspects: set[str]) -> list[str]:
         """The hosts that are gone, as far as that can be found out."""
-        suspected = [name for name in names if any(same_host(name, one) for one in suspects) and not is_this_host(name)]
-        others = [name for name in names if not is_this_host(name)]
+        others = [name for name in self._usable if not is_this_host(name)]
+        suspected = [name for name in others if any(same_host(name, one) for one in suspects)]
         if not others:
             return []
         if not self._starter:
             self._tell("no program is on PATH by which a host can be asked whether it answers (ssh)")
             return suspected
-        silent = [*self._ask(others, ("true",), suspected)]
-        doubted = [name for name in silent if name not in suspected]
-        if doubted:
-            time.sleep(_PAUSE_S)
-            again = self._ask(doubted, ("true",))
-            silent = [name for name in silent if name in suspected or name in again]
-        if len(silent) == len(others) and len(suspected) < len(others):  # more likely than that all are gone at once
+        silent = self._ask(others, ("true",), suspected)
+        again = self._ask([name for name in silent if name not in suspected], ("true",))
+        gone = [name for name in silent if name in suspected or name in again]
+        if len(gone) == len(others) and len(suspected) < len(others):  # more likely than that all are gone at once
             self._tell(f"no host answers {self._starter[0]}, which may not work here")
             return suspected
-        return silent
+        return gone
 
     def _find_starter(self) -> tuple[str, ...]:
         for words in (self._commands.starter, SSH):
@@ -190,39 +183,34 @@ class Hosts:
         self._left_out.add(name)
         self._tell(f"{name} is left out: {why}")
 
-    def _drop(self, gone: list[str]) -> None:
-        """Within minutes the scheduler would end a job that has lost a host: it gives that host back itself."""
+    def _give_back(self, gone: list[str]) -> None:
+        """Give hosts back to the scheduler, which would end a job that has lost one within minutes."""
         words = self._commands.drop
         if not words or not gone or not shutil.which(words[0], path=self._env.get("PATH")):
             return
-        each = gone if "{host}" in " ".join(words) else gone[:1]
         job = ask_about(self._job.scheduler, self._job.id, self._env, _PROBE_S)
-        for name in each:
+        for name in gone if "{host}" in words else gone[:1]:
             # a list of hosts may have names with a domain, which PBS refuses, and a host may be several vnodes
             vnodes = dict.fromkeys(vnode for host, vnode in (job.vnodes if job else ()) if same_host(host, name))
             called = [*vnodes] or [name if is_address(name) else name.partition(".")[0]]
             command = [one for word in words for one in (called if word == "{host}" else self._fill((word,), name))]
-            why = self._insist(command)
+            for left in reversed(range(_TRIES)):
+                why = self._ask_scheduler(command)
+                if not why or not left:
+                    break
+                time.sleep(_PAUSE_S)
             if why:
                 self._tell(f"the scheduler did not take {name} out of the job, and may end it: {why}")
             else:
-                gone_now = format_count(len(gone), "host") if each != gone else name
-                self._tell(f"{gone_now} given back to the scheduler ({command[0]}), so that the job goes on")
+                self._tell(f"{name} given back to the scheduler ({command[0]}), so that the job goes on")
 
-    def _insist(self, command: list[str]) -> str:
-        """Why the scheduler does not do it; empty: it does. Slurm answers now and then that it is not ready."""
-        why = ""
-        for left in reversed(range(_TRIES)):
-            try:
-                answer = run_program(command, self._env, folder=self._env.get("HPCDDP_RUN_DIR"), patience_s=_PROBE_S)
-                why = answer.stderr.strip() if answer.status else ""
-            except HpcddpError as error:
-                return error.message
-            if not why:
-                break
-            if left:
-                time.sleep(_PAUSE_S)
-        return why
+    def _ask_scheduler(self, command: list[str]) -> str:
+        """Why the scheduler does not do it; empty: it does."""
+        try:  # scontrol writes files where it is started
+            answer = run_program(command, self._env, folder=self._env.get("HPCDDP_RUN_DIR"), patience_s=_PROBE_S)
+        except HpcddpError as error:
+            return error.message
+        return answer.stderr.strip() if answer.status else ""
 
 
 def is_this_host(name: str) -> bool:
@@ -247,29 +235,22 @@ class Recovery:
         self.is_too_few = False  # the program has refused the number of nodes that are left, not the request's
         self._opened: list[RunFolder] = []  # that the job's script has opened
         self._ends = set[tuple[object, ...]]()  # how the attempts so far have ended
-        names, nodes = self._hosts.names, order.line.nodes
-        self.chosen = names[:nodes] if len(names) > nodes else ()  # (): as the script has it
+        self.names = self._hosts.names  # of all hosts of the job, spare ones too
+        self.chosen = self.names[: order.line.nodes] if len(self.names) > order.line.nodes else ()  # (): as the script
 
     def start_without(self, unfit: Mapping[str, str]) -> bool:
         """Whether the ranks can be started, on the hosts `chosen` then, without these, each of which has its reason."""
         self.chosen = self._hosts.choose(self._hosts.leave_out(unfit), self._fits)
         return bool(self.chosen)
 
-    @property
-    def names(self) -> tuple[str, ...]:
-        """All hosts of the job, spare ones too; this one alone where no scheduler names them."""
-        return self._hosts.names
-
-    def find_obstacle(
-        self, attempt: AttemptFolder, cause: Event, end: EndTime, suspects: set[str], *, has_touched: bool = False
-    ) -> str:
+    def find_obstacle(self, attempt: AttemptFolder, cause: Event, end: EndTime, suspects: set[str]) -> str:
         """Why the ranks are not started again; empty: they are, on the hosts `chosen` then. `suspects`: hosts that the
-        attempt has lost. `has_touched`: whether a program without the runtime has said that it got on."""
+        attempt has lost."""
         self._tell(f"the first cause: {cause}")
-        before = self.chosen or self.names
+        before = self.chosen
         why_not = self._judge(attempt, cause, end) or self._choose_hosts(attempt, cause, suspects)
-        repeats = "" if why_not else self._find_repeat(attempt, cause, has_touched=has_touched)
-        return why_not or (repeats if (self.chosen or self.names) == before else "")
+        repeats = "" if why_not else self._find_repeat(attempt, cause)
+        return why_not or (repeats if (self.chosen or self.names) == (before or self.names) else "")
 
     def _choose_hosts(self, attempt: AttemptFolder, cause: Event, suspects: set[str]) -> str:
         """Why there are not enough hosts; empty: there are, and they are `chosen`."""
@@ -277,7 +258,7 @@ class Recovery:
         is_of_host = (cause.is_loss or cause.kind == ERROR) and cause.kind != UNHEARD and not self.is_too_few
         if is_of_host and cause.host and cause.is_sure and not cause.is_of_another:
             self._hosts.blame(cause.host)
-        usable, count = self._hosts.find_usable(attempt, suspects), len(self._hosts.names)
+        usable, count = self._hosts.find_usable(attempt, suspects), len(self.names)
         if count > 1:
             self.chosen = self._hosts.choose(usable, self._fits)
         if self.chosen or (count == 1 and usable):
@@ -299,61 +280,41 @@ class Recovery:
             return "" if self._fits else f"the program does not work out on {count}, and fewer are not allowed"
         return "that is no node's fault" if cause.is_mistake else ""
 
-    def _find_repeat(self, attempt: AttemptFolder, cause: Event, *, has_touched: bool) -> str:
+    def _find_repeat(self, attempt: AttemptFolder, cause: Event) -> str:
         """Why the next attempt would end as this one on the same hosts; empty: it need not. An earlier one has ended
-        so, at the same step and with the same newest checkpoint. Where neither is known a program may have got on:
-        then only an error of its own, or a crash, comes again."""
-        saved = self._find_newest(attempt)
-        end = cause.kind, cause.status, cause.text, cause.step, saved
-        is_again = end in self._ends
+        so, at the same step and with the same newest checkpoints; where neither is known, by an error or a crash of the
+        program."""
+        newest = self._list_newest(attempt)
+        end = cause.kind, cause.status, cause.text, cause.step, newest
+        is_again = end in self._ends and (cause.step or newest or cause.is_by_program)
         self._ends.add(end)
-        if is_again and (cause.step or any(saved)):
-            where = f"at step {cause.step}" if cause.step else "before a step"
-            return f"an earlier start ended the same way {where}, with the same checkpoint and hosts"
-        if is_again and cause.is_by_program and not has_touched:
-            return "an earlier start ended the same way on these hosts, and the program says nothing of its progress"
-        return ""
+        return "an earlier start ended the same way, on the same hosts and without a new checkpoint" if is_again else ""
+
+    def _list_newest(self, attempt: AttemptFolder) -> tuple[str, ...]:
+        """The newest checkpoint of each run of the job that has one."""
+        saved = [list_checkpoints(run.checkpoints) for run in (attempt.run, *self._opened)]
+        return tuple(paths[-1] for paths in saved if paths)
 
     def begin_again(self, attempt: AttemptFolder) -> AttemptFolder:
         """The next attempt, which takes the run from this one: whatever is left of it writes no more. HpcddpError if
         that cannot be done: another job has taken the run, or its folder is full."""
-        new = None
+        new = attempt.run.attempt(number_attempt(attempt.run, self._job.name))
         try:
-            new = attempt.run.attempt(number_attempt(attempt.run, self._job.name))
             self._take_over(attempt, new)
         except (HpcddpError, OSError) as error:
-            if new is not None:
-                release_run(new.run, new.name)  # it may hold the run already
+            release_run(new.run, new.name)  # it may hold the run already
             if isinstance(error, OSError):
                 raise cannot_write(attempt.run, error) from error
             raise
         self._restarts += 1
-        self._tell_start(new)
-        return new
-
-    def _find_newest(self, attempt: AttemptFolder) -> tuple[int, int]:
-        """The newest checkpoint of the run that was begun last, of those that have one: which of the job's runs it is,
-        its own being the first, and the step; (0, 0): there is none."""
-        for nth, run in reversed([*enumerate((attempt.run, *self._opened), 1)]):
-            saved = list_checkpoints(run.checkpoints)
-            if saved:
-                return nth, step_of(saved[-1])
-        return 0, 0
-
-    def _tell_start(self, attempt: AttemptFolder) -> None:
-        where = f" on {', '.join(self.chosen)}" if self.chosen else ""
-        nth, step = self._find_newest(attempt)
-        since = f", from step {step}" if step else ""
-        since += f" of {show_path(self._opened[nth - 2].path)}" if nth > 1 else ""
-        by_runtime = any(os.path.exists(one.metrics) for one in list_attempts(attempt.run))
-        if not step and by_runtime:  # else its checkpoints, if it has any, are its own
-            since = ", from the start: there is no checkpoint yet"
+        where, newest = f" on {', '.join(self.chosen)}" if self.chosen else "", self._list_newest(attempt)
+        since = f", from step {step_of(newest[-1])}" if newest else ""
         self._tell(f"start {self._restarts + 1} of at most {self._order.max_restarts + 1}{where}{since}")
+        return new
 
     def _take_over(self, attempt: AttemptFolder, new: AttemptFolder) -> None:
         run, order = attempt.run, self._order
-        command = identify_command(order.line.command)
-        hold(new, self._env, command, process=os.getpid())
+        hold(new, self._env, identify_command(order.line.command), process=os.getpid())
         if order.chain:
             start_attempt(new, order.chain)
         make_folders(new)
@@ -361,8 +322,7 @@ class Recovery:
         if queued is not None:
             write_follow_up(new, queued)
         nodes, each = len(self.chosen) or order.line.nodes, order.line.ranks_per_node
-        size = {"nodes": nodes, "world_size": each and nodes * each}
-        change_plan_file(run, **size)
+        write_plan_file(run, read_plan_file(run)._replace(nodes=nodes, world_size=each and nodes * each))
         state = read_state(run)
         if state is not None and state.attempt == attempt.name and state.status == "unfinished":
             # the last that is written: what is there is the new one's, as for a chain
@@ -384,37 +344,19 @@ def reach_hosts(
     shell = LAUNCHERS[launcher].remote_shell if launcher in LAUNCHERS else ()
     if row is None or not shell or any(env.get(name) for name, _ in shell):
         return {}
-    host = _find_unreached(env)
-    if host is None:
+    host = next((name for name in list_hosts(env) if not is_this_host(name)), None)  # it stands for all
+    ssh = [word.replace("{host}", host or "") for word in SSH]
+    if host is None or not run_side_by_side({host: [*ssh, "true"]}, env, {host: _SSH_S}):
         return {}
-    program = row.program
+    program, wrapper = row.program, os.path.join(folder, "remote-shell")
     path = shutil.which(program, path=f"{env.get('PATH', '')}:{env.get(row.home_variable) or row.home}/bin")
-    if path is None:
-        tell(
-            f"warning: ssh does not reach {host}, and {program} is not on PATH: {launcher} starts processes on other"
-            " hosts by ssh, unless it was built for this scheduler"
-        )
+    if path is None or len(wrapper.split()) > 1:  # a launcher reads words
+        why = f"{program} is not on PATH" if path is None else f"{folder} has a blank in its name"
+        tell(f"warning: ssh does not reach {host}, and {why}: {launcher} starts processes there by ssh")
         tell(f"hint: give yourself ssh between the nodes (ssh {host} true), or add {program} to PATH")
         return {}
-    wrapper = os.path.join(folder, "remote-shell")
-    if len(wrapper.split()) > 1:
-        tell(f"warning: ssh does not reach {host}, and a launcher can call nothing in a folder with a blank: {wrapper}")
-        return {}
-    try:
-        file = os.open(wrapper, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o700)
-        with os.fdopen(file, "w") as script:
-            script.write(row.script.format(program=shlex.quote(path)))
-    except OSError as error:
-        tell(f"warning: ssh does not reach {host}, and {wrapper} cannot be written: {error.strerror}")
-        return {}
+    file = os.open(wrapper, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o700)
+    with os.fdopen(file, "w") as script:
+        script.write(row.script.format(program=shlex.quote(path)))
     tell(f"ssh does not reach {host}: {launcher} is given {program} in its place")
     return {name: value.replace("{}", wrapper) for name, value in shell}
-
-
-def _find_unreached(env: Mapping[str, str]) -> str | None:
-    """Another host of the job, if ssh does not reach it. One stands for all."""
-    host = next((name for name in list_hosts(env) if not is_this_host(name)), None)
-    if host is None:
-        return None
-    ssh = [word.replace("{host}", host) for word in SSH]
-    return host if run_side_by_side({host: [*ssh, "true"]}, env, {host: _SSH_S}) else None

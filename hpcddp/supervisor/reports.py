@@ -36,16 +36,16 @@ from hpcddp.supervisor.events import (
 from hpcddp.supervisor.rank import (
     BREAKS,
     CALLS,
+    DEFERRED,
+    DEFERS,
     DISCONNECTED,
     ENDS,
     FALLS_SILENT,
     FIRST_STEP,
-    HELD,
     MOVES,
     SAVES_S,
     STANDS,
     STAYS_AWAY,
-    WAITS_FOR_OTHERS,
     PlainHang,
     PlainRank,
     Rank,
@@ -65,17 +65,12 @@ if TYPE_CHECKING:
 else:
     import _signal as signal
 
-_MOST_STRANGERS = 128  # callers at a time that have not said which rank they are: this process opens files itself, too
-_PATIENCE_S = 10.0  # for their first line
-_LONGEST = 4096  # bytes of it
+_PATIENCE_S = 10.0  # for the first line of a caller
 _BACK_S = 3.0  # a connection that broke may come again
 _REPORT_S = 0.5  # from the first failure: rank 0 may fail with the same words, on the job's output
 _CAUSE_S = 5.0  # that a rank which has only seen another one fail stays for that one's words
 _MOST_TEXT = 400  # characters of an error
 _NAP_S = 1.0  # between two looks, where nothing comes
-_DEAF = """\
-warning: the ranks were started, and none can call this host: one that hangs, or whose host falls silent, is not seen
-hint: let the nodes of a job reach each other on every port, as their training needs it, too"""
 
 
 class Caller:
@@ -101,8 +96,7 @@ class Reports:
         self._poll.register(self._listener.fileno(), select.EPOLLIN | select.EPOLLET)
         port, addresses = self._listener.getsockname()[1], list_addresses(env, os.uname().nodename)
         self._address = wire.Listener(port, os.urandom(16).hex(), every_s, limit_s * 3 / 4, addresses)
-        self._strangers: dict[int, Caller] = {}  # by the descriptor: who has not said which rank it is
-        self._agents: dict[int, Caller] = {}  # and who has
+        self._callers: dict[int, Caller] = {}  # by the descriptor
         self._expect("", "")
 
     def _expect(self, attempt: str, records: str) -> None:
@@ -112,11 +106,11 @@ class Reports:
         self._stuck, self._hang = StuckDetector(self._limit_s), PlainHang(*self._hang_limits)
         self._world_size = self._plain_size = 0  # as the agents say it, and the ranks of a plain script; 0: none has
         self._signals: list[tuple[int, float]] = []  # for the ranks, and since when
-        self._is_ending = self._is_deaf = self._is_stalled = False
+        self._is_ending = self._is_stalled = False
         self._is_reported = False  # how the first rank has failed
         self.ranks: dict[int, Rank] = {}
         self.events: list[Event] = []
-        self.remarks: list[str] = []  # for people
+        self.remarks: list[str] = []  # to print
         self.stalls: list[str] = []  # where ranks stand that wait for each other, once each time
         self.stacks: StacksAnswer | None = None  # the ranks have been asked for theirs
 
@@ -142,41 +136,32 @@ class Reports:
         self._forgive_pause()
         self._accept()
         for number, _ in self._poll.poll(0):
-            caller = self._agents.get(number) or self._strangers.get(number)
-            if caller is not None:
-                self._hear(caller)
+            if number in self._callers:
+                self._receive(self._callers[number])
 
-    def look(self) -> None:
+    def check(self) -> None:
         """Find what nobody says: who is silent, gone or stuck."""
         self._forgive_pause()
         now = self._clock()
-        for caller in [one for one in self._strangers.values() if now - one.since > _PATIENCE_S]:
-            self._close(caller)
+        for caller in [*self._callers.values()]:
+            if caller.rank is None and now - caller.since > _PATIENCE_S:
+                self._close(caller)
         self._accept()
         self._find_lost(now, _BACK_S, self._limit_s or float("inf"))
         if self.events and now - self.events[0].at > _REPORT_S:
             self._report_failure()
-        if self.is_holding and not self._find_saving_s(now):
+        if self.is_deferring and not self._find_saving_s(now):
             self._let_end()
-        if not self.events:
-            self._look_for_absent(now)
-        if not self.events:
-            self._look_for_stuck(now)
-        if not self.events:
-            self._look_for_hang(now)
+        for find in (self._find_absent, self._find_stuck, self._find_hang):
+            if not self.events:
+                find(now)
 
-    def settle(self) -> None:
+    def finish(self) -> None:
         """Judge the ranks at the attempt's end: one that is late with its word may be the cause of it."""
-        now = self._clock()
-        first = min((event.at for event in self.events), default=now)
         unexplained = bool(self.events) and all(event.is_of_another for event in self.events)
-        are_swept = all(event.is_of_another or event.kind == GONE for event in self.events) and any(
-            one.state == DISCONNECTED or one.is_noted for one in self.ranks.values()
-        )
-        self._find_lost(now, -1, 2 * self._address.every_s + _BACK_S)
+        self._find_lost(self._clock(), -1, 2 * self._address.every_s + _BACK_S)
         for one in self.ranks.values():
-            # unfinished: the launcher has ended the others for that status
-            if (one.status == 0 and unexplained) or (one.status and one.is_well and are_swept and one.heard <= first):
+            if one.status == 0 and unexplained:
                 self._add(one, LEFT, one.heard)
         self._report_failure(is_over=True)
 
@@ -184,18 +169,20 @@ class Reports:
         """End every rank at once, also those that still call."""
         self._is_ending = True
         self._let_end()
-        self._say_to_all(wire.Kill())
+        for one in self._connected:
+            self._send(one, wire.Kill())
 
     def close(self) -> None:
         """Hear nobody any more."""
-        for caller in (*self._agents.values(), *self._strangers.values()):
+        for caller in [*self._callers.values()]:
             self._close(caller)
         self._listener.close()
         self._poll.close()
 
-    def tell_end(self, at: float) -> None:
-        """Tell the ranks that the job ends at another time now, in seconds since 1970."""
-        self._say_to_all(wire.Until(at))
+    def send_end(self, at: float) -> None:
+        """Send the job's new end to the ranks, in seconds since 1970."""
+        for one in self._connected:
+            self._send(one, wire.Until(at))
 
     def give(self, number: int) -> None:
         """Give every rank this signal once, also one that calls later."""
@@ -207,12 +194,12 @@ class Reports:
         """Ask every rank that is there; the answers come to `stacks` while this is read."""
         self.stacks = StacksAnswer(request, {one.rank: one.host for one in self.ranks.values() if one.is_there})
         for rank in self.stacks.awaited:
-            self._say(self.ranks[rank], wire.Ask(request))
+            self._send(self.ranks[rank], wire.Ask(request))
 
     @property
-    def is_holding(self) -> bool:
+    def is_deferring(self) -> bool:
         """Whether the agent of a rank that has ended waits for ranks that still save."""
-        return any(one.state == HELD for one in self.ranks.values())
+        return any(one.state == DEFERRED for one in self.ranks.values())
 
     @property
     def are_started(self) -> bool:
@@ -231,7 +218,7 @@ class Reports:
         """Whether every rank has said that it ended well."""
         return len(self.ranks) == self._world_size > 0 and all(one.is_well for one in self.ranks.values())
 
-    # What is found by looking.
+    # What no rank reports.
 
     def _forgive_pause(self) -> None:
         """Start all clocks anew where this process did not run itself, as in a job that is suspended: nobody has been
@@ -253,34 +240,20 @@ class Reports:
             elif one.is_there and now - heard > silent_s and one.change(FALLS_SILENT, now):
                 self._add(one, SILENT, heard)
 
-    def _look_for_absent(self, now: float) -> None:
-        """Find ranks that are not there long after the launcher was started: all, or some for which the others wait."""
+    def _find_absent(self, now: float) -> None:
         limit_s = self._limit_s * FIRST_STEP
-        if not limit_s or now - self._opened < limit_s:
-            return
-        if not self.are_started:
+        if limit_s and now - self._opened >= limit_s and not self.are_started:
             self.events.append(Event(ABSENT, -1, "", now, text=f"no rank was started in {limit_s:.0f} s"))
-        elif not self.ranks and not self._is_deaf:
-            self._is_deaf = True
-            self.remarks.append(_DEAF)
-        beats, count = [one.beat for one in self.ranks.values()], len(self.ranks)
-        is_waiting = any(beat.looks for beat in beats) and not any(beat.step for beat in beats)
-        if is_waiting and count < self._world_size:
-            missing = next(rank for rank in range(self._world_size) if rank not in self.ranks)
-            text = f"{self._world_size - count} of {self._world_size} ranks were not started in {limit_s:.0f} s"
-            text += f", the first of them rank {missing}"
-            self.events.append(Event(ABSENT, missing, "", now, text=text))
 
-    def _look_for_stuck(self, now: float) -> None:
+    def _find_stuck(self, now: float) -> None:
         stuck, since, is_sure = self._stuck.find_stuck(self.ranks.values(), now)
         for one in stuck:
-            kind, at = (STUCK, since) if one.status is None else (LEFT, one.heard)
-            self._add(one, kind, at, describe_stand(one), is_sure=is_sure)
+            self._add(one, STUCK, since, describe_stand(one), is_sure=is_sure)
 
-    def _look_for_hang(self, now: float) -> None:
+    def _find_hang(self, now: float) -> None:
         """Find ranks that wait for each other. Those of hpcddp's runtime print it themselves."""
         ranks, size = self.ranks.values(), max(self._plain_size, self._world_size)
-        text, late = self._hang.look(ranks, size, now)
+        text, late = self._hang.check(ranks, size, now)
         self.remarks += [text] if text else []
         self.stalls += [text] if text and not late else []
         self._add_late(late, now)
@@ -323,16 +296,14 @@ class Reports:
     # The connections.
 
     def _accept(self) -> None:
-        """Let in those that call. An error is of one moment: a caller has vanished, or this process may open no more
-        files; the next look tries again."""
-        with suppress(OSError):
-            while len(self._strangers) < _MOST_STRANGERS:
+        with suppress(OSError):  # nobody calls any more; or of one moment, as where too many files are open
+            while True:
                 connection, _ = self._listener.accept()
                 connection.setblocking(False)
-                self._strangers[connection.fileno()] = Caller(connection, self._clock())
+                self._callers[connection.fileno()] = Caller(connection, self._clock())
                 self._poll.register(connection.fileno(), select.EPOLLIN)
 
-    def _hear(self, caller: Caller) -> None:
+    def _receive(self, caller: Caller) -> None:
         try:
             data = caller.connection.recv(65536)
         except BlockingIOError:
@@ -341,24 +312,24 @@ class Reports:
             data = b""
         messages = caller.incoming.add(data)
         if caller.rank is None:
-            if data and not messages and b"\n" not in data and len(caller.incoming.rest) < _LONGEST:
+            if data and not messages and b"\n" not in data:
                 return  # its first line is not complete
-            self._greet(caller, messages.pop(0) if messages else None)
+            self._identify(caller, messages.pop(0) if messages else None)
         one = caller.rank
         if one is None:
             self._close(caller)
         elif self.ranks.get(one.rank) is not one:  # of the attempt before: its last words are no news of this one
-            self._say(one, wire.Kill())
-            self._leave(one)
+            self._send(one, wire.Kill())
+            self._disconnect(one)
         else:
             one.heard = self._clock()
             for message in messages:
-                self._take(one, message)
+                self._record(one, message)
             if not data:
-                self._leave(one)
+                self._disconnect(one)
 
-    def _greet(self, caller: Caller, hello: wire.Message | None) -> None:
-        """The caller's first line: only who can read the attempt's folder knows the key."""
+    def _identify(self, caller: Caller, hello: wire.Message | None) -> None:
+        """Read a caller's first line: only who can read the attempt's folder knows the key."""
         if not isinstance(hello, wire.Hello) or hello.key != self._address.key or hello.rank < NO_RANK:
             return
         if hello.attempt != self._attempt:  # left behind by another attempt
@@ -368,36 +339,29 @@ class Reports:
         now = self._clock()
         self._world_size = hello.world_size or self._world_size
         one = self.ranks.setdefault(hello.rank, Rank(hello.rank, hello.host, now))
-        self._leave(one)  # an earlier connection of it
+        self._disconnect(one)  # an earlier connection of it
         one.caller, caller.rank = caller, one
-        number = caller.connection.fileno()
-        self._agents[number] = self._strangers.pop(number)
         one.change(CALLS, now)
-        self._say(one, wire.Kill() if self._is_ending else wire.Ok())
+        self._send(one, wire.Kill() if self._is_ending else wire.Ok())
         for nth in range(1, len(self._signals) + 1):
             self._give(one, nth)
 
     @property
     def _connected(self) -> list[Rank]:
         """The ranks, also of an attempt before, whose agents are connected."""
-        return [caller.rank for caller in self._agents.values() if caller.rank is not None]
+        return [caller.rank for caller in self._callers.values() if caller.rank is not None]
 
-    def _say_to_all(self, message: wire.Message) -> None:
-        for one in self._connected:
-            self._say(one, message)
-
-    def _say(self, one: Rank, message: wire.Message) -> None:
+    def _send(self, one: Rank, message: wire.Message) -> None:
         if one.caller is not None:
             with suppress(OSError):  # one that reads nothing is silent soon
                 one.caller.connection.send(wire.write(message))
 
     def _give(self, one: Rank, nth: int) -> None:
         number, at = self._signals[nth - 1]
-        self._say(one, wire.Give(nth, number))
+        self._send(one, wire.Give(nth, number))
         one.signals |= {number: at, signal.SIGTERM: at}  # that in its place, where the program catches that alone
 
-    def _leave(self, one: Rank) -> None:
-        """Close the connection of this rank's agent."""
+    def _disconnect(self, one: Rank) -> None:
         if one.caller is not None:
             self._close(one.caller)
             one.caller = None
@@ -405,56 +369,54 @@ class Reports:
 
     def _close(self, caller: Caller) -> None:
         number = caller.connection.fileno()
-        if self._agents.pop(number, None) or self._strangers.pop(number, None):
+        if self._callers.pop(number, None):
             self._poll.unregister(number)
         caller.connection.close()
 
-    # What the agents say.
+    # Messages of the agents.
 
-    def _take(self, one: Rank, message: wire.Message) -> None:
-        """Take a message of this rank's agent."""
+    def _record(self, one: Rank, message: wire.Message) -> None:
         now = self._clock()
         if isinstance(message, Beat):
-            self._stuck.note(one, message, now)
-            self._say(one, wire.Kill() if self._is_ending else wire.Ok())
+            self._stuck.record(one, message, now)
+            self._send(one, wire.Kill() if self._is_ending else wire.Ok())
         elif isinstance(message, Position):
             one.place = message
             one.change(STANDS if message.text else MOVES, now)
         elif isinstance(message, wire.PlainStand):
-            one.plain.setdefault(message.rank, PlainRank()).note(message.stand, now)
+            one.plain.setdefault(message.rank, PlainRank()).record(message.stand, now)
             self._plain_size = message.world_size
         elif isinstance(message, wire.Stacks):
-            self._note_stacks(one, message)
+            self._record_stacks(one, message)
         elif isinstance(message, wire.Signalled) and not self._launcher_ends:
             one.signals[message.number] = now
         elif isinstance(message, wire.Ended):
-            self._note_end(one, message, now)
+            self._record_end(one, message, now)
 
-    def _note_stacks(self, one: Rank, message: wire.Stacks) -> None:
-        """An answer to the last request for stacks; one to an earlier request comes too late."""
+    def _record_stacks(self, one: Rank, message: wire.Stacks) -> None:
         if self.stacks is not None and message.request == self.stacks.request:
             self.stacks.ranks.append(RankStacks(message.rank, one.host, message.text, message.why))
             if not message.left:
                 self.stacks.awaited.pop(one.rank, None)
 
-    def _note_end(self, one: Rank, ended: wire.Ended, now: float) -> None:
+    def _record_end(self, one: Rank, ended: wire.Ended, now: float) -> None:
         one.ended, one.status = ended, read_shell_status(ended.status)
         one.signal = one.find_signal(one.status, now)
-        may_hold = bool(one.signal and one.status) and not self._launcher_ends
+        may_defer = bool(one.signal and one.status) and not self._launcher_ends
         if not one.is_well and not self._is_ending:
-            self._note_failure(one, ended, now)
-        one.change(WAITS_FOR_OTHERS if may_hold else ENDS, now)
-        saving_s = self._find_saving_s(now) if may_hold else 0.0
+            self._record_failure(one, ended, now)
+        one.change(DEFERS if may_defer else ENDS, now)
+        saving_s = self._find_saving_s(now) if may_defer else 0.0
         if saving_s:
-            self._say(one, wire.Wait(saving_s))
+            self._send(one, wire.Wait(saving_s))
         elif one.is_noted and all(event.is_of_another and not event.is_clean_up for event in self.events):
-            self._say(one, wire.Wait(_CAUSE_S))
+            self._send(one, wire.Wait(_CAUSE_S))
         else:
-            self._leave(one)
+            self._disconnect(one)
             if one.status:
                 self._let_end()  # the launcher ends the others now
 
-    def _note_failure(self, one: Rank, ended: wire.Ended, now: float) -> None:
+    def _record_failure(self, one: Rank, ended: wire.Ended, now: float) -> None:
         text = choose_error(ended.output.split("\n"))[:_MOST_TEXT]
         waited = any(plain.waited is not None for plain in one.plain.values())
         if waited and is_timeout(text):  # of a collective: it had waited for others
@@ -469,42 +431,22 @@ class Reports:
     @property
     def _launcher_ends(self) -> bool:
         """Whether the launcher may have seen a rank that did not end well: it sends signals to the others then."""
-        known = (event for event in self.events if event.rank not in self.ranks or self.ranks[event.rank].state != HELD)
-        return self._is_ending or any(known)
+        deferred = [number for number, one in self.ranks.items() if one.state == DEFERRED]
+        return self._is_ending or any(event.rank not in deferred for event in self.events)
 
     def _find_saving_s(self, now: float) -> float:
         """How long ranks may still save after a signal by which a rank has ended; 0: none does."""
-        held = [one for one in self.ranks.values() if one.state == HELD]
+        deferred = [one for one in self.ranks.values() if one.state == DEFERRED]
         left = [one for one in self.ranks.values() if one.status is None and not one.is_noted]
         # what came to one rank came to all a moment later, if it was sent to the job
-        may_save = any(one.signals for one in left) or any(now - one.heard <= _BACK_S for one in held)
+        may_save = any(one.signals for one in left) or any(now - one.heard <= _BACK_S for one in deferred)
         if not left or not may_save:
             return 0.0
-        last = max(at for one in (*left, *held) for at in one.signals.values())
+        last = max(at for one in (*left, *deferred) for at in one.signals.values())
         return max(last + SAVES_S - now, 0.0)
 
     def _let_end(self) -> None:
         """The agents that wait for others end now."""
         for one in self._connected:
             if one.status is not None:
-                self._leave(one)
-
-
-def allow_more_files(most: int) -> int:
-    """Let this process open so many files, one for each rank, as far as its hard limit goes; how many it could before.
-    Nothing is changed where it can open as many."""
-    import resource
-
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = most if hard == resource.RLIM_INFINITY else min(most, hard)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
-    return soft
-
-
-def allow_files(most: int) -> None:
-    """The limit of open files that a process started with."""
-    import resource
-
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+                self._disconnect(one)

@@ -42,22 +42,30 @@ from hpcddp.supervisor.follow import (
 from hpcddp.supervisor.leftover import end_left
 from hpcddp.supervisor.notice import Notices
 from hpcddp.supervisor.order import find_run_folder, name_hosts, take_index
-from hpcddp.supervisor.program import WISHES, AttemptEnd, LauncherProcess, Output, Passing, Signals, Teardown, watch
-from hpcddp.supervisor.reports import Reports, allow_more_files
-from hpcddp.supervisor.start_end import LAUNCHED, begin, end_attempt, note_lost
+from hpcddp.supervisor.program import (
+    WISHES,
+    AttemptEnd,
+    LauncherProcess,
+    Output,
+    Passing,
+    Signals,
+    Teardown,
+    allow_more_files,
+    watch,
+)
+from hpcddp.supervisor.reports import Reports
+from hpcddp.supervisor.start_end import LAUNCHED, begin, end_attempt, record_loss
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from hpcddp.schedulers.registry import CurrentJob
-    from hpcddp.supervisor.follow import EndTime
     from hpcddp.supervisor.order import Order
     from hpcddp.supervisor.recovery import Recovery
 
 
 #: The variable with the folder of the copied data: of all attempts, in the script; of this one, in the ranks.
 STAGED = "HPCDDP_STAGED"
-_MORE_FILES = 256
 #: For what ends by itself: the ssh to each host with which an mpirun has started its daemon is there a moment longer.
 _EXIT_S = 5.0
 _SETTLE_S = 1.0  # in which every process has what a scheduler sends to all of them
@@ -72,9 +80,10 @@ def supervise(order: Order, script: str, env: Mapping[str, str], spell: Callable
     """
     read_hang_limits(env)  # RequestError, before anything is started
     check_node_agents(env, order.line.node_agent, order.line.nodes)
+    allow_more_files()
     signals, output = Signals(), Output()
     try:
-        return _run_job(order, script, env, signals, output, lambda text: output.tell(spell(text)))
+        return _run_job(order, script, env, signals, output, lambda text: output.print(spell(text)))
     finally:
         output.finish(signals)
 
@@ -95,21 +104,19 @@ def _run_job(
     started = begin(order, find_run_folder(order, env), job, env, script, tell)
     if isinstance(started, int):
         return started
-    attempt = started.attempt
-    attempts = Attempts(order, env, job, attempt, signals, output, tell, by_hand=by_hand)
+    attempts = Attempts(order, env, job, started.attempt, script, signals, output, tell, by_hand=by_hand)
     status: int | None = None
     by = why = ""
     try:
-        attempts.prepare(attempt, script, started.left)
-        while isinstance(following := attempts.find_next(attempt, attempts.run(attempt)), AttemptFolder):
-            attempt = following
-        attempts.hear("after the ranks had ended")  # the owner's wish ends a chain then, too
-        by = following.signal or following.heard
-        why = _name_cause(following.cause, by)
-        status = end_attempt(attempt, _judge(following, attempt), attempts.follow_up if order.chain else None, tell)
+        ended = attempts.run(started.left)
+        attempts.receive_signals("after the ranks had ended")  # the owner's wish ends a chain then, too
+        by = ended.signal or ended.heard
+        why = _name_cause(ended.cause, by)
+        follow_up = attempts.follow_up if order.chain else None
+        status = end_attempt(attempts.attempt, _judge(ended, attempts.attempt), follow_up, tell)
         return status
     finally:
-        attempts.close(attempt, status, by, why)
+        attempts.close(status, by, why)
 
 
 def _name_cause(cause: Event | None, signal: str) -> str:
@@ -140,8 +147,7 @@ def _is_finished(attempt: AttemptFolder, cause: Event) -> bool:
 
 
 class Attempts:
-    """The attempts of one job: `run` starts the ranks of one, and `find_next` says what follows. `first`: the one for
-    which data are copied to the nodes."""
+    """The attempts of one job, of which `attempt` is the current one. `script`: its file."""
 
     def __init__(
         self,
@@ -149,122 +155,145 @@ class Attempts:
         env: Mapping[str, str],
         job: CurrentJob,
         first: AttemptFolder,
+        script: str,
         signals: Signals,
         output: Output,
         tell: Callable[[str], None],
         *,
         by_hand: bool,
     ) -> None:
-        # what a rank starts is another job
-        inherited = {LAUNCHED} if job.id else {LAUNCHED, *find_scheduler(order.scheduler).variables.job_id}
-        self._env = {name: value for name, value in env.items() if name not in inherited}
-        self._env["HPCDDP_RUN_DIR"] = first.run.path
-        self._order, self._job, self._by_hand, self._staged = order, job, by_hand, first.name
+        self.attempt = first
+        self._order, self._job, self._by_hand = order, job, by_hand
         self._signals, self._output, self._tell = signals, output, tell
+        # what a rank starts is another job, and this one may have been started in a rank of another
+        job_variables = () if job.id else find_scheduler(order.scheduler).variables.job_id
+        inherited = {LAUNCHED, HEARTBEAT_VARIABLE, *job_variables}
+        self._env = {name: value for name, value in env.items() if name not in inherited}
+        self._env |= {"HPCDDP_RUN_DIR": first.run.path, "HPCDDP_LOG_RANKS": "1", FRESH: order.fresh}
+        if STAGED in env:
+            self._env[STAGED] = os.path.join(env[STAGED], f"hpcddp-{first.name}")
         self._notices = Notices(order.notify, self._env, tell)
         self._notices.open(first)
         self._reports = Reports(order.stall_limit_s if order.max_restarts else 0, self._env)
-        self._recovery: Recovery | None = None
         self._stop_requests = Repeated(partial(stop_on_request, first.run.stop_request(job_of(first.name))), POLL_S)
-        self._is_checked = False
-
-    def prepare(self, first: AttemptFolder, script: str, left: int) -> None:
-        """Find the job's end, and queue its follow-up where so many attempts are `left` to a chain."""
-        order, job, env, tell = self._order, self._job, self._env, self._tell
-        self._files = allow_more_files((order.line.world_size or 1) + _MORE_FILES)  # one for each rank
-        end = find_end(job, env, order.walltime_s or find_walltime(job.scheduler, script), by_hand=self._by_hand)
-        if end.at is not None:
-            tell(f"the job ends at {end}")
-        self.follow_up = FollowUp(job, end, env, tell)
-        if left:
-            self.follow_up.queue(first, order.submit_options)
-        is_fixed = self._by_hand and end.source == BY_SCRIPT
+        self._stack_requests = StackRequests(first, self._reports)
+        end = find_end(job, env, order.walltime_s or find_walltime(job.scheduler, script), by_hand=by_hand)
+        is_fixed = by_hand and end.source == BY_SCRIPT
         self._end = MovingEnd(job._replace(id="") if is_fixed else job, end, env)
+        self.follow_up = FollowUp(job, end, env, tell)
+        self._recovery: Recovery | None = None
         if order.max_restarts:
             from hpcddp.supervisor.recovery import Recovery  # most jobs start without it
 
-            self._recovery = Recovery(order, job, env, tell)
-        if find_scheduler(order.scheduler).commands.remote_shell:
+            self._recovery = Recovery(order, job, self._env, tell)
+
+    def run(self, left: int) -> AttemptEnd:
+        """Run the attempts; the end of the last one. `left`: how many jobs of a chain may follow."""
+        if self._end.end.at is not None:
+            self._tell(f"the job ends at {self._end.end}")
+        self._record_end()
+        if left:
+            self.follow_up.queue(self.attempt, self._order.submit_options)
+        if find_scheduler(self._order.scheduler).commands.remote_shell:
             from hpcddp.supervisor.recovery import reach_hosts
 
-            self._env |= reach_hosts(order.scheduler, order.launcher, first.path, env, tell)
+            folder = self.attempt.path
+            self._env |= reach_hosts(self._order.scheduler, self._order.launcher, folder, self._env, self._tell)
+        if self._order.preflight:
+            ended = self._check_nodes()
+            if ended.status or ended.signal:
+                return ended
+        while True:
+            ended = self._run_ranks()
+            last = self._begin_next(ended)
+            if last is not None:
+                return last
 
-    def close(self, attempt: AttemptFolder, status: int | None, by: str, why: str) -> None:
+    def close(self, status: int | None, by: str, why: str) -> None:
         """The job ends with this attempt: its run is nobody's any more."""
+        attempt = self.attempt
         self._reports.close()
+        if not self._order.scratch:  # before anybody else may see the end, and send a notice of it
+            self._notices.end(attempt, status, by, why)
+            self._notices.finish()
         release_run(attempt.run, attempt.name, status, by, why)
         if self._order.scratch:
             shutil.rmtree(attempt.run.path, ignore_errors=True)
             with suppress(OSError):  # it has other runs
                 os.rmdir(os.path.dirname(attempt.run.path))
-        else:
-            self._notices.end(attempt, status, by, why)
-            self._notices.finish()
 
-    def run(self, attempt: AttemptFolder) -> AttemptEnd:
+    def _make_environment(self) -> dict[str, str]:
+        """The variables of the launcher and the ranks of this attempt."""
+        at = self._end.end.at
+        return {
+            **self._env,
+            "HPCDDP_ATTEMPT": self.attempt.name,
+            "HPCDDP_DEADLINE": "" if at is None else str(at),
+        }
+
+    def _run_ranks(self) -> AttemptEnd:
         """Copy the data, if there are any to copy, and start the ranks; nothing is started once a signal has come."""
-        order, end, tell, recovery = self._order, self._end.end, self._tell, self._recovery
-        self._attempt = attempt
-        self._stack_requests = StackRequests(attempt, self._reports)
-        self._note_end()
-        env = {**self._env, **_variables(attempt, self._staged, end, self._env), FRESH: order.fresh}
-        env.pop(HEARTBEAT_VARIABLE, None)  # of a rank of another job, in which this one was started
-        if order.preflight and not self._is_checked:
-            self._is_checked = True
-            ended = self._check_nodes(attempt, env)
-            if ended.status or ended.signal:
-                return ended
-        stage, launch = list(order.line.stage), list(order.line.words)
+        order, recovery, env = self._order, self._recovery, self._make_environment()
+        stage, words = list(order.line.stage), list(order.line.words)
         if recovery is not None and recovery.chosen:
             stage = self._name_hosts(stage, recovery.chosen, "hosts-stage")
-            launch = self._name_hosts(launch, recovery.chosen, "hosts")
+            words = self._name_hosts(words, recovery.chosen, "hosts")
             env |= find_scheduler(order.scheduler).overlap
             if "MASTER_ADDR" in env:
                 env["MASTER_ADDR"] = reached_as(recovery.chosen[0], env)  # the script's may be left out
-        self._reports.open(attempt)
-        teardown = Teardown(self._reports, tell, acts=recovery is not None, judges=not env.get("HPCDDP_INDEPENDENT"))
-        row, job = LAUNCHERS.get(order.launcher), self._job
-        by_scheduler = row is not None and row.of_scheduler and job.id != ""
-        ends = (lambda: is_ending(job, env)) if by_scheduler else None
-        by_hand = self._by_hand or not job.id
-        settle_s = _SETTLE_S if job.id else 0.0
-        of_ranks = Passing(self._reports, tell, settle_s, ends, self._warn_at, by_hand=by_hand), teardown
-        ended = AttemptEnd(0)
-        for program in (stage, launch):
-            ended = self.hear("before the ranks were started") or ended
-            if ended.status or ended.signal:
-                return ended
-            if program:
-                # PBS signals the job's process group: the launcher hears that without hpcddp, too
-                launcher = LauncherProcess(program, env, attempt.log, self._output, self._files, apart=by_hand)
-                hear, these = self.follow_up.hear, of_ranks if program is launch else None
-                ended = watch(launcher, self._signals, tell, hear, self._look_around, these)
-                marks = {name: env[name] for name in ("HPCDDP_RUN_DIR", "HPCDDP_ATTEMPT")}
-                end_left(marks, env, tell, rest_s=_EXIT_S if ended.cause is None else 0.0)
-                launcher.finish_output()
-                if ended.status and program is stage:
-                    tell(f"the data could not be copied to the nodes (status {ended.status}); no rank was started")
-        if ended.status:
-            logs = os.path.dirname(attempt.log)
-            tell(f"the launcher ended with status {ended.status}; the ranks' logs are in {logs}")
+        self._reports.open(self.attempt)
+        ended = self._launch(stage, env) if stage else AttemptEnd(0)
+        if ended.status and not ended.signal:
+            self._tell(f"the data could not be copied to the nodes (status {ended.status}); no rank was started")
+        elif not ended.signal:
+            ended = self._launch(words, env, self._watch_ranks(env))
         return ended
 
-    def _check_nodes(self, attempt: AttemptFolder, env: Mapping[str, str]) -> AttemptEnd:
+    def _watch_ranks(self, env: Mapping[str, str]) -> tuple[Passing, Teardown]:
+        job, row = self._job, LAUNCHERS.get(self._order.launcher)
+        by_scheduler = row is not None and row.of_scheduler and job.id != ""
+        ends = (lambda: is_ending(job, self._env)) if by_scheduler else None
+        by_hand, settle_s = self._by_hand or not job.id, _SETTLE_S if job.id else 0.0
+        passing = Passing(self._reports, self._tell, settle_s, ends, self._warn_at, by_hand=by_hand)
+        return passing, Teardown(
+            self._reports,
+            self._tell,
+            acts=self._recovery is not None,
+            judges=not env.get("HPCDDP_INDEPENDENT"),
+        )
+
+    def _launch(
+        self, words: list[str], env: Mapping[str, str], of_ranks: tuple[Passing, Teardown] | None = None
+    ) -> AttemptEnd:
+        """Start a program, unless a signal has come, and wait for its end and that of what it has left."""
+        ended = self.receive_signals("before the ranks were started")
+        if ended is not None:
+            return ended
+        # PBS signals the job's process group: the launcher hears that without hpcddp, too
+        launcher = LauncherProcess(words, env, self.attempt.log, self._output, apart=self._by_hand)
+        ended = watch(launcher, self._signals, self._tell, self.follow_up.receive, self._poll, of_ranks)
+        marks = {name: env[name] for name in ("HPCDDP_RUN_DIR", "HPCDDP_ATTEMPT")}
+        end_left(marks, env, self._tell, rest_s=_EXIT_S if ended.cause is None else 0.0)
+        launcher.finish_output()
+        if ended.status and of_ranks:
+            logs = os.path.dirname(self.attempt.log)
+            self._tell(f"the launcher ended with status {ended.status}; the ranks' logs are in {logs}")
+        return ended
+
+    def _check_nodes(self) -> AttemptEnd:
         """Check the job's hosts, before ranks are started on them: those that fail are left out, or the job ends. A
         check that cannot be made says nothing about them."""
         order, tell, recovery = self._order, self._tell, self._recovery
-        report = os.path.join(os.path.abspath(attempt.path), "check.json")
+        report = os.path.join(os.path.abspath(self.attempt.path), "check.json")
         words, names = list(order.line.words), recovery.names if recovery is not None else ()
+        options = ["--report", report, "--gpus-per-node", str(order.line.gpus_per_node)]
         if len(names) > 1:  # spare ones as well
             words = self._name_hosts(words, names, "hosts-check")
-        options = ["--report", report, "--gpus-per-node", str(order.line.gpus_per_node)]
-        options += ["--hosts", ",".join(names)] if len(names) > 1 else []
+            options += ["--hosts", ",".join(names)]
         options += ["--line", order.preflight] if order.preflight != "true" else []
-        program = [sys.executable, "-m", "hpcddp", "check", *options, "--", *words]
         tell(f"the nodes are checked before the ranks are started; {report} has what was found")
-        launcher = LauncherProcess(program, dict(env), attempt.log, self._output)
-        ended = watch(launcher, self._signals, tell, self.follow_up.hear, self._look_around)
-        launcher.finish_output()
+        program = [sys.executable, "-m", "hpcddp", "check", *options, "--", *words]
+        ended = self._launch(program, self._make_environment())
         if ended.signal or not ended.status:
             return ended
         found = read_object(report) if ended.status == 1 else None
@@ -277,38 +306,37 @@ class Attempts:
             tell(f"the ranks are started on {', '.join(recovery.chosen)}")
             return AttemptEnd(0)
         host = failed[0]["host"]
-        told = f"{host or 'the launch'} is unfit, {unfit[host]}"
-        tell(f"no rank was started: {told}")
-        return AttemptEnd(1, cause=Event(UNFIT, NO_RANK, host, text=told))
+        text = f"{host or 'the launch'} is unfit, {unfit[host]}"
+        tell(f"no rank was started: {text}")
+        return AttemptEnd(1, cause=Event(UNFIT, NO_RANK, host, text=text))
 
-    def find_next(self, attempt: AttemptFolder, ended: AttemptEnd) -> AttemptFolder | AttemptEnd:
-        """The attempt that follows in the same job, once this one has ended so; or how the job has ended, which signals
-        that came since may have changed. Why no other attempt follows is printed."""
-        recovery, cause, reports = self._recovery, ended.cause, self._reports
-        if recovery is None or cause is None or cause.kind == UNFIT:
+    def _begin_next(self, ended: AttemptEnd) -> AttemptEnd | None:
+        """Begin the attempt that follows in the same job; or how the job has ended, which signals that came since may
+        have changed. Why no other attempt follows is printed."""
+        recovery, cause, attempt = self._recovery, ended.cause, self.attempt
+        if recovery is None or cause is None:
             return ended
         if _is_finished(attempt, cause):
             why_not = f"their run had finished ({cause})"
         elif ended.signal:
             why_not = f"{ended.signal} came, and they may have ended by it ({cause})"
         else:
-            has_touched = any(one.has_touched for one in reports.ranks.values())
-            end, lost = self._end.end, reports.lost_hosts
-            why_not = recovery.find_obstacle(attempt, cause, end, lost, has_touched=has_touched)
+            why_not = recovery.find_obstacle(attempt, cause, self._end.end, self._reports.lost_hosts)
             # as where the scheduler ends the ranks first, and then the script
-            late = self.hear("after the ranks had ended: they are not started again")
+            late = self.receive_signals("after the ranks had ended: they are not started again")
             if not why_not or recovery.is_too_few or (late is not None and cause.is_loss):
-                note_lost(attempt, cause)
+                record_loss(attempt, cause)
             if late is not None:
                 return ended._replace(signal=late.signal)
         if not why_not:
             try:
-                following = recovery.begin_again(attempt)
+                self.attempt = recovery.begin_again(attempt)
+                self._stack_requests = StackRequests(self.attempt, self._reports)
+                self._record_end()
+                self._notices.restart(self.attempt, str(cause))
+                return None
             except HpcddpError as error:
                 why_not = str(error)
-            else:
-                self._notices.restart(following, str(cause))
-                return following
         self._tell(f"the ranks are not started again: {why_not}")
         return ended
 
@@ -317,55 +345,44 @@ class Attempts:
         launcher, line = LAUNCHERS[self._order.launcher], self._order.line
         if not words or not launcher.hosts:  # an agent on the one node that there is
             return words
-        path = os.path.abspath(os.path.join(self._attempt.path, file))
+        path = os.path.abspath(os.path.join(self.attempt.path, file))
         changed, text = name_hosts(words, launcher, line, hosts, path)
         try:
             with open(path, "w") as listed:
                 listed.write(text)
         except OSError as error:
-            raise cannot_write(self._attempt.run, error) from error
+            raise cannot_write(self.attempt.run, error) from error
         return changed
 
-    def hear(self, when: str) -> AttemptEnd | None:
+    def receive_signals(self, when: str) -> AttemptEnd | None:
         """The last signal that has come while no rank runs; each is printed. None: none has."""
         ended = None
         for number in self._signals.read():
-            self.follow_up.hear(number)
+            self.follow_up.receive(number)
             ended = AttemptEnd(128 + number, name_signal(number))
             self._tell(f"{ended.signal} came {when}")
         return ended
 
-    def _look_around(self) -> None:
+    def _poll(self) -> None:
         """Tell the ranks if the job ends at another time than they know, and end them if a person asks for it."""
-        self._stop_requests.look()
+        self._stop_requests.poll()
         while self._reports.stalls:
-            self._notices.stall(self._attempt, self._reports.stalls.pop(0))
-        self._stack_requests.look()
-        if self._end.look() and self._end.end.at is not None:
+            self._notices.stall(self.attempt, self._reports.stalls.pop(0))
+        self._stack_requests.poll()
+        if self._end.poll() and self._end.end.at is not None:
             self._tell(f"the job ends at {self._end.end} now")
-            self._reports.tell_end(self._end.end.at)
-            ask_in_thread(self._note_end)  # a file system may hang
+            self._reports.send_end(self._end.end.at)
+            ask_in_thread(self._record_end)  # a file system may hang
 
     def _warn_at(self) -> int | None:
         """When the ranks are warned, as the job file's signal asks."""
         warns_s, at = self._order.signal_s, self._end.end.at
         return at - warns_s if warns_s and at is not None else None
 
-    def _note_end(self) -> None:
+    def _record_end(self) -> None:
         """Write the end down for people who look at the run from elsewhere; the job does not depend on it."""
         end, job = self._end.end, self._job
         allocation = find_allocation(self._env) if job.id else None
         nodes = len(allocation.hosts) if allocation is not None and allocation.hosts else self._order.line.nodes
         with suppress(OSError):
-            note_job_end(self._attempt, JobEnd(job.scheduler, job.id, nodes, end.at, end.source, self._warn_at()))
-
-
-def _variables(attempt: AttemptFolder, staged: str, end: EndTime, env: Mapping[str, str]) -> dict[str, str]:
-    """The variables of the attempt, for the ranks. `staged`: the one for which data were copied to the nodes."""
-    variables = {
-        "HPCDDP_RUN_DIR": attempt.run.path,
-        "HPCDDP_ATTEMPT": attempt.name,
-        "HPCDDP_DEADLINE": "" if end.at is None else str(end.at),
-        "HPCDDP_LOG_RANKS": "1",  # every rank but the first writes into a file of its own
-    }
-    return variables | ({STAGED: os.path.join(env[STAGED], f"hpcddp-{staged}")} if STAGED in env else {})
+            note_job_end(self.attempt, JobEnd(job.scheduler, job.id, nodes, end.at, end.source, self._warn_at()))

@@ -24,9 +24,8 @@ if TYPE_CHECKING:
     from hpcddp.runs.folder import AttemptFolder
 
 _EVERY_S = 10.0
-_FIRST_S = (1.0, 3.0)  # after the start: a short attempt has lines, too
-_ALL = 60  # lines that are written at once; later ones are for a minute each
-_TOGETHER = 6
+_FIRST_S = (1.0, 2.0, 7.0, *[_EVERY_S] * 60)  # between the first looks: a short attempt has lines, too
+_LATER = 6  # times as long: the later looks, which count so often
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 _TICK = os.sysconf("SC_CLK_TCK")
 _SMI = ("nvidia-smi", "--query-gpu=name,utilization.gpu,memory.used,memory.total", "--format=csv,noheader,nounits")
@@ -144,7 +143,6 @@ class UsageSampler:
         self._path, self._phases = attempt.usage(host), phases
         self._host, self._env = host, env
         self._attempt = attempt.name
-        self._line: dict[str, Any] = {}
         self._began = time.monotonic()
 
     def start(self) -> None:
@@ -155,13 +153,11 @@ class UsageSampler:
         with suppress(Exception):  # a node without /proc, a full disk: nobody needs to know
             self._open()
             for wait_s in _FIRST_S:
-                time.sleep(max(self._began + wait_s - time.monotonic(), 0.0))
-                self._look(1)
-            nth = 0
+                time.sleep(wait_s)
+                self._sample(1)
             while True:
-                nth += 1
-                time.sleep(max(self._began + nth * _EVERY_S - time.monotonic(), _EVERY_S / 2))
-                self._look(1 if nth < _ALL else _TOGETHER)
+                time.sleep(_EVERY_S * _LATER)
+                self._sample(_LATER)
 
     def _open(self) -> None:
         import json  # not before the rank has started
@@ -171,30 +167,20 @@ class UsageSampler:
         self._processes, self._cgroup, self._gpus = Processes(self._attempt), Cgroup(job.number), Gpus(self._env)
         self._file = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
 
-    def _look(self, together: int) -> None:
-        """Take the most of what is used, and write after so many looks."""
+    def _sample(self, looks: int) -> None:
+        """Write a line, which counts as so many looks."""
         cpu_s, resident, cpus = self._processes.read()
         memory = {"memory": resident} | self._cgroup.read()
-        gpus = [[name, use, used, there] for name, use, used, there in self._gpus.each.values()]
-        line = self._line
-        looks = line.get("looks", 0) + 1
-        if looks > 1:
-            memory["memory"] = max(memory["memory"], line["memory"])
-            for row, before in zip(gpus, line["gpus"], strict=False):
-                row[1] += (before[1] - row[1]) * (looks - 1) / looks
-                row[2] = max(row[2], before[2])
-        self._line = {
+        line = {
             "host": self._host,
             "elapsed_s": round(time.monotonic() - self._began, 1),
             "cpus": cpus,
             "cpu_s": round(cpu_s, 2),
             **memory,
-            "gpus": gpus,
+            "gpus": [*self._gpus.each.values()],
             "phases": self._phases(),
             "looks": looks,
             "by": "cgroup" if self._cgroup.is_there else "processes",
             "time": round(time.time(), 1),
         }
-        if looks >= together:
-            os.write(self._file, f"{self._dump(self._line)}\n".encode())
-            self._line = {}
+        os.write(self._file, f"{self._dump(line)}\n".encode())

@@ -1,4 +1,5 @@
-"""Messages between the supervisor and each rank's agent, and the address where the supervisor listens.
+"""Messages between the processes of a job: of the supervisor and each rank's agent, and of `hpcddp check` and the
+processes that it starts (`checks/`); and the address where the supervisor listens.
 
 Each class below is a message: one line of text, which is the message's name and its fields with blanks between. Nothing
 else knows how a line looks. A line that is no message is left out by who reads it.
@@ -120,10 +121,19 @@ class Wait(Record):
     seconds: float
 
 
+# Between `hpcddp check` and its processes, in both directions.
+
+
+class Content(Record):
+    """An order, or its answer: a JSON object."""
+
+    text: str
+
+
 _FROM_AGENT: tuple[Any, ...] = (Hello, Beat, Position, PlainStand, Stacks, Signalled, Ended)
 _FROM_SUPERVISOR: tuple[Any, ...] = (Ok, Kill, Until, Give, Ask, Wait)
 #: Name -> the message.
-MESSAGES = {message.__name__.lower(): message for message in (*_FROM_AGENT, *_FROM_SUPERVISOR)}
+MESSAGES = {message.__name__.lower(): message for message in (*_FROM_AGENT, *_FROM_SUPERVISOR, Content)}
 _TYPES: dict[str, Callable[[str], Any]] = {
     "int": int,
     "float": float,
@@ -134,7 +144,7 @@ _ESCAPES = (("%", "%25"), (" ", "%20"), ("\n", "%0A"))  # in a text
 
 if TYPE_CHECKING:
     _FromAgent = Hello | Beat | Position | PlainStand | Stacks | Signalled | Ended
-    Message = _FromAgent | Ok | Kill | Until | Give | Ask | Wait
+    Message = _FromAgent | Ok | Kill | Until | Give | Ask | Wait | Content
 
 
 def write(message: Message) -> bytes:

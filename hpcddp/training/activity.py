@@ -19,11 +19,14 @@ _waits = Counter[int]()  # for other ranks, by thread
 def at_files() -> Iterator[None]:
     """Mark that this process reads or writes a checkpoint in the body. Collectives do not belong there: ranks that wait
     for each other would have the longer limit, too."""
-    _count_file_use(1)
+    global _file_uses
+    with _lock:
+        _file_uses += 1
     try:
         yield
     finally:
-        _count_file_use(-1)
+        with _lock:
+            _file_uses -= 1
 
 
 def is_at_files() -> bool:
@@ -45,9 +48,3 @@ def waiting() -> Iterator[None]:
 def waits_for_ranks(thread: int) -> bool:
     """Whether this thread waits for other ranks by hpcddp's own means."""
     return _waits.get(thread, 0) > 0
-
-
-def _count_file_use(more: int) -> None:
-    global _file_uses
-    with _lock:
-        _file_uses += more

@@ -1,14 +1,11 @@
-"""Reads the arguments that a script gives: what cannot be meant is refused at once, by its name, in two lines."""
+"""Reads the arguments that a script gives: a value that cannot be right is refused at once, by its name."""
 
 from __future__ import annotations
 
 import math
 import operator
-import os
-from collections.abc import Sequence, Set
+from collections.abc import Sequence
 from numbers import Real
-from pathlib import Path
-from types import UnionType
 from typing import Any, NamedTuple
 
 from hpcddp.errors import RequestError
@@ -22,16 +19,13 @@ def read_whole(value: Any, call: str, *, least: int = 1) -> int:
     except TypeError:
         number = None
     if number is None or number < least:
-        raise RequestError(
-            f"{call.format(repr(value))}: {_say(value)} is not a whole number of {least} or more",
-            call.format(max(least, 1)),
-        )
+        raise _refuse(value, call, f"not a whole number of {least} or more", max(least, 1))
     return number
 
 
-def read_optional(value: Any, call: str, *, least: int = 1) -> int | None:
-    """The same, or None."""
-    return None if value is None else read_whole(value, call, least=least)
+def read_optional(value: Any, call: str) -> int | None:
+    """A whole number of 1 or more, or None."""
+    return None if value is None else read_whole(value, call)
 
 
 class SaveEvery(NamedTuple):
@@ -52,9 +46,7 @@ def read_save_every(value: Any, call: str) -> SaveEvery:
     try:
         return SaveEvery(seconds=parse_walltime(value))
     except RequestError:
-        raise RequestError(
-            f"{call.format(repr(value))}: {value!r} is neither a number of steps nor a time", call.format(repr("10m"))
-        ) from None
+        raise _refuse(value, call, "neither a number of steps nor a time", "10m") from None
 
 
 def read_timeout(value: Any, call: str) -> float | None:
@@ -62,33 +54,21 @@ def read_timeout(value: Any, call: str) -> float | None:
     if value is None:
         return None
     if isinstance(value, bool) or not isinstance(value, Real) or not 0 < float(value) < math.inf:
-        raise RequestError(f"{call.format(repr(value))}: {_say(value)} is no number of seconds", call.format("1800"))
+        raise _refuse(value, call, "no number of seconds", 1800)
     return float(value)
 
 
-def read_value(value: Any, call: str) -> float:
+def read_number(value: Any, call: str) -> float:
     """A number, or a tensor or array of one element."""
     try:
-        if isinstance(value, str | bytes):
-            raise TypeError
         return float(value)
     except (TypeError, ValueError, RuntimeError):  # torch's word for more elements
-        shape = tuple(getattr(value, "shape", ()))
-        what = f"a {type(value).__name__} of shape {shape}" if shape else _say(value)
-        raise RequestError(f"{call.format('value')}: {what} is not one number", call.format("accuracy")) from None
+        raise _refuse(value, call, "not one number", 0.5) from None
 
 
-def read_path(value: Any, call: str) -> Path:
-    """A path, as text or as a Path."""
-    if not isinstance(value, str | os.PathLike) or not os.fspath(value):
-        raise RequestError(f"{call.format(repr(value))}: {_say(value)} is no path", call.format('"model.pt"'))
-    return Path(value)
-
-
-def check_kind(value: Any, kinds: type | UnionType, call: str, what: str, example: str) -> None:
-    """RequestError for a value of another class. `what` it should be, and how it is written: the `example`."""
-    if not isinstance(value, kinds):
-        raise RequestError(f"{call.format(repr(value))}: {_say(value)} is no {what}", call.format(example))
+def read_names(value: Any) -> tuple[str, ...]:
+    """A name, or several."""
+    return (value,) if isinstance(value, str) else tuple(value)
 
 
 def check_choice(value: Any, known: Sequence[str], call: str) -> None:
@@ -97,13 +77,6 @@ def check_choice(value: Any, known: Sequence[str], call: str) -> None:
         raise RequestError(f"{call.format(repr(value))}: there is no such one", f"one of {', '.join(known)}")
 
 
-def read_one_or_more(value: Any, call: str, example: str) -> tuple[str, ...]:
-    """A name, or several."""
-    names = (value,) if isinstance(value, str) else value
-    if not isinstance(names, Sequence | Set) or not all(isinstance(name, str) for name in names):
-        raise RequestError(f"{call.format(repr(value))}: {_say(value)} is no list of names", call.format(example))
-    return tuple(names)
-
-
-def _say(value: Any) -> str:
-    return repr(value) if isinstance(value, int | float | None) else f"{value!r}, a {type(value).__name__},"
+def _refuse(value: Any, call: str, what: str, example: object) -> RequestError:
+    shown = repr(value) if isinstance(value, str | int | float | None) else f"a {type(value).__name__}"
+    return RequestError(f"{call.format(shown)}: {shown} is {what}", call.format(repr(example)))

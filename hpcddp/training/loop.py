@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from enum import Enum
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -21,7 +21,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from hpcddp.errors import HpcddpError, RequestError
+from hpcddp.errors import RequestError
 from hpcddp.training import mistakes
 from hpcddp.training.data.loader import Batch, SecondLoader, Taken, are_in_proportion, is_of_batch
 from hpcddp.training.data.randomness import seed_generators
@@ -52,7 +52,7 @@ _BACKWARD = {
 }
 _MICRO_LOOP = {
     At.OUTSIDE: mistakes.OTHER_BATCH,
-    At.MICRO: mistakes.MICRO_LOOPS_MIXED,
+    At.MICRO: mistakes.OTHER_BATCH,
     At.PARTIAL: mistakes.MICRO_BATCH_LEFT_OUT,
 }
 _STEP = {At.MICRO: mistakes.STEP_EARLY, At.PARTIAL: mistakes.STEP_EARLY}
@@ -60,52 +60,46 @@ _NEXT_BATCH = {At.PARTIAL: mistakes.MICRO_BATCH_LEFT_OUT}
 
 
 class TrainingLoop:
-    """Hears from the training loader which batch the loop has, from the loop its backward passes, and from torch the
-    steps of optimizers."""
+    """Follows which batch the training loader gives, the loop's backward passes, and the steps of optimizers."""
 
     def __init__(self, setup: RunSetup, gradients: Gradients, saves: Saves) -> None:
         self.optimizers: list[OptimizerGradients] = []
         self.schedulers: list[LRScheduler] = []
         self.stepped = False  # whether an optimizer has stepped in this batch
-        self.has_stepped = False  # in this attempt
-        self.has_looped = False  # whether a loop over the training loader has
+        self.has_looped = False  # whether a loop over the training loader has begun in this attempt
         self.is_left = False  # whether the loop over the batches was left, and no backward pass came since
         self._layout, self._device, self._seed = setup.layout, setup.group.device, setup.options.seed
         self._data_rank, self._trial = setup.layout.data_rank, setup.trial
-        self._gradients, self._in_place = gradients, gradients.adds_up_in_place
-        self._saves, self._sums, self._pace = saves, saves.record.sums, saves.pace
+        self._gradients = gradients
+        self._saves, self._record, self._pace = saves, saves.record, saves.pace
         self._models, self._calls = saves.models, saves.models.calls
         self._data, self._seconds = saves.data, saves.data.seconds
         self._known: KnownParameters | None = None
         self._by_id: dict[int, OptimizerGradients] = {}
-        self._foreign: set[int] = set()  # optimizers that step other models only, by id
-        self._refused: HpcddpError | None = None  # the first error of this loop: while the run goes on, it was caught
         self._at = At.OUTSIDE
         self._batch: Batch | None = None
         self._part: WeighedBatch | None = None  # the micro batch that the loop is at
         self._open: ExitStack | None = None  # what is done around it
         self._nth_pass = self._nth_batch = 0
         self._backwards = self._backwards_of_pass = self._backwards_of_part = 0  # of this batch
-        self._stepping: list[str] = []  # the kinds of the optimizers that step, one in the other
+        self._nested = 0  # optimizers that are stepping, one in the other
         self._in_backward = False
-        self._had_backward = 0  # batches of this attempt
+        self._batches = 0  # of this attempt that are over
         self._outside: int | None = None  # the epoch of a loop over the loader outside of rt.epochs
 
     # ---- what a run is made of
 
-    def take(self, thing: object) -> None:
-        """Follow this optimizer, scheduler or gradient scaler. Others are left alone."""
+    def follow(self, thing: object) -> None:
+        """Follow this optimizer or scheduler. Others are left alone."""
         if isinstance(thing, LRScheduler):
             self.schedulers.append(thing)
-        elif isinstance(thing, GradScaler):
-            self._models.scalers.append(thing)
         elif isinstance(thing, Optimizer) and id(thing) not in self._by_id:
             assert self._known is not None
             self._by_id[id(thing)] = OptimizerGradients(thing, self._known)
             self.optimizers.append(self._by_id[id(thing)])
 
     @contextmanager
-    def hearing(self, known: KnownParameters) -> Iterator[None]:
+    def step_hooks(self, known: KnownParameters) -> Iterator[None]:
         """Install torch's hooks on optimizer steps, for the body. `known`: the parameters of the prepared models."""
         self._known = known
         hooks = (
@@ -132,24 +126,20 @@ class TrainingLoop:
 
     def loop_starts(self, epoch: int) -> None:
         """The loop over an epoch's batches starts, at the first batch or where a resumed run continues."""
-        self.check_caught()
-        self._check_loop(epoch, self._saves.open_epoch)
-        self.has_looped = True
-        for second in self._seconds:
-            second.forget()
-        self._saves.loop_starts()
-        self._pace.step_began()
-        self.reseed()
-
-    def _check_loop(self, epoch: int, opened: int | None) -> None:
-        """Refuse a loop over the batches of this epoch that a resumed run would not find again. `opened`: the epoch
-        that rt.epochs or rt.batches is in, or was left in."""
+        opened = self._saves.open_epoch
+        # a resumed run would not find again what is refused here
         if opened is not None and epoch > opened:
             raise mistakes.LOOP_TWICE.error(epoch=opened + 1)
         if opened is None and self._outside not in (None, epoch):
             raise mistakes.EPOCH_OUTSIDE.error()
         if opened is None:
             self._outside = epoch
+        self.has_looped = True
+        for second in self._seconds:
+            second.forget()
+        self._saves.loop_starts()
+        self._pace.step_began()
+        self.reseed()
 
     def count_batch(self) -> None:
         """A loop over some loader gets a batch now."""
@@ -158,7 +148,7 @@ class TrainingLoop:
     def batch_starts(self, batch: Batch) -> None:
         """The loop gets this batch now. StopTraining where it is the epoch's last, and the run stops before that."""
         self._saves.comes_to_step(batch.parts[0].micro)
-        self._pace.batches += 1
+        self.count_batch()
         self._batch, self._at = batch, At.TAKEN if batch.is_several else At.WHOLE
         self._nth_batch += 1
         self._backwards = self._nth_pass = 0
@@ -175,75 +165,47 @@ class TrainingLoop:
 
     def step_ends(self) -> bool:
         """The loop is done with the batch: it counts as one step. Returns whether the loop ends after it."""
-        try:
-            self._end_batch()
-        except HpcddpError as error:
-            self._refuse(error)
-        return self._saves.is_ending
-
-    def _end_batch(self) -> None:
         batch = self._batch
         if batch is None:
             raise RequestError("two loops over the training loader ran in turn", "one loop over it at a time")
         if (row := _NEXT_BATCH.get(self._at)) is not None:
             raise self._error(row)
-        if self._stepping:
-            raise mistakes.STEP_LEFT.error(kind=self._stepping[0])
         if not self._backwards:
             stepped = ", and an optimizer has stepped" if self.stepped else ""
             raise mistakes.BATCH_WITHOUT_BACKWARD.error(stepped=stepped)
         self._end_part()
-        self._batch, self._at = None, At.OUTSIDE
+        self._batch, self._at, self._nested = None, At.OUTSIDE, 0
         for second in self._seconds:
             second.step_ends()
-        self._had_backward += 1
-        if self._had_backward == 1:
+        self._batches += 1
+        if self._batches == 1:
             self._check_schedulers()
-        self._saves.count_step(batch.parts[-1].micro, stepped=self.stepped)
-        if self._trial is not None:
-            self._trial.step_ends()
+        self._saves.count_step(batch.parts[-1].micro)
+        self._trial.step_ends()
+        return self._saves.is_ending
 
     def reseed(self) -> None:
         """Seed the global generators by the run's seed and the number of steps, until the next batch starts."""
         seed_generators("between", self._seed, self._saves.steps)
 
-    def settle(self) -> None:
+    def end_left_batch(self) -> None:
         """The loop was left, perhaps in the middle: end what is still open. A batch that was only looked at is none."""
-        if self.inside and (self._backwards or self.stepped or self._stepping):
+        if self.inside and (self._backwards or self.stepped):
             self.step_ends()
             self.reseed()
         elif self.inside:
-            self.let_go()
+            self.abandon()
 
-    def let_go(self) -> None:
+    def abandon(self) -> None:
         """The `with` body has ended, perhaps by an exception in the middle of a batch."""
         self._end_part(collects=False)
-        self._batch, self._at, self._in_backward = None, At.OUTSIDE, False
-        self._stepping.clear()
-
-    # ---- errors of the loop that the script has caught
-
-    def check_caught(self) -> None:
-        """RequestError if the loop was refused something before, and the script went on."""
-        if self._refused is not None:
-            raise RequestError(
-                f"the script caught an error of this run and went on: {self._refused.message}", self._refused.hint
-            ) from self._refused
-
-    def _refuse(self, error: HpcddpError) -> NoReturn:
-        self._refused = self._refused or error
-        raise error
+        self._batch, self._at, self._in_backward, self._nested = None, At.OUTSIDE, False, 0
 
     def _error(self, row: mistakes.Mistake, **values: object) -> RequestError:
         """The error of this mistake, at this batch."""
         parts = len(self._batch.parts) if self._batch is not None else 0
-        when = " (it was over)" if self._had_backward else ""
+        when = " (it was over)" if self._batches else ""
         return row.error(done="some", all=parts, when=when, **values)
-
-    def check_trained(self) -> None:
-        """Check, at the end of the body, that an optimizer has stepped if several batches had backward passes."""
-        if self._had_backward > 1 and self.optimizers and not (self.has_stepped or self._models.may_skip_steps):
-            raise mistakes.NEVER_STEPPED.error(batches=self._had_backward)
 
     def _check_schedulers(self) -> None:
         for one in self.optimizers:
@@ -277,32 +239,31 @@ class TrainingLoop:
         if not isinstance(batch, Batch):
             yield batch  # of a run whose batches are one micro batch each
             return
+        if batch is not self._batch and not any(batch is one.batch for one in self._taken):
+            raise mistakes.OTHER_BATCH.error()
+        if (row := _MICRO_LOOP.get(self._at)) is not None:
+            raise self._error(row)
+        self._start_pass()
+        self._begin_gradients()
         try:
-            if batch is not self._batch and not any(batch is one.batch for one in self._taken):
-                raise mistakes.OTHER_BATCH.error()
-            if (row := _MICRO_LOOP.get(self._at)) is not None:
-                raise self._error(row)
-            self._start_pass()
             for part, content in batch.contents():
                 self._at = At.MICRO
                 self._start_part(part)
                 yield content
                 self._check_backward(part.micro)
                 self._end_part()
-            self._end_pass()
-        except HpcddpError as error:
-            self._refuse(error)
+            self._at = At.TAKEN
         finally:
             if self._at is At.MICRO:
                 self._end_part(collects=False)
                 self._at = At.PARTIAL if self._backwards_of_pass else At.TAKEN
+        self._gradients.pass_ends()
+        if self._backwards_of_pass:
+            self._end_gradients()
 
     def _start_pass(self) -> None:
         self._backwards_of_pass = 0
         self._nth_pass += 1
-        if not self._in_place:
-            for one in self.optimizers:
-                one.expect_batch(self._nth_batch)
 
     def _start_part(self, part: WeighedBatch) -> None:
         micro = part.micro
@@ -313,18 +274,10 @@ class TrainingLoop:
             self._calls.start()
         place: tuple[int | str, ...] = (self._data_rank, micro.nth) if micro.slice is None else ("slice", micro.slice)
         again = (self._nth_pass - 1,) if self._nth_pass > 1 else ()
-        if self._trial is not None:
-            place = self._trial.key(place, micro)
-        seed_generators("step", self._seed, self._saves.steps, *place, *again)
-        is_whole = micro.last and not micro.nth and micro.samples > 0
-        if not (is_whole and self._in_place):
-            self._open = ExitStack()
-            self._open.enter_context(self._gradients.micro(micro))
-        if micro.nth == 0 and not self._in_place:
-            for one in self.optimizers:
-                one.mark()
-        if self._trial is not None:
-            self._trial.part_starts(micro)
+        seed_generators("step", self._seed, self._saves.steps, *self._trial.key(place, micro), *again)
+        self._open = ExitStack()
+        self._open.enter_context(self._gradients.micro(micro))
+        self._trial.part_starts(micro)
 
     def _check_backward(self, micro: MicroBatch) -> None:
         """A micro batch is over: all of a pass have a backward pass, or none."""
@@ -336,25 +289,11 @@ class TrainingLoop:
         part, self._part = self._part, None
         opened, self._open = self._open, None
         try:
-            if part is not None and not self._in_place:
-                for one in self.optimizers:
-                    one.unmark()
-                if collects and self._backwards_of_part and any(one.were_changed() for one in self.optimizers):
-                    raise mistakes.GRADIENTS_CHANGED.error()
-                if collects:
-                    self._gradients.collect(part.micro)
+            if part is not None and collects:
+                self._gradients.collect(part.micro)
         finally:
             if opened is not None:
                 opened.close()
-
-    def _end_pass(self) -> None:
-        """Behind the last micro batch of a pass: the gradients are those of the batch."""
-        self._at = At.TAKEN
-        if not self._in_place:
-            if self._backwards_of_pass:
-                for one in self.optimizers:
-                    one.note_backward(self._nth_batch)
-            self._gradients.pass_ends()
 
     # ---- backward passes
 
@@ -390,61 +329,39 @@ class TrainingLoop:
         ranks, first, more = self._layout.data_size, part.micro, other.micro
         if ranks == 1:
             return
-        if self._data.loader.weighing.count is not None or second.weighing.count is not None:
-            raise mistakes.COUNTS_OF_TWO.error()
-        if not are_in_proportion(first, more, ranks):
+        counts = self._data.loader.weighing.count is not None or second.weighing.count is not None
+        if counts or not are_in_proportion(first, more, ranks):
             raise mistakes.SHARES_DIFFER.error(first=first.total, second=more.total, number=second.number, ranks=ranks)
 
     def backward(self, loss: Tensor, *, summed: bool, scaler: GradScaler | None, of: Any = None) -> None:
         """See `Runtime.backward`."""
+        part = self._find_part(of)
+        for second in self._seconds:
+            second.use()
+        if self._at is At.WHOLE:
+            self._begin_gradients()
+        self._in_backward, self.is_left = True, False
         try:
-            part = self._find_part(of)
-            for second in self._seconds:
-                second.use()
-            self._check_scaler(scaler)
-            self._expect_backward(part.micro)
-            self._in_backward, self.is_left = True, False
-            try:
-                with self._calls.checked() if self._calls.are_watched else nullcontext():
-                    factor = run_backward(
-                        loss, part.micro, part.weight, self._models.whole, summed=summed, scaler=scaler
-                    )
-            finally:
-                self._in_backward = False
-            self._note_backward(part.micro)
-        except HpcddpError as error:
-            self._refuse(error)
-        if factor is not None:
-            self._sums.add_loss(loss.detach(), factor, part.micro.slice or 0)
-        if self._trial is not None:
-            self._trial.backward(loss.detach(), float(factor or 0.0) / self._gradients.averaged_over)
-
-    def _check_scaler(self, scaler: GradScaler | None) -> None:
-        if scaler is None:
-            if self._models.scalers and self._models.may_skip_steps:
-                raise mistakes.SCALER_MISSING.error()
-        elif scaler.is_enabled() and scaler not in self._models.scalers:
-            raise mistakes.SCALER_NOT_PREPARED.error()
-
-    def _expect_backward(self, micro: MicroBatch) -> None:
-        is_first, alone = micro.nth == 0, len(self.optimizers) == 1
-        for one in self.optimizers:
-            if self._in_place and is_first:
-                one.expect_batch(self._nth_batch)
-            elif one.unmark() or (self._in_place and self._backwards_of_pass and one.were_changed()):
-                raise mistakes.GRADIENTS_CHANGED.error()
-            if is_first and not (self._backwards_of_part and self._at is At.MICRO):
-                one.expect_backward(alone=alone)
-
-    def _note_backward(self, micro: MicroBatch) -> None:
+            with self._calls.checked() if self._calls.are_watched else nullcontext():
+                factor = run_backward(loss, part, self._models.whole, summed=summed, scaler=scaler)
+        finally:
+            self._in_backward = False
         self._backwards += 1
         self._backwards_of_pass += 1
         self._backwards_of_part += 1
+        if self._at is At.WHOLE:
+            self._end_gradients()
+        if factor is not None:
+            self._record.add_loss(loss.detach(), factor, part.micro.slice or 0)
+        self._trial.backward(loss.detach(), float(factor or 0.0) / self._gradients.averaged_over)
+
+    def _begin_gradients(self) -> None:
         for one in self.optimizers:
-            if micro.last and self._in_place:
-                one.note_backward(self._nth_batch)
-            else:
-                one.look()
+            one.begin_pass(self._nth_batch, alone=len(self.optimizers) == 1)
+
+    def _end_gradients(self) -> None:
+        for one in self.optimizers:
+            one.end_pass(self._nth_batch)
 
     def mean(self, values: Tensor | float | Sequence[Any], of: Any = None) -> float:
         """See `Runtime.mean`."""
@@ -458,8 +375,8 @@ class TrainingLoop:
             )
         sums = [0.0] * self._gradients.slots
         for part, number in zip(parts, numbers, strict=True):
-            if part.weight.counted:
-                weight = float(part.weight.mean) / self._gradients.averaged_over
+            if part.counted:
+                weight = float(part.mean) / self._gradients.averaged_over
                 sums[part.micro.slice or 0] += weight * number
         total = torch.tensor(sums, dtype=torch.float64, device=self._device)
         if self._layout.data_size > 1:
@@ -471,12 +388,9 @@ class TrainingLoop:
     def _step_starts(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Torch calls it before each step of each optimizer; of one that calls another's, or `super().step()`, for
         both. A gradient scaler that leaves a step out makes none."""
-        if not self._stepping:
-            try:
-                self._check_step(optimizer, has_closure=any(map(callable, (*args[1:], *kwargs.values()))))
-            except HpcddpError as error:
-                self._refuse(error)
-        self._stepping.append(type(optimizer).__name__)
+        if not self._nested:
+            self._check_step(optimizer, has_closure=any(map(callable, (*args[1:], *kwargs.values()))))
+        self._nested += 1
 
     def _check_step(self, optimizer: Optimizer, *, has_closure: bool) -> None:
         one, batch = self._by_id.get(id(optimizer)), self._batch
@@ -484,37 +398,31 @@ class TrainingLoop:
             if one is not None:
                 one.check_step_behind()
             return
-        if one is None:
-            self._check_foreign(optimizer)
+        if one is None and not self._has_known(optimizer):
             return
+        kind = type(optimizer).__name__
         if self._in_backward:
-            raise mistakes.STEP_IN_BACKWARD.error(kind=one.kind)
+            raise mistakes.STEP_IN_BACKWARD.error(kind=kind)
+        if one is None:
+            raise mistakes.STEP_NOT_PREPARED.error(kind=kind)
         if (row := _STEP.get(self._at)) is not None:
-            raise self._error(row, kind=one.kind)
+            raise self._error(row, kind=kind)
+        if self._known is not None:
+            self._known.check_frozen()
         if self._backwards:
             if self._calls.are_watched:
-                self._calls.check_averaged(is_early=self._had_backward < 2)
-            if self._gradients.looks_before_steps and not self.stepped:
-                self._gradients.collect(batch.parts[-1].micro)
-        one.check_step(self._nth_batch, self._reaches_any, has_closure=has_closure)
+                self._calls.check_averaged(is_early=self._batches < 2)
+            self._gradients.check_step()
+        if not has_closure:  # else they come inside of the step
+            one.check_step(had_backward=self._backwards > 0)
 
-    def _reaches_any(self) -> bool:
-        """Whether a backward pass over this batch has reached some optimizer of the run."""
-        return any(one.has_of(self._nth_batch) for one in self.optimizers)
-
-    def _check_foreign(self, optimizer: Optimizer) -> None:
-        if id(optimizer) in self._foreign or self._known is None:
-            return
-        if any(id(p) in self._known.all for group in optimizer.param_groups for p in group["params"]):
-            kind = type(optimizer).__name__
-            if self._in_backward:
-                raise mistakes.STEP_IN_BACKWARD.error(kind=kind)
-            raise mistakes.STEP_NOT_PREPARED.error(kind=kind)
-        self._foreign.add(id(optimizer))
+    def _has_known(self, optimizer: Optimizer) -> bool:
+        parameters = (id(p) for group in optimizer.param_groups for p in group["params"])
+        return self._known is not None and not self._known.all.isdisjoint(parameters)
 
     def _step_ends(self, optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
-        del self._stepping[-1:]
+        self._nested = max(self._nested - 1, 0)
         one = self._by_id.get(id(optimizer))
         if one is not None:
-            one.note_step()
-            self.stepped = self.has_stepped = True
+            one.end_step()
+            self.stepped = True

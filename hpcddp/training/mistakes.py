@@ -51,8 +51,9 @@ MICRO_LOOP_MISSING = Mistake(
 )
 OTHER_BATCH = Mistake(
     condition="with `max_micro_batch` or `exact`, `rt.micro_batches` is given another batch than the one that the loop"
-    " is at",
-    message="rt.micro_batches(batch) was given another batch than the one that the loop is at",
+    " is at, or is called inside a loop over micro batches",
+    message="rt.micro_batches(batch) was given another batch than the one that the loop is at, or was called inside a"
+    " loop over micro batches",
     remedy="for batch in loader: for x, y in rt.micro_batches(batch): …",
 )
 MICRO_BATCH_LEFT_OUT = Mistake(
@@ -70,30 +71,17 @@ BATCH_WITHOUT_BACKWARD = Mistake(
     " out optimizer.step(), then optimizer.zero_grad(); to read the data only: a second DataLoader(data, …) for it,"
     " given to rt.prepare too",
 )
-GRADIENTS_CHANGED = Mistake(
-    condition="gradients are cleared, clipped or otherwise changed inside `rt.micro_batches(batch)`",
-    message="gradients were cleared or changed inside rt.micro_batches(batch): they are complete behind that loop",
-    remedy="optimizer.zero_grad() before `for x, y in rt.micro_batches(batch)`; clip_grad_norm_ and optimizer.step()"
-    " behind it",
-    cost="one gradient per optimizer and micro batch is looked at, not read",
-)
 
 # ---- two training loaders
 
 SHARES_DIFFER = Mistake(
-    condition="a loss over batches of two training loaders, whose shares on the ranks are not in proportion",
-    message="rt.backward(loss) got one loss for {first} samples and the {second} of training loader {number}, and their"
-    " shares on {ranks} ranks are not in proportion: one of them would weigh too much",
+    condition="a loss over batches of two training loaders, whose shares on the ranks are not in proportion, or one of"
+    " which has `count=`",
+    message="rt.backward(loss) got one loss for {first} samples and the {second} of training loader {number}, and what"
+    " counts in them is not in proportion on {ranks} ranks: one of them would weigh too much",
     remedy="rt.backward(a, of=x), then rt.backward(b, of=u), each right behind its model(x) and model(u), with x and u"
     " of the two batches; or batch sizes that the ranks divide, and drop_last=True",
     cost="a few whole numbers per backward pass, where there are two loaders",
-)
-COUNTS_OF_TWO = Mistake(
-    condition="a loss over batches of two training loaders, one of which has `count=`",
-    message="rt.backward(loss) got one loss for batches of two training loaders, and nobody knows whether what counts"
-    " in them (count=) is in proportion on the ranks",
-    remedy="rt.backward(a, of=x), then rt.backward(b, of=u), each right behind its model(x) and model(u)",
-    cost="one comparison per backward pass, where there are two loaders",
 )
 OF_UNKNOWN = Mistake(
     condition="`rt.backward(loss, of=…)` or `rt.mean(loss, of=…)` is given what is no batch of this step, and no tensor"
@@ -102,12 +90,6 @@ OF_UNKNOWN = Mistake(
     remedy="for (x, y), (u, _) in zip(first, second): …, rt.backward(loss, of=x); in micro batches rt.mean(losses,"
     " of=batch)",
     cost="one comparison for each tensor of the step's batches, where of= is given",
-)
-MICRO_LOOPS_MIXED = Mistake(
-    condition="a loop over `rt.micro_batches` begins inside another one",
-    message="a loop over rt.micro_batches began inside another one",
-    remedy="one after the other: for x, y in rt.micro_batches(batch): rt.backward(…), then for u in"
-    " rt.micro_batches(more): rt.backward(…)",
 )
 
 # ---- steps
@@ -127,30 +109,12 @@ STEP_AGAIN = Mistake(
     message="{kind}.step() came without a new rt.backward(loss) since its last one",
     remedy="rt.backward(loss) in place of loss.backward(), then optimizer.step() once",
 )
-STEP_LEFT = Mistake(
-    condition="an optimizer's step raises, and the script goes on",
-    message="a step of this {kind} was left by an exception, and the script went on: some of its weights may have"
-    " moved, on this rank only",
-    remedy="let the exception end the script: the same command again resumes from the newest checkpoint",
-)
-STEP_ON_CLEARED = Mistake(
-    condition="gradients are cleared between `rt.backward` and the step",
-    message="{kind}.step() came after the gradients of rt.backward(loss) were cleared",
-    remedy="optimizer.zero_grad() before rt.backward(loss), or after optimizer.step()",
-    cost="one gradient is looked at per step",
-)
 STEP_ON_SEVERAL = Mistake(
     condition="an optimizer steps on the gradients of several batches: those of an earlier one were neither stepped on"
     " nor cleared",
     message="{kind}.step() came with the gradients of an earlier batch still in the sum: one batch is one step",
     remedy="to accumulate n batches of b samples: DataLoader(data, batch_size=n * b) and"
     " hpcddp.runtime(max_micro_batch=b); to leave a step out: optimizer.zero_grad()",
-)
-NEVER_STEPPED = Mistake(
-    condition="an attempt of several batches ends, and no optimizer has stepped",
-    message="{batches} batches had rt.backward(loss), and no optimizer of the run has stepped",
-    remedy="optimizer.step() in each batch, with the optimizer that rt.prepare was given",
-    cost="one comparison per attempt",
 )
 STEP_NOT_PREPARED = Mistake(
     condition="an optimizer with parameters of a prepared model steps, and was not prepared itself",
@@ -165,26 +129,14 @@ SCHEDULER_NOT_PREPARED = Mistake(
     remedy="model, optimizer, scheduler, loader = rt.prepare(model, optimizer, scheduler, loader)",
     cost="one look per attempt",
 )
-SCALER_NOT_PREPARED = Mistake(
-    condition="`rt.backward` is given a gradient scaler that was not prepared",
-    message="the gradient scaler was not prepared: no checkpoint has its scale",
-    remedy="model, optimizer, scaler, loader = rt.prepare(model, optimizer, scaler, loader)",
-    cost="one comparison per backward pass",
-)
-SCALER_MISSING = Mistake(
-    condition="a gradient scaler was prepared, and `rt.backward` is called without it",
-    message="the run has a gradient scaler, and rt.backward(loss) came without it",
-    remedy="rt.backward(loss, scaler=scaler), with the loss as it is, not scaler.scale(loss)",
-    cost="one comparison per backward pass",
-)
 
 # ---- models
 
 PARAMETERS_FOREIGN = Mistake(
-    condition="an optimizer has parameters of no prepared model, or got some after `rt.prepare`",
+    condition="an optimizer that is prepared has parameters of no prepared model",
     message="{count} of the parameters of a {kind} belong to no model that rt.prepare was given",
-    remedy="give the model all its layers, and the optimizer all its groups, before " + _PREPARE,
-    cost="one count per step",
+    remedy=_PREPARE + ", with each model that the optimizer steps",
+    cost="one count per attempt",
 )
 LAYER_UNFROZEN = Mistake(
     condition="a layer that required no gradient at `rt.prepare` requires one at a step",
@@ -234,14 +186,6 @@ NO_SYNC = Mistake(
 
 # ---- epochs
 
-NONE_LEFT = Mistake(
-    condition="a second `rt.epochs(count)` or `rt.batches(steps)` has nothing left, since it counts from the start of"
-    " the run",
-    message="rt.{unit}({count}) came after rt.{unit}({most}), and {over} are over: it counts from the start of the run,"
-    " so that nothing is left",
-    remedy="rt.{unit}({more}) for {count} more",
-    cost="one comparison per loop",
-)
 LOADER_UNUSED = Mistake(
     condition="an epoch of `rt.epochs` ends, and no loop over the training loader has begun",
     message="an epoch of rt.epochs() ended, and no loop over the training loader has begun: a loop over another one"

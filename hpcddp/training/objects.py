@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 from torch import nn
-from torch.amp import GradScaler
 from torch.nn.parallel import DistributedDataParallel
 
 from hpcddp.batchplan import BatchPlan
 from hpcddp.errors import RequestError
 from hpcddp.training.checkpoint.tracked import unwrap
 from hpcddp.training.data.loader import SecondLoader, TrainingLoader
-from hpcddp.training.gradient.buffers import BufferMeans
+from hpcddp.training.gradient.buffers import average_buffers
 from hpcddp.training.gradient.gradients import Gradients
 from hpcddp.training.options import RunSetup
 from hpcddp.training.parallel.calls import ForwardCalls
 from hpcddp.training.parallel.sameness import SameWeights
 from hpcddp.training.parallel.sharded import WrapOptions
-from hpcddp.training.parallel.strategy import check_places, check_uncompiled, list_accelerators
+from hpcddp.training.parallel.strategy import check_places, list_accelerators
+from hpcddp.training.torch_compat import release_wrapper
 
 
 class TrainingData:
@@ -61,11 +61,9 @@ class Models:
     def __init__(self, setup: RunSetup, gradients: Gradients) -> None:
         self._setup = setup
         self._gradients = gradients
-        self._buffers = BufferMeans(setup.layout)
         self.wrapped: dict[int, nn.Module] = {}  # that are trained, as the loop uses them, by id
         self.whole: list[nn.Module] = []  # those of them that have all their parameters on this rank
         self.tracked: list[nn.Module] = []  # all models that checkpoints hold
-        self.scalers: list[GradScaler] = []
         self.calls = ForwardCalls()
         self.same = SameWeights(self.whole, setup.layout, setup.group.device, self._list_untrained)
 
@@ -73,7 +71,6 @@ class Models:
         """See `Runtime.wrap`."""
         _check_model(model, list(self.wrapped.values()))
         split, exact = self._setup.split, self._setup.options.exactness is not None
-        check_uncompiled(model, split)
         check_places(list_accelerators(model), self._setup.group.devices, split, exact=exact)
         if split.is_whole:
             self.whole.append(model)
@@ -82,15 +79,18 @@ class Models:
         self.wrapped[id(wrapped)] = wrapped
         return wrapped
 
+    def release(self) -> None:
+        """Let the wrappers give up the process group, which ends: also those in copies such as averaged weights."""
+        for model in (*self.wrapped.values(), *self.tracked):
+            for module in model.modules():
+                if isinstance(module, DistributedDataParallel):
+                    release_wrapper(module)
+
     def average_buffers(self) -> None:
         """Average BatchNorm's running statistics, and other buffers, over the data ranks."""
         if self._gradients.buffers_differ:
-            self._buffers.average([*map(unwrap, self.wrapped.values()), *self.tracked])
-
-    @property
-    def may_skip_steps(self) -> bool:
-        """Whether a gradient scaler leaves out steps whose gradients are not finite."""
-        return any(scaler.is_enabled() for scaler in self.scalers)
+            for model in dict.fromkeys([*map(unwrap, self.wrapped.values()), *self.tracked]):
+                average_buffers(model, self._setup.layout)
 
     def _list_untrained(self) -> list[nn.Module]:
         trained = {id(unwrap(model)) for model in self.wrapped.values()}
@@ -98,24 +98,18 @@ class Models:
 
 
 def _check_model(model: nn.Module, others: list[nn.Module]) -> None:
-    """RequestError for a model that is distributed already, is one of the others, or has a trained
-    parameter in common with one: two would both average its gradient, and DDP allows each parameter in one model."""
+    """RequestError for a model that is distributed already, or has a trained parameter in common with one of the
+    others: two would both average its gradient, and DDP allows each parameter in one model."""
     if isinstance(model, DistributedDataParallel | nn.DataParallel):
         raise RequestError(
             f"the model is in {type(model).__name__} already, and the runtime distributes it", "give it the plain model"
         )
-    taken = {id(p): other for other in others for p in other.parameters() if p.requires_grad}
+    taken = {id(p) for other in others for p in other.parameters() if p.requires_grad}
     for name, parameter in model.named_parameters():
         if id(parameter) in taken:
-            other = taken[id(parameter)]
-            other = other.module if isinstance(other, DistributedDataParallel) else other
-            if other is model:
-                raise RequestError(
-                    f"this {type(model).__name__} was prepared already",
-                    "model, optimizer, loader = rt.prepare(model, optimizer, loader): all of them in one call",
-                )
             raise RequestError(
-                f"{name} of this {type(model).__name__} is in another prepared model too, a {type(other).__name__}:"
-                " the ranks average the gradient of a parameter for one model only",
-                "one nn.Module that holds both and calls them in its forward: both = rt.prepare(both, …)",
+                f"{name} of this {type(model).__name__} is in another prepared model too, or this one was prepared"
+                " already: the ranks average the gradient of a parameter for one model only",
+                "each model once; of two that share layers one nn.Module that holds both and calls them in its"
+                " forward: both = rt.prepare(both, …)",
             )

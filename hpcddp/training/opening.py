@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import itertools
-import json
 import os
-import re
 import sys
 from collections.abc import Iterator, Mapping, MutableMapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from functools import partial
-from typing import Any, NamedTuple
-
-from torch.nn.parallel import DistributedDataParallel
+from typing import NamedTuple
 
 from hpcddp.batchplan import BatchPlan
 from hpcddp.errors import UNFINISHED, HpcddpError, LaunchError, RequestError
@@ -38,52 +33,27 @@ from hpcddp.runs.start import (
 from hpcddp.runs.state import open_attempt, read_planned_batch, write_failure
 from hpcddp.schedulers.registry import find_current_job
 from hpcddp.training.checkpoint.settings import OnFirst, RunSettings
+from hpcddp.training.collectives import ask_all
 from hpcddp.training.data.randomness import seed_generators
 from hpcddp.training.gradient.exact import ExactGradients, check_same_conditions, deterministic_kernels
 from hpcddp.training.gradient.gradients import Gradients
 from hpcddp.training.gradient.mean import MeanGradients
 from hpcddp.training.options import RunSetup, RuntimeOptions, check_same_options, find_trial
-from hpcddp.training.parallel.calls import ForwardCalls
 from hpcddp.training.parallel.layout import open_layout
 from hpcddp.training.rendezvous.failure import Failure, PeerFailedError
 from hpcddp.training.rendezvous.group import Group
 from hpcddp.training.rendezvous.process_group import claim_failure, open_group
-from hpcddp.training.rendezvous.roll_call import wait_until
-from hpcddp.training.report import AT_TERMINAL_S, DEFAULT_INTERVAL_S, Report, choose_sinks, print_warning
+from hpcddp.training.report import AT_TERMINAL_S, DEFAULT_INTERVAL_S, Report, choose_sinks
 from hpcddp.training.runtime import Runtime
 from hpcddp.training.stopping import STOP_FLAGS, SignalFlag, StopTraining, StopWatch, read_deadline
 from hpcddp.training.versions import list_numerics, list_versions
 from hpcddp.training.watchdog import Watchdog, beating, print_hang
-from hpcddp.uncaught import Opening, add_line
-
-# The `with` body of a runtime: what is used without it, and what ends it, in two lines.
-
-
-_SINGLE = "Expected more than 1 value per channel when training"  # torch's BatchNorm
-_NO_KERNEL = re.compile(r"^(.+?) does not have a deterministic implementation", re.MULTILINE)  # torch's
-# what is in errors about the wrapper that a model has on several ranks; the last is the hook that keeps it from pickle
-_OF_DDP = (
-    f"'{DistributedDataParallel.__name__}'",
-    f"state_dict for {DistributedDataParallel.__name__}",
-    ForwardCalls.watch.__qualname__,
-)
-
-
-class UnopenedRuntime(Opening[Runtime]):
-    """What `hpcddp.runtime(…)` gives: `with` opens it."""
-
-    def __getattr__(self, name: str) -> Any:
-        if not name.startswith("_") and hasattr(Runtime, name):
-            raise RequestError(
-                f"rt.{name} was used, and no `with` has opened the runtime", "with hpcddp.runtime(…) as rt: …"
-            )
-        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self)
+from hpcddp.uncaught import add_line
 
 
 @contextmanager
-def explained(rt: Runtime, *, exact: bool) -> Iterator[None]:
-    """Around the body. RequestError for an exit that looks like success, for what only the model inside DDP has or can,
-    for BatchNorm's refusal of a single sample, and for what an exact run cannot compute."""
+def _refusing_exit(rt: Runtime) -> Iterator[None]:
+    """Around the body. RequestError for an exit that looks like success."""
     try:
         yield
     except SystemExit as error:
@@ -93,41 +63,9 @@ def explained(rt: Runtime, *, exact: bool) -> Iterator[None]:
             f"the script left the `with` body by sys.exit() after step {rt.steps}, and the run is not finished",
             'rt.finish_early("reason") or rt.stop("reason") in the loop; sys.exit() after the body',
         ) from error
-    except Exception as error:
-        if refused := _explain(error, rt, exact=exact):
-            raise refused from error
-        raise
-
-
-def _explain(error: Exception, rt: Runtime, *, exact: bool) -> RequestError | None:
-    text = str(error)
-    if any(words in text for words in _OF_DDP):
-        return RequestError(
-            f"on several ranks the model of rt.prepare is in a DistributedDataParallel: {text.splitlines()[0]}",
-            "rt.unwrap(model) for what the model itself has, or torch.save; what computes the loss belongs into its"
-            " forward",
-        )
-    if text.startswith(_SINGLE):
-        return RequestError(
-            f"BatchNorm needs two samples or more, and got one on rank {rt.rank}, after step {rt.steps}",
-            "DataLoader(data, drop_last=True), a larger global batch or max_micro_batch, fewer ranks or slices, or"
-            " GroupNorm; outside of the training loop model.eval()",
-        )
-    # without exact mode the script has asked torch for it, and torch's words are right
-    if exact and (found := _NO_KERNEL.search(text)):
-        return RequestError(
-            f"torch has no deterministic kernel for {found[1].strip()} on {rt.device.type}, so exact mode cannot give"
-            " the same bits",
-            "another layer or function; or hpcddp.runtime(…) without exact",
-        )
-    return None
 
 
 # The run: the job's, which its supervisor holds, or the folder that the script names, which rank 0 holds.
-
-
-_ALL_READ_S = 60.0
-_openings = itertools.count()  # a group may see several runtimes
 
 
 class OpenedRun(NamedTuple):
@@ -148,27 +86,21 @@ def open_run(folder: AttemptFolder | None, group: Group, env: Mapping[str, str])
     The HpcddpError of `start_run` on rank 0, PeerFailedError on the others; SystemExit on all where ranks of this
     attempt have stopped in time before: the signal was for the job, or its end is as near as it was.
     """
-    key = f"run-{next(_openings)}"
-    if not group.is_first:
-        told = json.loads(group.store.get(key))
-        if (error := told.get("error")) is not None:
-            group.store.add(f"{key}-read", 1)
-            raise PeerFailedError(Failure(0, group.members[0].host, error)) if error else SystemExit(0)
-        run, attempt = told.pop("attempt") or (None, "")
-        yield OpenedRun(None if run is None else RunFolder(run).attempt(attempt), **told)
-        return
     with ExitStack() as stack:
+        opened, error, message = OpenedRun(None), None, ""
         try:
-            opened = stack.enter_context(_start(folder, env)) if folder is not None else OpenedRun(None)
-        except (HpcddpError, SystemExit) as error:
+            if folder is not None and group.is_first:
+                opened = stack.enter_context(_start(folder, env))
+        except (HpcddpError, SystemExit) as found:
+            error = found
             if isinstance(error, HpcddpError):
+                message = str(error)
                 claim_failure(group, error)
-            group.store.set(key, json.dumps({"error": str(error) if isinstance(error, HpcddpError) else ""}))
-            # the store ends with this process: a rank that is late would see nothing but a broken connection
-            wait_until(lambda: group.store.add(f"{key}-read", 0) >= group.world_size - 1, _ALL_READ_S)
-            raise
-        place = opened.attempt and (opened.attempt.run.path, opened.attempt.name)
-        group.store.set(key, json.dumps(opened._asdict() | {"attempt": place}))
+        failed, message, opened = ask_all((error is not None, message, opened), group.world_size)[0]
+        if error is not None:
+            raise error
+        if failed:
+            raise PeerFailedError(Failure(0, group.members[0].host, message)) if message else SystemExit(0)
         yield opened
 
 
@@ -196,19 +128,19 @@ def _start(folder: AttemptFolder, env: Mapping[str, str]) -> Iterator[OpenedRun]
             before = job_of(link.attempt) if link is not None else ""
             outlook = start_run(request._replace(folder=run.path), folder.name, env, process=os.getpid(), before=before)
             is_mine = True
-            print(f"hpcddp: {outlook.describe(_say_anew(env))}", file=sys.stderr, flush=True)
+            print(f"hpcddp: {outlook.describe(_name_new_run(env))}", file=sys.stderr, flush=True)
         if job_s is not None and not is_job_s:
             note_opened(job_s, run)
         over = outlook.state if outlook.kind == FINISHED else None
         try:
             reason, asked = (over.reason, over.asked) if over is not None else ("", None)
-            yield OpenedRun(run.attempt(folder.name), reason, asked, outlook.describe(_say_anew(env)))
+            yield OpenedRun(run.attempt(folder.name), reason, asked, outlook.describe(_name_new_run(env)))
         finally:
             if is_mine:
                 release_run(run, folder.name)
 
 
-def _say_anew(env: Mapping[str, str]) -> str:
+def _name_new_run(env: Mapping[str, str]) -> str:
     """The words that begin a new run, for a hint."""
     return "--fresh" if has_options(env) else "another run_dir"
 
@@ -223,7 +155,7 @@ _NO_TURN = (
 def open_runtime(env: MutableMapping[str, str], options: RuntimeOptions) -> Iterator[Runtime]:
     """See `hpcddp.runtime`, which calls this with the process's environment."""
     trial = find_trial()
-    options = options if trial is None else trial.options(options)
+    options = trial.options(options)
     folder = choose_attempt(env, options.run_dir)
     batch = options.global_batch
     if batch is None and folder is not None:
@@ -235,8 +167,7 @@ def open_runtime(env: MutableMapping[str, str], options: RuntimeOptions) -> Iter
     stall_s, end_s = read_hang_limits(env)
     signals = SignalFlag()
     with ExitStack() as stack:
-        if trial is not None:
-            stack.callback(trial.closed)
+        stack.callback(trial.closed)
         stack.enter_context(signals.installed())
         heartbeat = stack.enter_context(beating(env))
         group = options.group
@@ -257,7 +188,7 @@ def open_runtime(env: MutableMapping[str, str], options: RuntimeOptions) -> Iter
             split=split,
             global_batch=settings.take("global_batch", batch),
             folder=folder,
-            anew=f"begin a new run: {_say_anew(env)}",
+            anew=f"begin a new run: {_name_new_run(env)}",
             over=over,
             asked=asked,
             settings=settings,
@@ -267,23 +198,23 @@ def open_runtime(env: MutableMapping[str, str], options: RuntimeOptions) -> Iter
         seed_generators("start", setup.options.seed)  # the same on every rank, so that all build the same model
         written = folder if group.is_first else None
         if written is not None:
-            print_warning(None if signals.are_caught else _NOT_CAUGHT, is_first=True)
             open_attempt(written)
         metrics = stack.enter_context(MetricsFile(written and written.metrics))
         watch = StopWatch(signals, deadline)
         report = Report(setup, metrics, watch.pace, sinks=sinks, interval_s=interval_s, deadline=lambda: watch.deadline)
         rt = Runtime(setup, gradients, watch, metrics, report, partial(_write_versions, setup, written), stack)
+        if options.group is None:  # it ends with the runtime
+            stack.callback(rt._saves.models.release)
         if over:
             add_line(NameError, lambda: _NO_TURN if rt._saves.is_finished else "")
         stack.enter_context(heartbeat.following(lambda: rt.steps, watch.move_deadline))
         if stall_s is not None and group.world_size > 1:
-            tell = partial(_tell_hang, rt)
-            watchdog = Watchdog(group, stall_s, end_s, lambda: watch.pace.batches, report.say, tell)
+            record = partial(_record_hang, rt)
+            watchdog = Watchdog(group, stall_s, end_s, lambda: watch.pace.batches, report.print_line, record)
             stack.enter_context(watchdog.watching())
         try:
-            with suppress(StopTraining), explained(rt, exact=options.exactness is not None):
-                if trial is not None:
-                    trial.opened(rt)
+            with suppress(StopTraining), _refusing_exit(rt):
+                trial.opened(rt)
                 yield rt
             rt.finish()
             if rt._saves.is_finished and group.is_first and sys.stderr.isatty():
@@ -308,14 +239,7 @@ def open_runtime(env: MutableMapping[str, str], options: RuntimeOptions) -> Iter
         end_script(line, UNFINISHED if group.world_size == 1 and not env.get("HPCDDP_ATTEMPT") else 0)
 
 
-_NOT_CAUGHT = (
-    "this runtime is not in the main thread, where alone Python hears signals: SIGTERM and the warning before the"
-    " walltime end the process without a checkpoint; the deadline is heard\nhint: open hpcddp.runtime in the main"
-    " thread"
-)
-
-
-def _tell_hang(rt: Runtime, hang: Hang) -> None:
+def _record_hang(rt: Runtime, hang: Hang) -> None:
     """Record a hang, in another thread than the main one, which waits for ranks that do not come."""
     with suppress(Exception):  # it may hold any lock
         if rt.is_main and rt.folder is not None:

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hpcddp.batchplan import EXACT_METHODS
 from hpcddp.errors import RequestError
 from hpcddp.parallelism import Parallel, Split
 from hpcddp.runs.folder import AttemptFolder
 from hpcddp.training.arguments import SaveEvery, check_choice
-from hpcddp.training.parallel.layout import Layout, ask_all
+from hpcddp.training.collectives import ask_all
+from hpcddp.training.parallel.layout import Layout
 from hpcddp.training.rendezvous.group import Group
 
 if TYPE_CHECKING:
@@ -94,6 +95,51 @@ class RuntimeOptions:
         return Exactness(method, DEFAULT_SLICES if self.slices is None else self.slices)
 
 
+class TrialHooks:
+    """Hooks by which a short run of `hpcddp verify` changes and records a training. Those of any other run do nothing;
+    `hpcddp/verify/ranks.py` has those that record."""
+
+    def options(self, options: RuntimeOptions) -> RuntimeOptions:
+        """The options of `hpcddp.runtime`, as the trial wants them."""
+        return options
+
+    def opened(self, rt: Any) -> None:
+        """The runtime is open, and its body begins."""
+
+    def closed(self) -> None:
+        """The body is over, and the ranks have left the process group."""
+
+    def shorten(self, dataset: Dataset[Any], batch: int, *, drop_last: bool = False) -> Dataset[Any]:  # noqa: ARG002  # a trial's
+        """A data set with a few batches of this one's samples."""
+        return dataset
+
+    def key(self, key: tuple[int | str, ...], micro: MicroBatch) -> tuple[int | str, ...]:  # noqa: ARG002  # a trial's
+        """The key of a micro batch's random numbers, besides the seed and the step."""
+        return key
+
+    def part_starts(self, micro: MicroBatch) -> None:
+        """The loop gets this micro batch now; its random numbers are seeded."""
+
+    def backward(self, loss: Tensor, share: float) -> None:
+        """`rt.backward(loss)`: the loss, and its part in the loss of the global batch."""
+
+    def step_ends(self) -> None:
+        """The loop is done with a batch."""
+
+
+_trials = [TrialHooks()]
+
+
+def set_trial(hooks: TrialHooks) -> None:
+    """The runtimes of this process are those of a trial."""
+    _trials[:] = [hooks]
+
+
+def find_trial() -> TrialHooks:
+    """The hooks of this process."""
+    return _trials[0]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunSetup:
     """The options of the caller, and what follows from them and from the launch."""
@@ -108,49 +154,7 @@ class RunSetup:
     over: str = ""  # why the run ended, of one that is finished already: no step is left
     asked: dict[str, int] | None = None  # of a finished run: how many epochs or steps; None: it does not say
     settings: RunSettings
-    trial: TrialHooks | None = None
-
-
-class TrialHooks(Protocol):
-    """Hooks by which a short run of `hpcddp verify` changes and records a training; any other run has no trial.
-    `hpcddp/verify/ranks.py` has the one that records."""
-
-    def options(self, options: RuntimeOptions) -> RuntimeOptions:
-        """The options of `hpcddp.runtime`, as the trial wants them."""
-
-    def opened(self, rt: Any) -> None:
-        """The runtime is open, and its body begins."""
-
-    def closed(self) -> None:
-        """The body is over, and the ranks have left the process group."""
-
-    def shorten(self, dataset: Dataset[Any], batch: int, *, drop_last: bool = False) -> Dataset[Any]:
-        """A data set with a few batches of this one's samples."""
-
-    def key(self, key: tuple[int | str, ...], micro: MicroBatch) -> tuple[int | str, ...]:
-        """The key of a micro batch's random numbers, besides the seed and the step."""
-
-    def part_starts(self, micro: MicroBatch) -> None:
-        """The loop gets this micro batch now; its random numbers are seeded."""
-
-    def backward(self, loss: Tensor, share: float) -> None:
-        """`rt.backward(loss)`: the loss, and its part in the loss of the global batch."""
-
-    def step_ends(self) -> None:
-        """The loop is done with a batch."""
-
-
-_trials: list[TrialHooks] = []
-
-
-def set_trial(hooks: TrialHooks) -> None:
-    """The runtimes of this process are those of a trial."""
-    _trials[:] = [hooks]
-
-
-def find_trial() -> TrialHooks | None:
-    """The trial that this process is of."""
-    return _trials[0] if _trials else None
+    trial: TrialHooks
 
 
 # Whether all ranks were given the same options. Each rank works out by itself which samples it gets, when it saves and

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Sized
 from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
@@ -22,30 +22,30 @@ from hpcddp.parallelism import Split
 from hpcddp.training.arguments import read_optional, read_whole
 from hpcddp.training.checkpoint.settings import name_setting
 from hpcddp.training.checkpoint.tracked import unwrap
+from hpcddp.training.collectives import ask_all
 from hpcddp.training.data.evaluation import EvaluationLoader
 from hpcddp.training.data.items import (
     ItemSampler,
     SingleItem,
-    check_first,
     check_items,
     check_second,
     describe_items,
 )
 from hpcddp.training.data.loader import SecondLoader, TrainingLoader, make_sampler
 from hpcddp.training.data.reading import DataSource, is_shuffled, read_how
-from hpcddp.training.data.sampler import derive_key, find_pass, move_to
+from hpcddp.training.data.sampler import derive_key, find_place
 from hpcddp.training.data.weighing import Count, Weighing
 from hpcddp.training.gradient.gradients import Gradients
 from hpcddp.training.gradient.progress import KnownParameters
 from hpcddp.training.loop import TrainingLoop
 from hpcddp.training.options import RunSetup, refuse_others
-from hpcddp.training.parallel.layout import Layout, ask_all, spread_weights
+from hpcddp.training.parallel.layout import Layout, spread_weights
 from hpcddp.training.parallel.sharded import WrapOptions
 from hpcddp.training.parallel.strategy import place
 from hpcddp.training.parallel.zero import WholeSteps, ZeroSteps
 from hpcddp.training.report import print_warning
 from hpcddp.training.saves import Saves
-from hpcddp.training.torch_compat import note_steps, shard_assignments
+from hpcddp.training.torch_compat import note_steps
 
 # The kinds of objects that a run takes over, and their names in a checkpoint.
 
@@ -108,8 +108,7 @@ def share_out_steps(
     return steps
 
 
-# The training data, looked at before the first step. Only what is exact is compared: options, lengths, and which
-# samples a Subset has. What the samples are is not looked at.
+# The data, compared before the first step: options, lengths, and which samples a Subset has, not what the samples are.
 
 
 def check_data(source: DataSource, setup: RunSetup) -> None:
@@ -132,41 +131,25 @@ def check_data(source: DataSource, setup: RunSetup) -> None:
 def check_same_data(dataset: Dataset[Any], layout: Layout, options: Mapping[str, Any]) -> None:
     """RequestError, on every rank, if the ranks' data sets differ in length or are other parts of a data set, or if a
     rank's DataLoader has other `options`. A collective."""
-    if layout.world_size == 1:
-        return
-    kind = type(dataset).__name__
-    everyones = ask_all((_count_samples(dataset), options, hash_choice(dataset)), layout.world_size)
-    lengths = [length for length, *_ in everyones]
-    for rank, length in enumerate(lengths):
-        if length != lengths[0]:
-            raise RequestError(f"rank {rank} gets {length} samples of this {kind}: rank 0 gets {lengths[0]}", _HINT)
-    refuse_others([theirs for _, theirs, _ in everyones], "DataLoader(…, {})")
-    for rank, (*_, choice) in enumerate(everyones):
-        if choice != everyones[0][-1]:
-            raise RequestError(f"rank {rank} gets other samples of this {kind} than rank 0", _HINT)
+    samples = len(dataset) if isinstance(dataset, Sized) else None  # a stream may have no length
+    everyones = ask_all((options, samples, _hash_subset(dataset)), layout.world_size)
+    refuse_others([theirs for theirs, *_ in everyones], "DataLoader(…, {})")
+    for rank, (_, *theirs) in enumerate(everyones):
+        if theirs != [*everyones[0][1:]]:
+            raise RequestError(
+                f"rank {rank} gets other samples of this {type(dataset).__name__} than rank 0: it has {theirs[0]}, and"
+                f" rank 0 has {everyones[0][1]}",
+                "give every rank the whole data set in one order, not divided by rank: the runtime deals the samples",
+            )
 
 
-def outline_evaluation(dataset: Dataset[Any], batch_size: int, *, drop_last: bool) -> dict[str, Any]:
-    """The options of evaluation data that must be the same on every rank."""
-    options = {"batch_size": batch_size, "drop_last": drop_last}
-    return options | {"samples": _count_samples(dataset), "subset": hash_choice(dataset)[:12]}
-
-
-def hash_choice(dataset: Dataset[Any]) -> str:
-    """SHA-256 of which samples a `Subset` chose, of how many; a subset of a subset has both choices."""
+def _hash_subset(dataset: Dataset[Any]) -> str:
+    """SHA-256 of which samples a `Subset` chose; a subset of a subset has both choices."""
     digest = hashlib.sha256()
     while isinstance(dataset, Subset):
         digest.update(f"{list(dataset.indices)}\n".encode())
         dataset = dataset.dataset
     return digest.hexdigest()
-
-
-def _count_samples(dataset: Any) -> int | str:
-    """A stream may have no length."""
-    return len(dataset) if hasattr(dataset, "__len__") else "any number of"
-
-
-_HINT = "give every rank the whole data set in one order, not divided by rank: the runtime deals the samples"
 
 
 class Preparation:
@@ -204,13 +187,13 @@ class Preparation:
                 prepared[n] = self.evaluation_loader(thing)
         for n, thing in enumerate(objects):
             if is_trained(thing) and id(thing) not in self._models.wrapped:
-                self._saves.record.note_model(thing)
+                self._saves.record.record_model(thing)
                 prepared[n] = self._models.wrap(thing, WrapOptions(None, None, {}))
             elif isinstance(thing, nn.Module):
                 prepared[n] = place(thing, self._group.device)
                 if id(thing) not in self._models.wrapped:  # no wrapper gives every rank the weights of rank 0
                     spread_weights(thing, self._group.device, self._layout)
-                    self._gradients.take_along(thing)
+                    self._gradients.add_untrained(thing)
         self._gradients.hand_over([thing for thing in objects if isinstance(thing, Optimizer)])
         tracked = [new for old, new in zip(objects, prepared, strict=True) if not isinstance(old, DataLoader)]
         if tracked:
@@ -227,15 +210,13 @@ class Preparation:
         plan = self._data.plan or self._plan_for(self._setup.global_batch)
         split, exact = self._setup.split, self._options.exactness is not None
         self._gradients.check(objects)
-        if not split.is_whole:
-            self._until_end.enter_context(shard_assignments())
         optimizers = {name: thing for name, thing in objects.items() if isinstance(thing, Optimizer)}
         zero = share_out_steps(optimizers, split, self._layout, self._group.device, self._until_end, exact=exact)
         fixed = self._layout.data_size > 1 or exact
         known = KnownParameters([unwrap(model) for model in self._models.wrapped.values()], fixed=fixed)
-        self._until_end.enter_context(self._loop.hearing(known))
+        self._until_end.enter_context(self._loop.step_hooks(known))
         for thing in objects.values():
-            self._loop.take(thing)
+            self._loop.follow(thing)
         batch = plan.global_batch if exact or self._data.plan is not None else None
         checkpointer = self._saves.checkpointer
         self._position = position = checkpointer.track(objects, batch, zero)
@@ -263,17 +244,17 @@ class Preparation:
         how = read_how(data, **reading)
         number = 1 if known.first is None else 2 + len(known.seconds)
         items = read_optional(items_per_step, "rt.loader(loader, items_per_step={})")
-        check_items(how, items, self._layout.data_size, options, counts=count is not None)
+        sizes = {"global_batch": self._setup.global_batch, "max_micro_batch": options.max_micro_batch}
+        check_items(how, items, sizes if number == 1 else {}, counts=count is not None)
         check_data(how, self._setup)
         if number == 1:
-            check_first(how, items, options, self._setup.global_batch)
             plan = known.plan or self._make_plan(how.batch_size, items)
             known.is_several, seed = options.uses_micro_batches or (items or 0) > 1, options.seed
         else:
             seed = derive_key("loader", options.seed, number)
-            check_second(items, are_several=known.is_several)
+            check_second(items, is_several=known.is_several)
             plan = self._plan_for(how.batch_size, items)
-        if self._trial is not None and how.batch_sampler is None:
+        if how.batch_sampler is None:
             how = replace(how, dataset=self._trial.shorten(how.dataset, plan.global_batch, drop_last=how.drop_last))
         sampler = make_sampler(how, plan, self._layout.data_rank, seed)
         note = self._setup.settings.note
@@ -292,7 +273,7 @@ class Preparation:
             known.seconds.append(second)
         else:
             loader = known.first = TrainingLoader(*parts, is_several=known.is_several)
-            self._saves.record.learn = weighing.learn
+            self._saves.record.learn = weighing.list_entries
         if self._position is not None:  # the objects were tracked before
             self._saves.checkpointer.settle_settings(self._position)
             self._move(self._position, loader)
@@ -300,12 +281,13 @@ class Preparation:
 
     def _move(self, position: dict[str, int], loader: TrainingLoader) -> None:
         """Let the loader continue at the checkpoint's position."""
-        begins_again = self._setup.settings.begins_again
+        number = loader.number if isinstance(loader, SecondLoader) else 1
+        again = self._setup.settings.begins_again(number)
+        place = find_place(position, number, loader.sampler.length, again=again)
         if isinstance(loader, SecondLoader):
-            number = loader.number
-            loader.place = find_pass(position, number, loader.sampler.length, again=begins_again(number))
+            loader.place = place
         else:
-            move_to(position, loader.sampler, again=begins_again())
+            loader.sampler.epoch, loader.sampler.position = place
 
     def evaluation_loader(
         self,
@@ -326,9 +308,8 @@ class Preparation:
         if size is None:
             raise RequestError("rt.evaluation_loader got no batch_size", "rt.evaluation_loader(dataset, 256)")
         size = read_whole(size, "rt.evaluation_loader(dataset, {})")
-        if self._trial is not None:
-            how = replace(how, dataset=self._trial.shorten(how.dataset, size))
-        self._saves.agreement.note_evaluation(**outline_evaluation(how.dataset, size, drop_last=how.drop_last))
+        how = replace(how, dataset=self._trial.shorten(how.dataset, size))
+        check_same_data(how.dataset, self._layout, {"batch_size": size, "drop_last": how.drop_last})
         return EvaluationLoader(
             how.dataset,
             size,
@@ -339,11 +320,12 @@ class Preparation:
             forward_is_collective=lambda: self._gradients.forward_is_collective,
             starts=self._start_evaluation,
             gives=self._loop.count_batch,
-            begins=self._models.same.evaluation_begins,
             goes_on=self._models.same.evaluation_goes_on,
         )
 
-    def _start_evaluation(self) -> None:
+    def _start_evaluation(self, is_even: bool) -> None:
+        if is_even:
+            self._models.same.evaluation_begins()
         self._saves.check_open("a loop over evaluation data")
         self._models.average_buffers()
 

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from datetime import timedelta
 from importlib import import_module
 from importlib.util import find_spec
-from typing import Any, Protocol, TextIO
+from typing import Any, NamedTuple, TextIO
 
 from hpcddp.errors import RequestError, nearest
 from hpcddp.runs.folder import list_checkpoints
@@ -41,7 +41,7 @@ AT_TERMINAL_S = 2.0
 class Progress:
     """Prints a line every `interval_s` seconds to `out`: how far a training is. Nothing if one of the two is None.
 
-    `deadline` says when the job ends, in seconds since 1970: that may move. `clock` is in seconds, from anywhere.
+    `deadline` says when the job ends, in seconds since 1970, as `clock`: that may move.
     """
 
     def __init__(
@@ -49,14 +49,12 @@ class Progress:
         out: TextIO | None,
         *,
         interval_s: float | None = DEFAULT_INTERVAL_S,
-        save_every: int | None = None,
         deadline: Callable[[], float | None] = lambda: None,
-        clock: Callable[[], float] = time.monotonic,
-        now: Callable[[], float] = time.time,
+        clock: Callable[[], float] = time.time,
     ) -> None:
         self.total_steps: int | None = None  # may become known later
-        self._out, self._interval_s, self._save_every = out, interval_s or DEFAULT_INTERVAL_S, save_every
-        self._deadline, self._clock, self._now = deadline, clock, now
+        self._out, self._interval_s = out, interval_s or DEFAULT_INTERVAL_S
+        self._deadline, self._clock = deadline, clock
         self._samples = 0
         # when to print; the first step sets it
         self._next = math.inf if out is None or interval_s is None else -math.inf
@@ -73,52 +71,42 @@ class Progress:
         if self._first is None:  # the first step compiles and fills caches: it starts the clock and is not counted
             self._first = (at, step)
         else:
-            self._write(f"hpcddp: {'  '.join(self._list_known(at, step, loss))}\n")
+            self._write(f"hpcddp: {'  '.join(self._list_parts(at, step, loss, *self._first))}\n")
         self._mark = at, self._samples
 
-    def _list_known(self, at: float, step: int, loss: float | None) -> list[str]:
-        """`step 1200/5000`, `loss 0.3123`, `5,210 samples/s`, `0:12:30 left`, `save at 1300`, `walltime left
-        1:02:03`."""
-        (first_at, first), (began, before) = self._first or (at, step), self._mark
-        total, every, ends = self.total_steps, self._save_every, self._deadline()
-        known = [f"step {step}" if total is None else f"step {step}/{total}"]
+    def _list_parts(self, at: float, step: int, loss: float | None, first_at: float, first: int) -> list[str]:
+        """`step 1200/5000`, `loss 0.3123`, `5,210 samples/s`, `0:12:30 left`, `walltime left 1:02:03`."""
+        (began, before), total, ends = self._mark, self.total_steps, self._deadline()
+        parts = [f"step {step}" if total is None else f"step {step}/{total}"]
         if loss is not None:
-            known.append(f"loss {loss:.4g}")
+            parts.append(f"loss {loss:.4g}")
         if at > began:
             rate = (self._samples - before) / (at - began)
-            known.append(f"{rate:{',.0f' if rate >= 10 else '.2g'}} samples/s")
+            parts.append(f"{rate:{',.0f' if rate >= 10 else '.2g'}} samples/s")
         if total is not None and step > first:
-            known.append(f"{format_seconds((total - step) * (at - first_at) / (step - first))} left")
-        if every:
-            known.append(f"save at {step - step % every + every}")
+            parts.append(f"{format_seconds((total - step) * (at - first_at) / (step - first))} left")
         if ends is not None:
-            known.append(f"walltime left {format_seconds(ends - self._now())}")
-        return known
+            parts.append(f"walltime left {format_seconds(ends - at)}")
+        return parts
 
     def _write(self, text: str) -> None:
-        """Write the text; a closed pipe does not end a training."""
-        if self._out is None:
-            return
+        assert self._out is not None
         try:
             self._out.write(text)
             self._out.flush()
-        except (OSError, ValueError):  # ValueError: the stream is closed
-            self._out, self._next = None, math.inf
+        except (OSError, ValueError):  # a closed pipe or stream does not end a training
+            self._next = math.inf
 
 
 # Where the numbers of `rt.log` go besides metrics.jsonl, each if asked for: only that is imported. A resumed run
 # continues the same run of the sink: TensorBoard by its folder, MLflow by a tag, W&B by an id.
 
 
-class Sink(Protocol):
-    """One place for numbers; only rank 0 has one. It is made of the run folder's absolute path, and of the step that
-    the run resumes from."""
+class Sink(NamedTuple):
+    """One place for numbers; only rank 0 has one."""
 
-    def write(self, step: int, numbers: Mapping[str, float]) -> None:
-        """Numbers after `step` steps."""
-
-    def close(self, status: str) -> None:
-        """The attempt is over; `status` is finished, unfinished or failed."""
+    write: Callable[[int, Mapping[str, float]], object]  # after so many steps
+    close: Callable[[str], object]  # the attempt is over: finished, unfinished or failed
 
 
 def _name_run(folder: str) -> str:
@@ -130,52 +118,49 @@ def _hash_path(folder: str) -> str:
     return hashlib.sha256(os.path.realpath(folder).encode()).hexdigest()[:16]
 
 
-class _TensorBoard:
-    def __init__(self, folder: str, step: int) -> None:
-        module = import_module("torch.utils.tensorboard")
-        # a resumed run makes the steps after its checkpoint again: TensorBoard drops those of the attempt before
-        self._writer: Any = module.SummaryWriter(os.path.join(folder, "tensorboard"), purge_step=step + 1)
+def _open_tensorboard(folder: str, step: int) -> Sink:
+    module = import_module("torch.utils.tensorboard")
+    # a resumed run makes the steps after its checkpoint again: TensorBoard drops those of the attempt before
+    writer: Any = module.SummaryWriter(os.path.join(folder, "tensorboard"), purge_step=step + 1)
 
-    def write(self, step: int, numbers: Mapping[str, float]) -> None:
+    def write(step: int, numbers: Mapping[str, float]) -> None:
         for name, value in numbers.items():
-            self._writer.add_scalar(name, value, step)
+            writer.add_scalar(name, value, step)
 
-    def close(self, _status: str) -> None:
-        self._writer.close()  # TensorBoard has no word for the status
-
-
-class _MLflow:
-    def __init__(self, folder: str, _step: int) -> None:
-        self._mlflow: Any = import_module("mlflow")
-        tag = _hash_path(folder)
-        same = f"tags.hpcddp_run = '{tag}'"
-        found = self._mlflow.search_runs(filter_string=same, max_results=1, output_format="list")
-        if found:
-            self._mlflow.start_run(run_id=found[0].info.run_id)
-        else:
-            self._mlflow.start_run(run_name=_name_run(folder), tags={"hpcddp_run": tag})
-
-    def write(self, step: int, numbers: Mapping[str, float]) -> None:
-        self._mlflow.log_metrics(dict(numbers), step=step)
-
-    def close(self, status: str) -> None:
-        self._mlflow.end_run({"finished": "FINISHED", "failed": "FAILED"}.get(status, "KILLED"))
+    return Sink(write, lambda _status: writer.close())  # TensorBoard has no word for the status
 
 
-class _WandB:
-    def __init__(self, folder: str, _step: int) -> None:
-        wandb: Any = import_module("wandb")
-        self._run = wandb.init(id=_hash_path(folder), name=_name_run(folder), dir=folder, resume="allow")
+def _open_mlflow(folder: str, _step: int) -> Sink:
+    mlflow: Any = import_module("mlflow")
+    tag = _hash_path(folder)
+    found = mlflow.search_runs(filter_string=f"tags.hpcddp_run = '{tag}'", max_results=1, output_format="list")
+    if found:
+        mlflow.start_run(run_id=found[0].info.run_id)
+    else:
+        mlflow.start_run(run_name=_name_run(folder), tags={"hpcddp_run": tag})
+    ends = {"finished": "FINISHED", "unfinished": "KILLED", "failed": "FAILED"}
+    return Sink(
+        lambda step, numbers: mlflow.log_metrics(dict(numbers), step=step),
+        lambda status: mlflow.end_run(ends[status]),
+    )
 
-    def write(self, step: int, numbers: Mapping[str, float]) -> None:
-        self._run.log({**numbers, "step": step})
 
-    def close(self, status: str) -> None:
-        self._run.finish(exit_code=1 if status == "failed" else 0)
+def _open_wandb(folder: str, _step: int) -> Sink:
+    wandb: Any = import_module("wandb")
+    run = wandb.init(id=_hash_path(folder), name=_name_run(folder), dir=folder, resume="allow")
+    return Sink(
+        lambda step, numbers: run.log({**numbers, "step": step}),
+        lambda status: run.finish(exit_code=1 if status == "failed" else 0),
+    )
 
 
-#: By the name that `log_to` has, which is also that of the package.
-SINKS: dict[str, Callable[[str, int], Sink]] = {"tensorboard": _TensorBoard, "mlflow": _MLflow, "wandb": _WandB}
+#: By the name that `log_to` has, which is also that of the package: from the run folder's absolute path, and the step
+#: that the run resumes from.
+SINKS: dict[str, Callable[[str, int], Sink]] = {
+    "tensorboard": _open_tensorboard,
+    "mlflow": _open_mlflow,
+    "wandb": _open_wandb,
+}
 
 
 def choose_sinks(given: Sequence[str] | None, env: Mapping[str, str]) -> tuple[str, ...]:
@@ -208,7 +193,7 @@ class Sinks:
                 self._open[name] = SINKS[name](os.path.abspath(folder), step)
 
     def write(self, step: int, numbers: Mapping[str, float]) -> None:
-        """Numbers after `step` steps, as `runs.metrics.check_logged` gives them."""
+        """Write these numbers after `step` steps."""
         for name, sink in list(self._open.items()):
             with self._spared(name):
                 sink.write(step, numbers)
@@ -247,14 +232,14 @@ class Report:
         self._setup, self._metrics, self._pace, self._names = setup, metrics, pace, sinks
         self._is_first = setup.group.is_first
         self._sinks = Sinks()
-        out, save_every = sys.stderr if self._is_first else None, setup.options.save_every.steps
-        self._progress = Progress(out, interval_s=interval_s, save_every=save_every, deadline=deadline)
+        out = sys.stderr if self._is_first else None
+        self._progress = Progress(out, interval_s=interval_s, deadline=deadline)
         self._began = time.monotonic()
         self._samples: int | None = None  # of this attempt's steps but the first, which the pace does not count either
         self._is_open = False  # between the first line and the summary
 
     def start(self, plan: str, resumed_from: int | None) -> None:
-        """The run's objects are there, from this step's checkpoint or new: say so, and open the sinks."""
+        """The run's objects are there, from this step's checkpoint or new: print that, and open the sinks."""
         self._is_open = True
         folder = self._setup.folder
         words = [f"global batch: {plan}", self._setup.group.describe()]
@@ -264,7 +249,7 @@ class Report:
             words.append("no run folder: nothing is saved")
         elif self._is_first:
             self._sinks = Sinks(self._names, folder.run.path, resumed_from or 0)
-        self.say("; ".join(words))
+        self.print_line("; ".join(words))
 
     def expect(self, step: int, epochs: int, length: int | None, position: int, batch: int) -> None:
         """After `step` steps there are this many `epochs` left of `length` samples each, in global batches of `batch`.
@@ -289,7 +274,7 @@ class Report:
         self._metrics.log(step, checked)
         self._sinks.write(step, checked)
 
-    def say(self, text: str) -> None:
+    def print_line(self, text: str) -> None:
         """Print one of hpcddp's own lines."""
         if self._is_first:
             print(f"hpcddp: {text}", file=sys.stderr, flush=True)
@@ -328,7 +313,7 @@ class Report:
             rows |= {"saved": next(reversed(list_checkpoints(folder.run.checkpoints)), None), "files": folder.run.path}
             rows["resume"] = stop_reason is not None and "the same command again"
         lines = [f"  {name:<9} {text}" for name, text in rows.items() if text]
-        self.say("\n".join([f"{title}: {status} after step {steps}, epoch {epoch}", *lines]))
+        self.print_line("\n".join([f"{title}: {status} after step {steps}, epoch {epoch}", *lines]))
 
     def fail(self) -> None:
         """The attempt is over with an error, which the caller prints."""

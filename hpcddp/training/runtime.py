@@ -17,7 +17,7 @@ from hpcddp.batchplan import BatchPlan
 from hpcddp.errors import RequestError
 from hpcddp.runs.metrics import MetricsFile
 from hpcddp.training import collectives
-from hpcddp.training.arguments import check_kind, read_path, read_value, read_whole
+from hpcddp.training.arguments import read_number, read_whole
 from hpcddp.training.checkpoint.tracked import unwrap
 from hpcddp.training.checkpoint.whole_model import write_whole
 from hpcddp.training.data.evaluation import EvaluationLoader
@@ -33,7 +33,7 @@ from hpcddp.training.parallel.tensor import TensorPlan
 from hpcddp.training.prepare import Preparation
 from hpcddp.training.report import Report
 from hpcddp.training.saves import Saves
-from hpcddp.training.steps import StepRecord
+from hpcddp.training.steps import Agreement, StepRecord
 from hpcddp.training.stopping import FINISH, STOP, StopWatch
 
 
@@ -52,13 +52,18 @@ class Runtime:
     ) -> None:
         self.group = setup.group
         self.layout = setup.layout
-        self.device = setup.group.device
-        self.seed = setup.options.seed
         self.folder = setup.folder
+        self.rank = setup.group.rank
+        self.world_size = setup.group.world_size
+        self.is_main = setup.group.is_first  # rank 0, which prints and writes
+        self.device = setup.group.device
+        self.devices = setup.group.devices  # several where the job asks for `gpus_per_rank`
+        self.seed = setup.options.seed
         self.weights_sha256: str | None = None  # of the tracked models at the end, on rank 0
         self._options = setup.options
-        record, models, data = StepRecord(setup, gradients, metrics), Models(setup, gradients), TrainingData()
-        self._saves = saves = Saves(setup, watch, record, report, models, data)
+        agreement, models, data = Agreement(setup.group.world_size), Models(setup, gradients), TrainingData()
+        record = StepRecord(setup, gradients, metrics, agreement)
+        self._saves = saves = Saves(setup, watch, agreement, record, report, models, data)
         self._loop = loop = TrainingLoop(setup, gradients, saves)
         self._epochs = Epochs(setup, loop, saves)
         self._preparation = Preparation(setup, gradients, loop, saves, planned, until_end)
@@ -66,29 +71,9 @@ class Runtime:
 
     def _end_body(self) -> None:
         self._saves.is_over = True
-        self._loop.let_go()
+        self._loop.abandon()
 
     # ---- what is so
-
-    @property
-    def devices(self) -> tuple[torch.device, ...]:
-        """All devices of this rank, `device` first: several where the job asks for `gpus_per_rank`."""
-        return self.group.devices
-
-    @property
-    def rank(self) -> int:
-        """This process's number, from 0."""
-        return self.group.rank
-
-    @property
-    def world_size(self) -> int:
-        """How many ranks there are."""
-        return self.group.world_size
-
-    @property
-    def is_main(self) -> bool:
-        """Whether this is rank 0, which prints and writes."""
-        return self.group.is_first
 
     @property
     def exact(self) -> bool:
@@ -168,12 +153,11 @@ class Runtime:
         `options` are those of torch's DDP or fully_shard. Buffers are not broadcast at each forward pass: they are
         averaged before an evaluation and a checkpoint.
         """
-        self._saves.record.note_model(model)
+        self._saves.record.record_model(model)
         return self._saves.models.wrap(model, WrapOptions(blocks, tensor_plan, options))
 
     def unwrap(self, model: nn.Module) -> nn.Module:
         """The user's model inside of what `prepare` made of it."""
-        check_kind(model, nn.Module, "rt.unwrap({})", "model", "model")
         return unwrap(model)
 
     def loader(
@@ -300,15 +284,13 @@ class Runtime:
         """Leave the `with` body after this step; a later attempt resumes it. In and after an epoch's last step: at the
         end of the loop's body.
 
-        One rank is enough. Inside a step the others hear of it a step later (of steps that take less than 25 ms up to
-        16 steps later), and all stop there; if every rank calls it at the same step, all stop after that step.
+        One rank is enough. Inside a step the others hear of it a step later, and all stop there; if every rank calls it
+        at the same step, all stop after that step.
         """
-        check_kind(reason, str, "rt.stop({})", "reason", '"the loss is small"')
         self._saves.ask(STOP, reason)
 
     def finish_early(self, reason: str) -> None:
         """End the loop after this step; the run is finished. Called as `stop` is."""
-        check_kind(reason, str, "rt.finish_early({})", "reason", '"the loss is small"')
         self._saves.ask(FINISH, reason)
 
     # ---- for all ranks together: call these on every rank
@@ -320,7 +302,7 @@ class Runtime:
         Waits for the device: once per epoch, not per step.
         """
         self._saves.check_together("rt.sum")
-        return collectives.sum_over_data_ranks(value, self.layout, self.device)
+        return collectives.sum_numbers(value, self.layout.data_size, self.layout.data_group, self.device)
 
     def gather(self, rows: Tensor) -> Tensor:
         """The rows of all data ranks, one below the other: all outputs of an evaluation in the order of its data.
@@ -328,7 +310,7 @@ class Runtime:
         (n, …) on each rank gives (sum of n, …) on every rank; n may differ.
         """
         self._saves.check_together("rt.gather")
-        return collectives.gather_rows(rows, self.layout, self.device)
+        return collectives.gather_rows(rows, self.layout.data_size, self.layout.data_group, self.device)
 
     def broadcast(self, thing: collectives.Thing) -> collectives.Thing:
         """Rank 0's object, on every rank."""
@@ -377,7 +359,7 @@ class Runtime:
                 f"rt.save_best(value) came inside {where}",
                 "call it after the loop, once per epoch; or in a loop over rt.batches(…), after optimizer.step()",
             )
-        return saves.save_best(read_value(value, "rt.save_best({})"), mode, loop.steps_made, inside=loop.inside)
+        return saves.save_best(read_number(value, "rt.save_best({})"), mode, loop.steps_made, inside=loop.inside)
 
     def save_model(self, path: str | Path, model: nn.Module | None = None) -> None:
         """Write the whole weights of a model (None: the only one) to a file that `torch.load` reads anywhere.
@@ -385,7 +367,6 @@ class Runtime:
         Rank 0 writes it, as a whole. Of an AveragedModel the averaged weights are written, under the model's own names.
         """
         self._saves.check_open("rt.save_model")
-        file = read_path(path, "rt.save_model({})")
         if model is None:
             wrapped = list(self._saves.models.wrapped.values())
             if len(wrapped) != 1:
@@ -393,10 +374,9 @@ class Runtime:
                     f"rt.save_model(path) does not know which of {len(wrapped)} models", "rt.save_model(path, model)"
                 )
             [model] = wrapped
-        check_kind(model, nn.Module, "rt.save_model(path, {})", "model", "model")
         self._saves.agree("called rt.save_model(path)")
         self._saves.models.average_buffers()
-        write_whole(unwrap(model.module if isinstance(model, AveragedModel) else model), file, self.group)
+        write_whole(unwrap(model.module if isinstance(model, AveragedModel) else model), Path(path), self.group)
 
     def finish(self) -> None:
         """The body has ended without an error: last numbers, last checkpoint, state.json. `open_runtime` calls it."""

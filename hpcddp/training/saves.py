@@ -1,119 +1,42 @@
-"""Agreement of all ranks on the step at which they save, stop or finish early.
+"""The steps at which all ranks save, stop or finish early.
 
 A rank requests it by a flag in the step's sums. If all ranks request it at one step, it happens at this step; otherwise
-at the step where all of them know of it.
+at the next one, where all of them know of it.
 """
 
 from __future__ import annotations
 
-import itertools
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from hpcddp.errors import RequestError
-from hpcddp.runs.hang import name_ranks
 from hpcddp.runs.state import AT_ITS_END
 from hpcddp.training.checkpoint.attempt import AttemptSaves
 from hpcddp.training.checkpoint.checkpointer import Checkpointer, check_same_value
 from hpcddp.training.data.sampler import MicroBatch, describe_position
 from hpcddp.training.objects import Models, TrainingData
-from hpcddp.training.options import RunSetup, refuse_others
-from hpcddp.training.parallel.layout import ask_all
+from hpcddp.training.options import RunSetup
 from hpcddp.training.parallel.sameness import CHECKED_FIRST
-from hpcddp.training.rendezvous.group import Group
-from hpcddp.training.rendezvous.roll_call import wait_until
-from hpcddp.training.report import Report, print_warning
-from hpcddp.training.steps import StepRecord, StepSum
+from hpcddp.training.report import Report
+from hpcddp.training.steps import Agreement, StepRecord
 from hpcddp.training.stopping import DEADLINE, FINISH, SAVE, STOP, STOP_FLAGS, StopTraining, StopWatch
-
-# Points of the script where all ranks agree.
-
-
-_TOGETHER_S = 20.0  # ranks that ask at one step arrive within it: the sums of the step before have just come together
-_HINT = (
-    "call it on every rank alike, as by if rt.broadcast(is_enough): break. rt.finish_early(reason), rt.stop(reason) and"
-    " rt.save() may be called on one rank in the loop"
-)
-
-_runtimes = itertools.count()  # one group may have several, one after the other
-
-
-class Agreement:
-    """Requests of this rank, and the agreement of all ranks on them."""
-
-    def __init__(self, group: Group) -> None:
-        self._group = group
-        self.requests: dict[str, str] = {}  # with their reasons; they go with a step's sums
-        self._evaluations: list[dict[str, Any]] = []  # the options of the evaluation loaders since the last agreement
-        self._is_new = False  # whether one came since the last step
-        self._name = f"requests-{next(_runtimes)}"
-
-    def ask(self, request: str, reason: str) -> None:
-        """Ask all ranks for one of REQUESTS. The first reason stays."""
-        self.requests.setdefault(request, reason)
-        self._is_new = True
-
-    def note_evaluation(self, **options: Any) -> None:
-        """Record that this rank has made an evaluation loader, with options that must be the same on every rank."""
-        self._evaluations.append(options)
-
-    def agree(self, point: str, mine: Any) -> tuple[dict[str, str], list[Any]]:
-        """A collective: the requests of all ranks, and what each of them has as `mine`.
-
-        RequestError, on every rank, if they call it at different points of the script.
-        """
-        requests, self.requests, self._is_new = self.requests, {}, False
-        evaluations, self._evaluations = self._evaluations, []
-        everyones = ask_all((point, requests, mine, evaluations), self._group.world_size)
-        points = [theirs[0] for theirs in everyones]
-        if len(set(points)) > 1:
-            raise RequestError(_describe_points(points), _HINT)
-        granted: dict[str, str] = {}
-        for _, theirs, _, _ in everyones:
-            granted = theirs | granted
-        for options in zip(*(theirs[3] for theirs in everyones), strict=False):  # one rank may have one more, to look
-            refuse_others(options, "evaluation data: the same DataLoader(…, {}), over the whole data set,")
-        return granted, [theirs[2] for theirs in everyones]
-
-    def is_due(self, step: int, sums: StepSum, exchanged: bool) -> bool:
-        """After a step: whether all ranks have to agree now. The same on every rank.
-
-        `exchanged`: whether the ranks' flags of this step are on their way.
-        """
-        if sums.take_heard():
-            return True
-        is_new, self._is_new = self._is_new, False
-        if exchanged:
-            return bool(self.requests) and self._group.world_size in sums.count_requests().values()
-        return is_new and self._all_ask(step)
-
-    def _all_ask(self, step: int) -> bool:
-        """Whether all ranks ask after this step, of which there is no exchange. Waits for them; not for ever, because
-        those that do not ask train on, and wait for this one."""
-        store, key, everyone = self._group.store, f"{self._name}-{step}", self._group.world_size
-        store.add(key, 1)
-        all_ask = wait_until(lambda: store.add(key, 0) == everyone, _TOGETHER_S, everyone)
-        store.compare_set(f"{key}-all", "", "yes" if all_ask else "no")  # the first word holds
-        return bool(store.get(f"{key}-all") == b"yes")
-
-
-def _describe_points(points: Sequence[str]) -> str:
-    ranks_at = {point: [rank for rank, theirs in enumerate(points) if theirs == point] for point in points}
-    return "the ranks went different ways: " + ", ".join(
-        f"{name_ranks(ranks)} {point}" for point, ranks in ranks_at.items()
-    )
 
 
 class Saves:
     """Counts the steps of the run; saves and stops where it is time. Its methods are called on every rank alike."""
 
     def __init__(
-        self, setup: RunSetup, watch: StopWatch, record: StepRecord, report: Report, models: Models, data: TrainingData
+        self,
+        setup: RunSetup,
+        watch: StopWatch,
+        agreement: Agreement,
+        record: StepRecord,
+        report: Report,
+        models: Models,
+        data: TrainingData,
     ) -> None:
         options, group = setup.options, setup.group
         self.steps = 0  # optimizer steps since the start of the run, over all attempts, of batches that are over
-        self._is_skipped = False  # whether no optimizer has stepped in the last of them
         self.open_epoch: int | None = None  # the epoch that the loop over rt.epochs or rt.batches is in, or was left in
         self.last_step: int | None = None  # of the loop over rt.batches that is open
         self.in_tail = False  # whether the epoch's last step was made, and its body has not ended
@@ -122,12 +45,12 @@ class Saves:
         self.counts = dict(setup.asked or {})  # epochs or steps that the run was asked for
         self.is_over = False  # whether the `with` body has ended
         self.has_left_epochs = False  # whether a loop over rt.epochs was left, since the ranks have agreed last
-        self.agreement = Agreement(group)
+        self.agreement = agreement
         self.attempt = AttemptSaves(setup.folder, watch, is_first=group.is_first, every_s=options.save_s)
         self.checkpointer = Checkpointer(setup, self.attempt)
         self.pace = watch.pace
         self.record, self.report, self.models, self.data, self._watch = record, report, models, data, watch
-        self._is_first, self._several = group.is_first, group.world_size > 1
+        self._several = group.world_size > 1
         self._every, self._at_epoch_ends = options.save_every.steps, options.saves_at_epoch_ends
         self._save_due = False  # whether a save is to come at the next place for one
         self._is_behind_batches = False  # in a tail, whose step is only counted now
@@ -143,8 +66,8 @@ class Saves:
         return self.attempt.stop_reason is not None or self.finish_reason is not None or self.is_finished
 
     def ask(self, request: str, reason: str) -> None:
-        """Ask all ranks for one of REQUESTS; a single rank gets it at once."""
-        self.agreement.ask(request, reason)
+        """Ask all ranks for one of REQUESTS; a single rank gets it at once. The first reason stays."""
+        self.agreement.requests.setdefault(request, reason)
         if not self._several:
             self.agree("asked")
 
@@ -232,14 +155,13 @@ class Saves:
             self.leave_if_stopping()
         self.in_tail = False
 
-    def count_step(self, micro: MicroBatch, *, stepped: bool) -> None:
+    def count_step(self, micro: MicroBatch) -> None:
         """A global batch is over: count it as a step, exchange flags, save or stop if it is time.
 
         After an epoch's last step all of that waits for the end of the body.
         """
         data, record, pace = self.data, self.record, self.pace
         self.steps = step = self.steps + 1
-        self._is_skipped = not stepped
         loader, attempt = data.first, self.attempt
         assert loader is not None
         epoch = loader.sampler.epoch
@@ -247,20 +169,17 @@ class Saves:
         is_last = ends or self._is_behind_batches or bool(data.seconds and data.may_end_with_second)
         loader.sampler.advance(micro)
         pace.step_ended(in_tail=self._is_behind_batches)
-        more = loader.weighing.take() if loader.weighing.count is not None else None
+        more = loader.weighing.list_numbers()
         lr = self.checkpointer.learning_rate() if record.is_written else None
-        exchanged = record.sums.add_step(micro.total, more, step=step, epoch=epoch, lr=lr)
-        if exchanged:
-            flags = (() if is_last else self._watch.flags()) + tuple(self.agreement.requests)
-            attempt.note_stop(record.exchange(flags))
-            pace.steps_shared = record.sums.steps_shared
-        self.report.step(step, micro.total, record.loss)
-        if attempt.timer is not None and attempt.timer.is_due:
+        if attempt.is_time:
             if self._several:  # no other rank asks at this step
                 self.agreement.requests.setdefault(SAVE, "save_every")
             self._save_due |= not self._several
+        flags = (() if is_last else self._watch.flags()) + tuple(self.agreement.requests)
+        attempt.note_stop(record.end_step(micro.total, flags, more, step=step, epoch=epoch, lr=lr))
+        self.report.step(step, micro.total, record.loss)
         # one rank alone has agreed when it asked
-        if self._several and not is_last and self.agreement.is_due(step, record.sums, exchanged):
+        if self._several and not is_last and self._is_agreement_due():
             self.agree(f"ended step {step}")
         if pace.steps <= CHECKED_FIRST:
             self.models.same.compare(step)
@@ -275,6 +194,11 @@ class Saves:
             self.checkpointer.poll(wait=self.is_ending)
         if attempt.stop_reason is not None:
             raise StopTraining
+
+    def _is_agreement_due(self) -> bool:
+        """Whether all ranks have to agree now: the same on every rank."""
+        agreement = self.agreement
+        return bool(agreement.heard) or (bool(agreement.requests) and self.record.all_request())
 
     # ---- what is saved
 
@@ -297,35 +221,19 @@ class Saves:
         if self.checkpointer.is_due(self.steps):
             loader = self.data.loader
             self.attempt.note_stop(self.record.catch_up())
-            self.check_state()
+            self.models.same.check(self.steps)
             self.models.average_buffers()
             position = describe_position(self.steps, loader.sampler, [second.place for second in self.data.seconds])
             assert self.data.plan is not None
             self.checkpointer.save(position, {"plan": self.data.plan._asdict()})
         self.checkpointer.name_best()
 
-    def check_state(self, *, at_end: bool = False) -> None:
-        """RequestError, on every rank, for a state that is not worth a checkpoint."""
-        self.models.same.check(self.steps, at_end=at_end)
-        loss, may_skip = self.record.loss, self.models.may_skip_steps or self._is_skipped
-        if loss is not None and not math.isfinite(loss) and not may_skip:
-            raise RequestError(
-                f"the loss of the run is {loss} by step {self.steps}. No checkpoint is written of that",
-                "continue from the checkpoint before with a smaller learning rate, or bound each step:"
-                " torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)",
-            )
-
     def save_best(self, value: float, mode: str, step: int, *, inside: bool) -> bool:
         """See `Runtime.save_best`. `step`: the one whose weights the value is of; `inside`: it is not over."""
         answers = self.agree("called rt.save_best(value)", (self.checkpointer.is_best(value, mode), value))
         check_same_value([theirs for _, theirs in answers])
-        is_best, first = answers[0]
-        if first != first:
-            print_warning(
-                "rt.save_best(value) got NaN on rank 0: that is never the best, and no checkpoint is kept",
-                is_first=self._is_first,
-            )
+        is_best = bool(answers[0][0])
         if is_best:
             self.checkpointer.propose_best(value, mode, step)
             self.save(inside=inside)
-        return bool(is_best)
+        return is_best

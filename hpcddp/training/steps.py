@@ -1,83 +1,106 @@
-"""The record of each optimizer step: its loss and other sums over the ranks, written one exchange late, and whether a
-rank has to stop. No rank waits for them.
-
-Short steps share an exchange: on a CPU one costs half a millisecond, as much as such a step.
-"""
+"""The sums of each optimizer step over the ranks, and what the ranks agree on with them: no rank waits for them."""
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from hpcddp.errors import RequestError
+from hpcddp.runs.hang import name_ranks
 from hpcddp.runs.metrics import MetricsFile
 from hpcddp.training.activity import waiting
+from hpcddp.training.collectives import ask_all
 from hpcddp.training.gradient.gradients import Gradients
 from hpcddp.training.options import RunSetup
-from hpcddp.training.parallel.layout import Layout
 from hpcddp.training.stopping import REQUESTS, STOP_FLAGS
 
-_MOST_STEPS = 8  # that share an exchange
-_SHARED_S = 0.05  # how long they may take together
-_FLAGS = STOP_FLAGS + REQUESTS
-_NO_VOTES = [0.0] * len(_FLAGS)
-_SETTLING = 50  # steps of an attempt that have one each: they are not all alike, and a short run keeps its exact steps
+FLAGS = STOP_FLAGS + REQUESTS
 
 
-class StepResult(NamedTuple):
-    """The sums of a step: `numbers` of `add_step` with the global loss."""
+class Agreement:
+    """Flags of all ranks, which travel with a step's sums and are known one step later; and points of the script where
+    all ranks agree at once. `group`: the ranks' process group, None: torch's default one."""
 
-    numbers: dict[str, Any]
-    sums: dict[str, float]  # of `more`
+    def __init__(self, world_size: int, group: dist.ProcessGroup | None = None) -> None:
+        self._world_size, self._group = world_size, group
+        self.requests: dict[str, str] = {}  # of this rank, with their reasons
+        self.heard: set[str] = set()  # requests of any rank in the exchanges since the ranks have agreed
+
+    def encode(self, flags: Sequence[str]) -> list[float]:
+        """This rank's part of an exchange: its reasons to stop and its requests, of FLAGS."""
+        return [float(flag in flags) for flag in FLAGS]
+
+    def decode(self, votes: Sequence[float]) -> str | None:
+        """Read an exchange: the first reason to stop that a rank had, if any. Requests go into `heard`."""
+        raised = [flag for flag, vote in zip(FLAGS, votes, strict=True) if vote]
+        self.heard.update(flag for flag in raised if flag in REQUESTS)
+        return next((flag for flag in raised if flag in STOP_FLAGS), None)
+
+    def agree(self, point: str, mine: Any = None) -> tuple[dict[str, str], list[Any]]:
+        """A collective: the requests of all ranks with a reason for each, and what each rank has as `mine`.
+
+        RequestError, on every rank, if they call it at different points of the script.
+        """
+        requests, self.requests = self.requests, {}
+        self.heard.clear()
+        everyones = ask_all((point, requests, mine), self._world_size, self._group)
+        if len({theirs[0] for theirs in everyones}) > 1:
+            raise _went_apart([theirs[0] for theirs in everyones])
+        granted: dict[str, str] = {}
+        for _, theirs, _ in reversed(everyones):
+            granted |= theirs
+        return granted, [theirs[2] for theirs in everyones]
 
 
-class Exchanged(NamedTuple):
-    """The result of an exchange: the steps that it was for, and a reason to stop that a rank had, or None."""
+def _went_apart(points: Sequence[str]) -> RequestError:
+    ranks_at = {point: [rank for rank, theirs in enumerate(points) if theirs == point] for point in points}
+    return RequestError(
+        "the ranks went different ways: "
+        + ", ".join(f"{name_ranks(ranks)} {point}" for point, ranks in ranks_at.items()),
+        "call it on every rank alike, as by if rt.broadcast(is_enough): break. rt.finish_early(reason),"
+        " rt.stop(reason) and rt.save() may be called on one rank in the loop",
+    )
 
-    steps: list[StepResult]
-    stop: str | None = None
 
-
-class StepSum:
-    """Collects the steps' losses and exchanges them with the stop flags: `exchange` starts the sum over all ranks, and
-    returns the one that was started before. Every rank calls it after the same steps.
+class StepRecord:
+    """Sums what the ranks measure in a step together with their flags, and writes it to metrics.jsonl a step later.
 
     All ranks take part, so that a signal to any of them stops all; of the ranks with one data rank, only the first adds
-    its loss. With several `slots`, each filled by one data rank only, the loss does not depend on the order of the sum.
+    its loss. Each of several slots is filled by one data rank only: the loss does not depend on the order of the sum.
     On a CPU the numbers stay Python's own, since a tensor operation takes longer than all of this. On a GPU they go
-    through a pinned buffer and an event: the host waits for the exchange before, and never for this one.
+    through a pinned buffer and an event: the host waits for the step before, and never for this one.
     """
 
-    def __init__(
-        self,
-        layout: Layout,
-        device: torch.device,
-        slots: int = 1,
-        clock: Callable[[], float] = time.monotonic,
-        averaged_over: int = 1,
-    ) -> None:
-        """`averaged_over`: the weights of losses are divided by it."""
-        self.steps_shared = 1  # that the next exchange is for: rank 0 measures, and its number comes with each exchange
-        self._world_size, self._is_first, self._is_counted = layout.world_size, layout.rank == 0, layout.is_counted
-        self._device, self._on_cpu = device, device.type == "cpu"
-        self._slots, self._averaged_over, self._clock = slots, averaged_over, clock
-        self._host_loss = [0.0] * slots
-        self._loss = torch.zeros(slots, dtype=torch.float64, device=device)
-        self._numbers: list[float] = []  # of the steps that wait for an exchange, on a CPU
-        self._tensors: list[Tensor] = []  # the same on a GPU
-        self._waiting: list[tuple[dict[str, Any], tuple[str, ...]]] = []  # their notes, and the names of other numbers
-        self._under_way: list[tuple[dict[str, Any], tuple[str, ...]]] = []  # those of the exchange under way
-        self._sums: Tensor | list[float] | None = None  # of that; None: there is none
+    def __init__(self, setup: RunSetup, gradients: Gradients, metrics: MetricsFile, agreement: Agreement) -> None:
+        layout, self._device = setup.layout, setup.group.device
+        self._metrics, self._agreement = metrics, agreement
+        self.is_written = metrics.is_open  # to a file, on rank 0
+        self.loss: float | None = None  # of the newest step whose sums are known
+        #: The entries for metrics.jsonl, by the other sums of a step.
+        self.learn: Callable[[Mapping[str, float]], dict[str, float | None]] = dict
+        self._world_size, self._is_counted = layout.world_size, layout.is_counted
+        self._on_cpu = self._device.type == "cpu"
+        self._slots, self._averaged_over = gradients.slots, gradients.averaged_over
+        self._host_loss = [0.0] * self._slots
+        self._loss = torch.zeros(self._slots, dtype=torch.float64, device=self._device)
+        self._sums: Tensor | list[float] | None = None  # of the step before; None: they are written
+        self._notes: dict[str, Any] = {}  # of that step
+        self._names: tuple[str, ...] = ()  # of its other numbers
         self._work: dist.Work | None = None
         self._copied: torch.cuda.Event | None = None
-        self._is_heard = False  # whether a rank had a request in an exchange that was drained
-        self._steps = 0
-        self._last_time = self._last_exchange = clock()
+        self._last_time = time.monotonic()
+
+    def record_model(self, model: object) -> None:
+        """Record a model's cost of a sample, forward and backward: its `flops_per_sample`."""
+        flops = getattr(model, "flops_per_sample", None)
+        if isinstance(flops, int | float):
+            self._metrics.write("model", flops_per_sample=float(flops))
 
     def add_loss(self, loss: Tensor, weight: float | Tensor, slot: int = 0) -> None:
         """The loss of one micro batch, and the weight that its backward pass had; stays on the device."""
@@ -89,60 +112,47 @@ class StepSum:
         else:
             self._loss[slot].add_(loss.to(self._device), alpha=part)
 
-    def add_step(self, samples: int, more: Mapping[str, Tensor | float] | None = None, **notes: Any) -> bool:
-        """A step is over; whether it is time for an `exchange`, which is so on all ranks at the same step.
+    def end_step(
+        self, samples: int, flags: Sequence[str], more: Mapping[str, Tensor | float], **notes: Any
+    ) -> str | None:
+        """Start the sums of a step, and write the one before; returns the reason to stop that a rank had in that.
 
-        `more` is summed over the data ranks too: the same names on every rank. `notes` are kept with the result.
+        `more` is summed over the data ranks too: the same names on every rank. `notes` are written with the sums.
         """
-        more = more or {}
+        reason = self.catch_up()
+        now = time.monotonic()
+        self._notes = notes | {"samples_per_s": round(samples / max(now - self._last_time, 1e-9), 1)}
+        self._names, self._last_time = tuple(more), now
+        votes = self._agreement.encode(flags)
         if self._on_cpu:
-            loss, self._host_loss = self._host_loss, [0.0] * self._slots
-            numbers = [*loss, *map(float, more.values())]
-            self._numbers += numbers if self._is_counted else [0.0] * len(numbers)
+            self._start_on_host(list(more.values()), votes)
         else:
-            self._add_on_device(list(more.values()))
-        now = self._clock()
-        notes["samples_per_s"] = round(samples / max(now - self._last_time, 1e-9), 1)
-        self._last_time = now
-        self._steps += 1
-        self._waiting.append((notes, tuple(more)))
-        return len(self._waiting) >= self.steps_shared
+            self._start_on_device(list(more.values()), votes)
+        return reason
 
-    def _add_on_device(self, more: list[Tensor | float]) -> None:
+    def _start_on_host(self, more: list[Tensor | float], votes: list[float]) -> None:
+        loss, self._host_loss = self._host_loss, [0.0] * self._slots
+        numbers = [*loss, *map(float, more)]
+        self._sums = [*(numbers if self._is_counted else [0.0] * len(numbers)), *votes]
+        if self._world_size > 1:
+            self._sums = torch.tensor(self._sums, dtype=torch.float64)
+            self._work = dist.all_reduce(self._sums, async_op=True)
+
+    def _start_on_device(self, more: list[Tensor | float], votes: list[float]) -> None:
         also = [torch.as_tensor(value, dtype=torch.float64, device=self._device).reshape(1) for value in more]
         numbers = torch.cat((self._loss, *also))  # a copy
-        self._tensors.append(numbers if self._is_counted else torch.zeros_like(numbers))
         self._loss.zero_()
-
-    def exchange(self, flags: tuple[str, ...]) -> Exchanged:
-        """Start the sums of the steps that wait for it, and return the exchange before."""
-        before = self.drain()
-        votes = [float(flag in flags) for flag in _FLAGS] if flags else [*_NO_VOTES]
-        votes.append(self._propose() - 1.0 if self._is_first else 0.0)
-        if self._on_cpu:
-            self._sums, self._numbers = [*self._numbers, *votes], []
-            if self._world_size > 1:
-                self._sums = torch.tensor(self._sums, dtype=torch.float64)
-                self._work = dist.all_reduce(self._sums, async_op=True)
-        else:
-            host = torch.tensor(votes, dtype=torch.float64, pin_memory=True)
-            sums, self._tensors = torch.cat((*self._tensors, host.to(self._device, non_blocking=True))), []
-            if self._world_size > 1:
-                dist.all_reduce(sums, async_op=True).wait()  # orders the streams; does not stop the host
-            self._sums = torch.empty(sums.shape, dtype=sums.dtype, pin_memory=True)
-            self._sums.copy_(sums, non_blocking=True)
-            self._copied = torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch does not annotate it
-            self._copied.record()
-        self._under_way, self._waiting = self._waiting, []
-        return before
-
-    @property
-    def has_waiting(self) -> bool:
-        """Whether steps wait for an exchange; the same on every rank."""
-        return bool(self._waiting)
+        host = torch.tensor(votes, dtype=torch.float64, pin_memory=True)
+        counted = numbers if self._is_counted else torch.zeros_like(numbers)
+        sums = torch.cat((counted, host.to(self._device, non_blocking=True)))
+        if self._world_size > 1:
+            dist.all_reduce(sums, async_op=True).wait()  # orders the streams; does not stop the host
+        self._sums = torch.empty(sums.shape, dtype=sums.dtype, pin_memory=True)
+        self._sums.copy_(sums, non_blocking=True)
+        self._copied = torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch does not annotate it
+        self._copied.record()
 
     def _wait(self) -> list[float] | None:
-        """The numbers of the exchange under way."""
         if isinstance(self._sums, Tensor):
             with waiting():
                 if self._work is not None:
@@ -152,83 +162,21 @@ class StepSum:
             self._sums, self._work, self._copied = self._sums.tolist(), None, None
         return self._sums
 
-    def drain(self) -> Exchanged:
-        """Wait for the exchange that was started last, if any."""
-        numbers, self._sums = self._wait(), None
-        if numbers is None:
-            return Exchanged([])
-        steps, at = [], 0
-        for notes, names in self._under_way:
-            losses, at = numbers[at : at + self._slots], at + self._slots
-            sums, at = dict(zip(names, numbers[at:], strict=False)), at + len(names)
-            loss = losses[0] if self._slots == 1 else _add_up(losses)
-            steps.append(StepResult(notes | {"loss": loss}, sums))
-        self._under_way = []
-        *votes, more_shared = numbers[at:]
-        self.steps_shared = 1 + int(more_shared)
-        raised = [flag for flag, vote in zip(_FLAGS, votes, strict=True) if vote]
-        self._is_heard |= any(flag in REQUESTS for flag in raised)
-        return Exchanged(steps, next((flag for flag in raised if flag in STOP_FLAGS), None))
-
-    def count_requests(self) -> dict[str, int]:
-        """How many ranks had each of REQUESTS in the exchange under way; waits for it. A rank may do so alone."""
-        votes = (self._wait() or [*_NO_VOTES, 0.0])[-1 - len(REQUESTS) : -1]
-        return dict(zip(REQUESTS, map(int, votes), strict=True))
-
-    def take_heard(self) -> bool:
-        """Whether, since this was asked last, all ranks have heard of a request of one. The same on every rank."""
-        heard, self._is_heard = self._is_heard, False
-        return heard
-
-    def _propose(self) -> int:
-        """How many steps the exchange after the next one is to be for."""
-        now, steps = self._clock(), len(self._waiting)
-        took, self._last_exchange = now - self._last_exchange, now
-        if self._steps < _SETTLING:
-            return 1
-        return max(1, min(_MOST_STEPS, int(_SHARED_S * steps / max(took, 1e-9))))
-
-
-def _add_up(losses: list[float]) -> float:
-    """The correctly rounded sum, which does not depend on the order."""
-    return math.fsum(losses) if all(map(math.isfinite, losses)) else sum(losses)
-
-
-class StepRecord:
-    """Sums what the ranks measure in a step, and writes it to metrics.jsonl."""
-
-    def __init__(self, setup: RunSetup, gradients: Gradients, metrics: MetricsFile) -> None:
-        self._metrics = metrics
-        self.is_written = metrics.is_open  # to a file, on rank 0
-        self.loss: float | None = None  # of the newest step whose sums are known
-        #: The entries for metrics.jsonl, by the other sums of a step.
-        self.learn: Callable[[Mapping[str, float]], dict[str, float | None]] = dict
-        device, averaged_over = setup.group.device, gradients.averaged_over
-        self.sums = StepSum(setup.layout, device, gradients.slots, averaged_over=averaged_over)
-
-    def note_model(self, model: object) -> None:
-        """Record a model's cost of a sample, forward and backward: its `flops_per_sample`."""
-        flops = getattr(model, "flops_per_sample", None)
-        if isinstance(flops, int | float):
-            self._metrics.write("model", flops_per_sample=float(flops))
-
-    def exchange(self, flags: tuple[str, ...]) -> str | None:
-        """Start the sums of the steps that wait for it, and write those before; returns the reason to stop that a rank
-        had in them."""
-        return self._write(self.sums.exchange(flags))
+    def all_request(self) -> bool:
+        """Whether all ranks had one request in the step that was ended last. Waits for its sums; a rank may do so
+        alone."""
+        votes = (self._wait() or [])[-len(REQUESTS) :]
+        return self._world_size in votes
 
     def catch_up(self) -> str | None:
-        """Write the steps so far: a checkpoint does not come before its steps. Returns the reason to stop that a rank
-        had in them. Waits for the last exchange; call it on every rank at the same step."""
-        before = self._write(self.sums.exchange(())) if self.sums.has_waiting else None
-        now = self._write(self.sums.drain())
-        return before or now
-
-    def _write(self, exchanged: Exchanged) -> str | None:
-        """The results are the same on every rank; rank 0 has a file to write them to."""
-        rows = [one.numbers | (self.learn(one.sums) if one.sums else {}) for one in exchanged.steps]
-        if rows:
-            self.loss = exchanged.steps[-1].numbers["loss"]
-            if self.is_written:
-                self._metrics.write_rows("step", rows)
-        return exchanged.stop
+        """Wait for the sums of the last step, if they are not written, and write them: a checkpoint does not come
+        before its steps. Returns the reason to stop that a rank had in it. Call it on every rank at the same step."""
+        numbers, self._sums = self._wait(), None
+        if numbers is None:
+            return None
+        losses, numbers = numbers[: self._slots], numbers[self._slots :]
+        sums = dict(zip(self._names, numbers, strict=False))
+        self.loss = math.fsum(losses) if all(map(math.isfinite, losses)) else sum(losses)  # in any order the same
+        row = self._notes | {"loss": self.loss} | (self.learn(sums) if sums else {})
+        self._metrics.write("step", **row)
+        return self._agreement.decode(numbers[len(self._names) :])

@@ -6,7 +6,6 @@ Nothing here stops anything. The flags travel to all ranks in the step's reducti
 
 from __future__ import annotations
 
-import math
 import signal
 import threading
 import time
@@ -38,9 +37,8 @@ class SignalFlag:
     def __init__(self) -> None:
         self.received: signal.Signals | None = None
         self._is_obeyed = False
-        self.are_caught = False
 
-    def _note(self, number: int, _frame: FrameType | None) -> None:
+    def _record(self, number: int, _frame: FrameType | None) -> None:
         self.received = signal.Signals(number)  # no output, no file, no collective: the main thread may hold any lock
 
     def obey(self) -> None:
@@ -57,8 +55,7 @@ class SignalFlag:
         if threading.current_thread() is not threading.main_thread():
             yield
             return
-        before = {number: signal.signal(number, self._note) for number in STOP_SIGNALS}
-        self.are_caught = True
+        before = {number: signal.signal(number, self._record) for number in STOP_SIGNALS}
         try:
             yield
         finally:
@@ -85,7 +82,7 @@ def read_deadline(env: Mapping[str, str]) -> float | None:
 # How long steps, saves and the tails of epochs take.
 
 
-_REMEMBERED_STEPS = 200
+_REMEMBERED_STEPS = 100
 _SAVE_ALLOWANCE = 1.5  # of the slowest save: file systems have worse days
 _MARGIN_S = 5.0
 _LONG_TAIL_S = 5.0
@@ -118,7 +115,6 @@ class Pace:
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self.steps_shared = 1  # that the ranks agree on at once
         self.batches = 0  # that the loops over all loaders were given
         self._clock = clock
         self._step_s: deque[float] = deque(maxlen=_REMEMBERED_STEPS)
@@ -190,28 +186,19 @@ class Pace:
         self._measured_save = True
         self._save_began = None
 
-    def slow_step_s(self) -> float:
-        """The 99th percentile of the last 200 steps: of fewer than 100 the slowest, so that two odd ones in 200, a
-        recompilation or a hiccup of the file system, do not end a run early."""
-        if not self._step_s:
-            return 0.0
-        return sorted(self._step_s)[math.ceil(0.99 * len(self._step_s)) - 1]
-
     def needed_s(self, steps: int = STEPS_UNTIL_AGREED, *, tail: bool = False) -> float:
         """Seconds for a safe end after so many more steps, the last of which has a `tail` or not.
 
-        Ranks agree one step late, so that two steps have to fit, or twice the short ones that share an exchange; then
-        what is still being written, and one more save. An epoch that ends early does so after any step.
+        Ranks agree one step late, so that two steps, as the slowest of the last 100, have to fit; then what is still
+        being written, and one more save. An epoch that ends early does so after any step.
         """
-        if steps >= STEPS_UNTIL_AGREED:
-            steps += 2 * (self.steps_shared - 1)
         tail_s = (self.tail_s or 0.0) if tail or (self._ends_early and steps) else 0.0
         saves_s = self._save_s
         if self._save_began is not None:
             elapsed = self._clock() - self._save_began
             saves_s = max(self._save_s, elapsed)
             saves_s += saves_s - elapsed
-        return steps * self.slow_step_s() + tail_s + _SAVE_ALLOWANCE * saves_s + _MARGIN_S
+        return steps * max(self._step_s, default=0.0) + tail_s + _SAVE_ALLOWANCE * saves_s + _MARGIN_S
 
 
 class StopWatch:

@@ -1,24 +1,18 @@
 """All that is private to torch or depends on its version. Each has a test, run with the supported versions.
 
-Three things are elsewhere, the first two because they are needed where torch or hpcddp may not be: the text in
-`ranks/lookup_warning.py`, what `guard/` asks torch about its process groups and mends in it, and the tensors without
+Two things are elsewhere: what `guard/` asks torch about its process groups and mends in it, and the tensors without
 numbers on which `advise/measure.py` runs a model. Their tests run with these.
 """
 
 from __future__ import annotations
 
-import gc
 import inspect
-import logging
 import os
-import pickle
 import socket
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import Future
-from contextlib import contextmanager
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -54,14 +48,6 @@ def uncompiled(model: nn.Module) -> nn.Module:
     """The model that was given to torch.compile, or the model itself. Torch has no public name for it."""
     original = getattr(model, "_orig_mod", model)
     return original if isinstance(original, nn.Module) else model
-
-
-def is_compiled(model: nn.Module) -> bool:
-    """Whether it, or a layer of it, was given to torch.compile or has called its `compile`."""
-    return any(
-        uncompiled(module) is not module or getattr(module, "_compiled_call_impl", None) is not None
-        for module in model.modules()
-    )
 
 
 def default_store() -> Store:
@@ -100,34 +86,15 @@ def has_averaged(model: DistributedDataParallel) -> bool:
     return True
 
 
-def takes_device_id(version: str = torch.__version__) -> bool:
-    """Whether `init_process_group(device_id=…)` works; it is faulty in 2.6.0 <= torch < 2.7.1 (pytorch#153960)."""
-    numbers = tuple(int(part) for part in version.split("+")[0].split(".")[:3] if part.isdigit())
-    return not (2, 6, 0) <= numbers < (2, 7, 1)
+#: Whether `init_process_group(device_id=…)` works: it is faulty in torch 2.6.0 to 2.7.0 (pytorch#153960).
+TAKES_DEVICE_ID = torch.__version__ >= (2, 7, 1)  # type: ignore[operator]  # a TorchVersion, which torch types as str
 
 
-def host_tcp_store(port: int, world_size: int, timeout: timedelta, listener: socket.socket | None = None) -> TCPStore:
-    """A store on this host that waits for nobody. DistNetworkError if it cannot listen on the port.
-
-    With `listener`, a socket that listens on this port already, the store takes that over; a torch that cannot do so
-    gets the port when the socket is closed.
-    """
-    # a C++ function, whose docstring has the signature
-    if listener is None or "master_listen_fd" not in (TCPStore.__init__.__doc__ or ""):
-        if listener is not None:
-            listener.close()
-        return _serve(port, world_size, timeout)
-    with listener:
-        try:
-            return _serve(port, world_size, timeout, master_listen_fd=os.dup(listener.fileno()))
-        except NotImplementedError:  # torch 2.6: only the older of its two servers can
-            return _serve(port, world_size, timeout, master_listen_fd=os.dup(listener.fileno()), use_libuv=False)
-
-
-def _serve(port: int, world_size: int, timeout: timedelta, **options: Any) -> TCPStore:
+def host_tcp_store(port: int, timeout: timedelta) -> TCPStore:
+    """A store on this host that waits for nobody; port 0: any. DistNetworkError if it cannot listen on the port."""
     try:
-        return TCPStore("localhost", port, world_size, True, timeout, wait_for_workers=False, **options)
-    except (DistNetworkError, NotImplementedError):
+        return TCPStore("localhost", port, None, True, timeout, wait_for_workers=False)
+    except DistNetworkError:
         raise
     except RuntimeError as error:  # torch 2.6, for a port that is in use
         raise DistNetworkError(str(error)) from error
@@ -174,19 +141,14 @@ def abort_process_group() -> None:
         destroy_process_group()
 
 
-def release_wrappers() -> None:
-    """Every DDP object gives up its process group, also one that a variable still holds; its `module` stays usable.
+def release_wrapper(model: DistributedDataParallel) -> None:
+    """Let a DDP object give up its process group; its `module` stays usable.
 
     One that is held until Python ends takes the group's threads with it there, which torch 2.6 waits for with the lock
     that they need.
     """
-    # Torch keeps no list of them, and a list of those that hpcddp wraps would miss the user's own (`hpcddp.init`) and
-    # the deep copies that AveragedModel makes. So the garbage collector says it, once, when the group ends.
-    for holder in gc.get_referrers(*dist.distributed_c10d._world.pg_map):
-        attributes = holder if isinstance(holder, dict) else getattr(holder, "__dict__", {})
-        if "reducer" in attributes:
-            for name in ("reducer", "logger", "process_group"):
-                attributes.pop(name, None)
+    for name in ("reducer", "logger", "process_group"):
+        model.__dict__.pop(name, None)
 
 
 def add_to_each(sums: list[Tensor], values: list[Tensor] | float) -> None:
@@ -197,21 +159,6 @@ def add_to_each(sums: list[Tensor], values: list[Tensor] | float) -> None:
 def largest_magnitudes(tensors: list[Tensor]) -> Tensor:
     """(n,) float64: of each tensor the largest absolute value."""
     return torch.stack(torch._foreach_norm(tensors, torch.inf)).double()
-
-
-def quiet_redistribution() -> None:
-    """Silence each rank's lines about the two collectives that a norm, or a gathered tensor, takes on a mesh of two
-    dimensions."""
-    logging.getLogger("torch.distributed.tensor._redistribute").setLevel(logging.ERROR)
-
-
-def copy_layer_versions(state: dict[str, Any], copy: dict[str, Any]) -> None:
-    """Give a copy of `module.state_dict()` the version of each layer's state, which torch keeps in an attribute.
-
-    `load_state_dict` converts the state of an older layer by them.
-    """
-    if hasattr(state, "_metadata"):
-        copy._metadata = state._metadata  # type: ignore[attr-defined]  # an attribute that torch adds to the dict
 
 
 def end_of_saving(answer: Any) -> Future[Any]:
@@ -225,34 +172,8 @@ def is_failed_write(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and "inline_container.cc" in str(error)
 
 
-def load_metadata(path: Path) -> Any:
-    """The `.metadata` of a checkpoint of torch.distributed.checkpoint, also of one that a newer torch wrote.
-
-    Since 2.15 a tensor's properties end with its strides, which an older torch does not take. The tensors' own files
-    have them too.
-    """
-    from torch.distributed.checkpoint.metadata import TensorProperties
-
-    known = len(TensorProperties().__getstate__())  # type: ignore[no-untyped-call]  # torch does not annotate it
-
-    class Properties(TensorProperties):
-        def __setstate__(self, state: tuple[Any, ...]) -> None:
-            super().__setstate__(state[:known])  # type: ignore[no-untyped-call]  # torch does not annotate it
-
-    class Unpickler(pickle.Unpickler):
-        def find_class(self, module: str, name: str) -> Any:
-            found = super().find_class(module, name)
-            return Properties if found is TensorProperties else found
-
-    with path.open("rb") as file:
-        return Unpickler(file).load()
-
-
-# What is private to torch about gradients.
-
-
 def local_part(tensor: Tensor) -> Tensor:
-    """This rank's part of a tensor that ranks have in parts (a DTensor), itself and no view; else the tensor."""
+    """This rank's part of a DTensor, itself and no view; any other tensor as it is."""
     part: Tensor = getattr(tensor, "_local_tensor", tensor)
     return part
 
@@ -273,31 +194,3 @@ def is_as_before(parameter: Tensor, before: GradientVersion) -> bool:
     """Whether it has this gradient still, unchanged."""
     now, version = gradient_version(parameter)
     return now is before[0] and version == before[1]
-
-
-# What is private to torch about tensors that ranks have in parts (DTensors).
-
-
-@contextmanager
-def shard_assignments() -> Iterator[None]:
-    """Meanwhile `p.data = numbers` changes the numbers of a parameter in parts. Torch would lose them without an error:
-    the part lies in another tensor that the parameter only refers to."""
-    from torch.distributed.tensor import DTensor
-
-    kind: Any = DTensor
-    if "data" in vars(kind):  # of a runtime around this one
-        yield
-        return
-    data: Any = vars(torch._C.TensorBase)["data"]
-
-    def assign(tensor: Tensor, numbers: Tensor) -> None:
-        if not isinstance(numbers, DTensor) or (numbers.shape, numbers.dtype) != (tensor.shape, tensor.dtype):
-            data.__set__(tensor, numbers)
-            return
-        data.__get__(tensor).copy_(numbers.detach())
-
-    kind.data = property(data.__get__, assign)
-    try:
-        yield
-    finally:
-        del kind.data

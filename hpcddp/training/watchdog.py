@@ -29,8 +29,8 @@ from hpcddp.guard.hpcddp_stand import (
     WAITS,
     Quiet,
     count_collectives,
-    describe_frame,
-    has_compiled,
+    describe_frames,
+    find_place,
     list_frames,
 )
 from hpcddp.runs.hang import Hang, Stand, find_hang, format_stands, read_hang_limits
@@ -47,15 +47,10 @@ _openings = itertools.count()  # a group may see several runtimes
 _watching: list[Watchdog] = []  # of this process, the innermost last
 
 
-def find_stand(frame: FrameType, seconds: float, quiet_s: float = 0.0) -> Stand:
-    """Find a thread's place from its innermost frame, where it has stood, or been quiet, for so long."""
-    line, inside, waits = describe_frame(frame)
+def find_stand(frames: list[FrameType], seconds: float, quiet_s: float = 0.0) -> Stand:
+    """Find where a thread with these frames stands, and has stood, or been quiet, for so long."""
+    line, inside, waits = describe_frames(frames)
     return Stand(line, inside, seconds, waits, count_collectives(), quiet_s)
-
-
-def _frame_of(thread: int) -> FrameType | None:
-    """The innermost frame of a thread."""
-    return sys._current_frames().get(thread)  # where a thread hangs, it cannot say itself
 
 
 def print_hang(hang: Hang) -> None:
@@ -71,14 +66,14 @@ def open_watched_group(env: MutableMapping[str, str], **options: Any) -> Iterato
     stall_s, end_s = read_hang_limits(env)
     with open_group(env, **options) as group, ExitStack() as stack:
         if stall_s is not None and group.world_size > 1:
-            say = partial(print, "hpcddp:", file=sys.stderr, flush=True)
-            stack.enter_context(Watchdog(group, stall_s, end_s, lambda: 0, say).watching())
+            print_report = partial(print, "hpcddp:", file=sys.stderr, flush=True)
+            stack.enter_context(Watchdog(group, stall_s, end_s, lambda: 0, print_report).watching())
         yield group
 
 
 class Watchdog:
-    """The watchdog of one rank. `beats()` grows with each batch; `say` prints the report, on rank 0; `tell` says, on
-    rank 0 and on those that are missing, that a hang ends the job after `end_s` (None: never)."""
+    """The watchdog of one rank. `beats()` grows with each batch. Rank 0 calls `print_report`; where a hang ends the job
+    after `end_s` (None: never), rank 0 and the ranks that are missing call `report_hang`."""
 
     def __init__(
         self,
@@ -86,12 +81,12 @@ class Watchdog:
         stall_s: float,
         end_s: float | None,
         beats: Callable[[], int],
-        say: Callable[[str], None],
-        tell: Callable[[Hang], None] = print_hang,
+        print_report: Callable[[str], None],
+        report_hang: Callable[[Hang], None] = print_hang,
     ) -> None:
         self._group = group
         self._end_s = end_s
-        self._tell = tell
+        self._report_hang = report_hang
         self._rank, self._world_size = group.rank, group.world_size
         self._store = group.store
         self._second_store: Store | None = None
@@ -99,7 +94,7 @@ class Watchdog:
         self._stall_s = stall_s
         self._pause_s = min(_LONGEST_PAUSE_S, stall_s / 4)
         self._beats = beats
-        self._say = say
+        self._print_report = print_report
         self._watched = threading.get_ident()
         self._quiet = Quiet(threading.get_native_id())
         self._batches = 0
@@ -121,12 +116,12 @@ class Watchdog:
 
     def _watch(self) -> None:
         try:
-            before, since, reached = self._look(), time.monotonic(), 0
+            before, since, reached = self._find_progress(), time.monotonic(), 0
             while not self._end.wait(self._pause_s):
-                now, moved = self._look(), False
+                now, moved = self._find_progress(), False
                 if now != before or _watching[-1:] != [self]:  # a runtime in this group has its own
                     before, since, moved = now, time.monotonic(), True
-                stood_s, quiet_s = time.monotonic() - since, self._look_whether_quiet()
+                stood_s, quiet_s = time.monotonic() - since, self._measure_quiet()
                 stands = stood_s >= self._stall_s / 2
                 is_late = self._end_s is not None and max(stood_s, quiet_s) >= self._end_s
                 if not (moved or stands):
@@ -139,20 +134,20 @@ class Watchdog:
                     self._ask(store)
                 reached = max(reached, limits, self._answer(store, stood_s, quiet_s))
                 if stands or is_late:
-                    self._end_if_told(store)
+                    self._end_if_hung(store)
         except (DistNetworkError, DistStoreError):
             pass  # the host of the store is gone, and with it the run
 
-    def _look(self) -> tuple[object, ...]:
+    def _find_progress(self) -> tuple[object, ...]:
         """Values that change if the watched thread gets on: the count of batches, and the places of all its frames."""
-        return (self._beats(), *list_frames(self._watched))
+        return (self._beats(), *find_place(list_frames(self._watched)))
 
-    def _look_whether_quiet(self) -> float:
+    def _measure_quiet(self) -> float:
         """Count the seconds since the watched thread last made a batch, collective, read or write."""
         batches, self._batches = self._batches, self._beats()
-        frame = None if has_compiled() else _frame_of(self._watched)
-        is_own = frame is not None and describe_frame(frame)[2] == NO_WAIT and not waits_for_ranks(self._watched)
-        return self._quiet.look(is_own=is_own and batches == self._batches)
+        waits = describe_frames(list_frames(self._watched))[2]
+        is_own = waits == NO_WAIT and not waits_for_ranks(self._watched)
+        return self._quiet.measure(is_own=is_own and batches == self._batches)
 
     def _connection(self) -> Store:
         """Another connection to the store: the watched thread may wait in a call of the first one, and hold it."""
@@ -175,9 +170,8 @@ class Watchdog:
         if question <= self._answered:
             return False
         self._answered = question
-        frame = _frame_of(self._watched)
-        if frame is not None:
-            store.set(f"{self._name}/{question}/{self._rank}", json.dumps(find_stand(frame, stood_s, quiet_s)))
+        stand = find_stand(list_frames(self._watched), stood_s, quiet_s)
+        store.set(f"{self._name}/{question}/{self._rank}", json.dumps(stand))
         if self._rank == 0:
             self._collect(store, [f"{self._name}/{question}/{rank}" for rank in range(self._world_size)])
         return True
@@ -193,9 +187,9 @@ class Watchdog:
             if hang is not None:
                 store.set(f"{self._name}-hang", json.dumps(hang))
             else:
-                self._say(format_stands(stands, self._world_size, self._stall_s, self._end_s))
+                self._print_report(format_stands(stands, self._world_size, self._stall_s, self._end_s))
 
-    def _end_if_told(self, store: Store) -> None:
+    def _end_if_hung(self, store: Store) -> None:
         """End this process, if rank 0 has found that the ranks cannot meet. Rank 0, which hosts the store, is the
         last."""
         key = f"{self._name}-hang"
@@ -206,28 +200,28 @@ class Watchdog:
         claim_first(store, Failure(first, self._group.members[first].host, hang.message), self._group.members[0].host)
         end = time.monotonic() + 2 * _LONGEST_PAUSE_S
         if self._rank == 0:  # it hosts the store, and is the last; its main thread may wake when others leave
-            self._tell(hang)
-            store.set(f"{key}-told", "")
+            self._report_hang(hang)
+            store.set(f"{key}-reported", "")
             while store.add(f"{key}-left", 0) < self._world_size - 1 and time.monotonic() < end:
                 time.sleep(self._pause_s / 4)
         else:
-            while not store.check([f"{key}-told"]) and time.monotonic() < end:
+            while not store.check([f"{key}-reported"]) and time.monotonic() < end:
                 time.sleep(self._pause_s / 4)
             if self._rank in hang.ranks:
-                self._tell(hang)
+                self._report_hang(hang)
             store.add(f"{key}-left", 1)
         os._exit(_HANG if self._rank in hang.ranks else PEER_FAILED)
 
 
-# A rank's sign of life, for its agent: how far it is, and whether its main thread gets on: makes a step, or stands
-# elsewhere than before. One that stands and uses the processor may work or wait: a loop without end does, and a thread
-# that waits for a GPU. That is told, too, and that the process is at a checkpoint's files, where one call may wait for
-# the disk for minutes. One that waits in a collective does none of these; one whose GPU works may do none either, so
-# that the limit has to be long.
+# A rank's sign of life, for its agent: its step, and whether its main thread moves, which is another step or another
+# place in its frames. One that stays at its place and uses the processor may work or wait: a loop without end does, and
+# a thread that waits for a GPU. That is written, too, and that the process is at a checkpoint's files, where one call
+# may wait for the disk for minutes. One that waits in a collective does none of these; one whose GPU works may do none
+# either, so that the limit has to be long.
 
 
 _EVERY_S = 0.25
-_STANDS = 8  # looks without a move, before it is told where the thread stands
+_STANDS = 8  # looks without a move, before the thread's place is written
 _LEAST_CPU = 0.02  # of the time
 _PAST = 8  # looks after the lease's end: a process that was suspended lets its agent be first
 
@@ -238,71 +232,70 @@ class Heartbeat:
     def __init__(self, page: Page | None) -> None:
         self._page = page
         self._step: Callable[[], int] = int  # 0
-        self._tell_end: Callable[[float], None] | None = None
+        self._move_end: Callable[[float], None] | None = None
         self._thread = threading.get_ident()
         self._clock = time.pthread_getcpuclockid(self._thread)
         self._over = threading.Event()
         self._moves = self._looks = self._uses = self._past = 0
-        self._is_told = False  # where the thread stands
+        self._place_is_written = False  # where the thread stands
         self._beats = threading.Thread(target=self._beat, name="hpcddp-pulse", daemon=True)
         if page is not None:
             self._beats.start()
 
     @contextmanager
-    def following(self, step: Callable[[], int], tell_end: Callable[[float], None]) -> Iterator[None]:
-        """`step()`: the optimizer steps so far, in the body, whose step is the last that is told. `tell_end`: the job
-        ends at another time."""
-        self._step, self._tell_end = step, tell_end
+    def following(self, step: Callable[[], int], move_end: Callable[[float], None]) -> Iterator[None]:
+        """`step()`: the optimizer steps so far, in the body, whose last one is the last that is written.
+        `move_end`: called where the job ends at another time."""
+        self._step, self._move_end = step, move_end
         try:
             yield
         finally:
             self.stop()
 
     def stop(self) -> None:
-        """The rank is leaving, and says no more."""
+        """Write the last step; the rank leaves."""
         self._over.set()
         if self._beats.is_alive():
             self._beats.join()
             self._looks = 0
-            self._tell()
+            self._write_beat()
 
     def _beat(self) -> None:
-        before, used_s = list_frames(self._thread), time.clock_gettime(self._clock)
+        before, used_s = find_place(list_frames(self._thread)), time.clock_gettime(self._clock)
         stood = 0
         while not self._over.wait(_EVERY_S):
-            place, now_s = list_frames(self._thread), time.clock_gettime(self._clock)
+            place, now_s = find_place(list_frames(self._thread)), time.clock_gettime(self._clock)
             self._looks += 1
             moved = place != before
             self._moves += moved
             self._uses += not moved and (now_s - used_s > _EVERY_S * _LEAST_CPU or is_at_files())
             before, used_s = place, now_s
             stood = 0 if moved else stood + 1
-            self._tell()
-            if stood == _STANDS or (moved and self._is_told):
-                self._tell_place(stands=stood == _STANDS)
-            self._listen()
+            self._write_beat()
+            if stood == _STANDS or (moved and self._place_is_written):
+                self._write_place(stands=stood == _STANDS)
+            self._read_page()
 
-    def _listen(self) -> None:
+    def _read_page(self) -> None:
         assert self._page is not None
         with suppress(OSError, ValueError):
-            if self._tell_end is not None and (end := self._page.read_end()) is not None:
-                self._tell_end(end)
+            if self._move_end is not None and (end := self._page.read_end()) is not None:
+                self._move_end(end)
             until = self._page.read_lease()
             self._past = self._past + 1 if until is not None and time.monotonic() > until else 0
             if self._past > _PAST:
                 os.kill(os.getpid(), signal.SIGKILL)  # another attempt may have begun: this one writes no more
 
-    def _tell(self) -> None:
+    def _write_beat(self) -> None:
         assert self._page is not None
         with suppress(OSError):
             self._page.write(self._step(), self._moves, self._looks, self._uses)
 
-    def _tell_place(self, *, stands: bool) -> None:
+    def _write_place(self, *, stands: bool) -> None:
         assert self._page is not None
-        frame, self._is_told = _frame_of(self._thread) if stands else None, stands
-        place = Position()
-        if frame is not None:
-            stand = find_stand(frame, 0)
+        self._place_is_written, place = stands, Position()
+        if stands:
+            stand = find_stand(list_frames(self._thread), 0)
             place = Position(str(stand), WAITS if waits_for_ranks(self._thread) else stand.waits)
         with suppress(OSError, ValueError):
             self._page.write_place(place)

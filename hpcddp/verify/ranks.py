@@ -40,7 +40,7 @@ from torch.utils.data import Dataset, IterableDataset
 
 import hpcddp.training.opening  # noqa: F401  # what every rank imports, too
 from hpcddp.training.data.sampler import MicroBatch
-from hpcddp.training.options import RuntimeOptions, set_trial
+from hpcddp.training.options import RuntimeOptions, TrialHooks, set_trial
 from hpcddp.training.stopping import StopTraining
 from hpcddp.uncaught import find_script_line
 
@@ -175,7 +175,7 @@ _FLOOR = 1e-3  # of all gradients' norm: what is less in a tensor is rounding, o
 _WORST = 3  # tensors that are named
 
 
-class Recorder:
+class Recorder(TrialHooks):
     """Writes a line of JSON for each thing that is compared."""
 
     def __init__(self, task: Task, rank: int, pipe: int) -> None:

@@ -67,13 +67,15 @@ SLOW = pytest.mark.slow  # srun's ranks have both recipes above; in short, the o
         pytest.param("impi", SUFFIX, id="impi-suffix", marks=SLOW),
     ],
 )
-def test_hydra_s_store_tells_the_address_on_the_other_network(
+def test_the_run_folder_tells_ranks_of_hydra_the_address_on_the_other_network(
     cluster: Cluster, shared: Path, name: str, recipe: dict[str, str]
 ) -> None:
     mpi = find_mpi(name)
-    mpirun = [*mpi.over_hosts({"node1": 1, "node2": 1}, 2, shared), "env", *(f"{k}={v}" for k, v in recipe.items())]
+    env = recipe | {"HPCDDP_RUN_DIR": f"{shared}/run", "HPCDDP_ATTEMPT": "local-1"}
+    mpirun = [*mpi.over_hosts({"node1": 1, "node2": 1}, 2, shared), "env", *(f"{k}={v}" for k, v in env.items())]
     ranks = assert_met(cluster, [*mpirun, *MEETING], 2, cwd=shared, env=mpi.env)
-    assert {(rank["channel"], rank["address"], rank["gloo"]) for rank in ranks} == {("pmi", ON_NODE1, "eth1")}
+    address = ON_NODE1 if recipe == INTERFACE else "node1i"
+    assert {(rank["channel"], rank["address"], rank["gloo"]) for rank in ranks} == {("file", address, "eth1")}
 
 
 def test_an_interface_that_the_node_does_not_have_is_named(cluster: Cluster, shared: Path) -> None:

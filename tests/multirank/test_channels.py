@@ -28,22 +28,30 @@ def meet(run, flavour, programs, channel, ending, ranks=2, options=(), **env):
 SLOW = pytest.mark.slow
 
 
+HOSTS = ("-launcher", "fork", "-hosts", "h1:1,h2:1")  # made up, and no variable names them
+
+
 @pytest.mark.parametrize("name", ["mpich", pytest.param("impi", marks=SLOW)])
-def test_hydra_tells_a_port_that_rank_0_holds_and_early_leavers_kill_nobody(name, run, programs, repo):
-    # MPICH's hosts are made up, and no variable names them.
-    hosts = ("-launcher", "fork", "-hosts", "h1:1,h2:1") if name == "mpich" else ()
-    done, seen = meet(run, find_flavour(name, repo), programs, "auto", "ends-late", options=hosts)
+def test_ranks_of_hydra_on_one_host_meet_by_the_environment_and_early_leavers_kill_nobody(name, run, programs, repo):
+    done, seen = meet(run, find_flavour(name, repo), programs, "auto", "ends-late")
     assert done.returncode == 0, done.stderr
     assert sorted(s["rank"] for s in seen) == [0, 1]
     assert {s["total"] for s in seen} == {3.0}
-    assert {s["channel"] for s in seen} == {"pmi"}
-    assert [s["held"] for s in sorted(seen, key=lambda s: s["rank"])] == [True, False]
+    assert {s["channel"] for s in seen} == {"env"}
+
+
+def test_ranks_of_hydra_on_several_hosts_need_the_run_folder_or_are_told_so(mpich, run, programs, tmp_path):
+    done, seen = meet(run, mpich, programs, "auto", "ends-late", options=HOSTS, HPCDDP_RUN_DIR=str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    assert {s["channel"] for s in seen} == {"file"}
+    refused, _ = meet(run, mpich, programs, "auto", "ends-late", options=HOSTS)
+    assert "launcher mpich does not give the 2 ranks the address of rank 0" in refused.stderr
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["mpich", "impi"])
 def test_mpi_may_be_initialised_after_the_exchange(name, run, programs, repo):
-    done, seen = meet(run, find_flavour(name, repo), programs, "pmi", "mpi-after")
+    done, seen = meet(run, find_flavour(name, repo), programs, "auto", "mpi-after")
     assert done.returncode == 0, done.stderr
     assert sorted(s["mpi"] for s in seen) == [[0, 2], [1, 2]]
 
@@ -59,8 +67,7 @@ def test_a_file_or_mpi_tells_it_where_asked_for(openmpi5, channel, run, programs
 
 
 def test_exec_asks_the_run_folder_where_no_variable_tells_it(mpich, run, programs, tmp_path):
-    """Two made-up hosts: MPICH does not say who has rank 0, and exec may not speak PMI."""
-    launch = [*mpich.mpirun(2), "-launcher", "fork", "-hosts", "h1:1,h2:1"]
+    launch = [*mpich.mpirun(2), *HOSTS]
     show = ["sh", "-c", "echo $RANK $MASTER_ADDR:$MASTER_PORT"]
     env = mpich.env | {"HPCDDP_RUN_DIR": str(tmp_path), "HPCDDP_ATTEMPT": f"local-{uuid.uuid4()}"}
     done = run([*launch, sys.executable, "-m", "hpcddp", "exec", "--", *show], env=env)

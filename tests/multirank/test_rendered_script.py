@@ -32,7 +32,7 @@ def test_every_rank_runs_and_leaves_its_records(script, openmpi5, run, programs,
         assert report["exported"] == report["mpi"]
     run_dir = tmp_path / "runs/two"
     plan = json.loads((run_dir / "plan.json").read_text())
-    assert (os.path.basename(plan["run_dir"]), plan["world_size"]) == ("two", 2)
+    assert plan["world_size"] == 2
     (attempt,) = (run_dir / "attempts").iterdir()
     assert len(list((attempt / "env").iterdir())) == 2
     for rank in range(2):

@@ -241,6 +241,5 @@ def test_a_second_ctrl_c_kills_the_ranks(run, openmpi5, tmp_path):
 def test_ranks_that_do_not_catch_it_yet_are_ended_by_the_signal_and_have_not_failed(run, openmpi5, tmp_path):
     """As hpcddp cancel does while Python still imports."""
     line = f"{_LAUNCH}kill -TERM $job\n{_END}"
-    done = run(["bash", "-c", line], cwd=tmp_path, env=openmpi5.env | {"RANKS": "touch here-$RANK; exec sleep 1000"})
-    assert "hpcddp: ended after SIGTERM; no rank had opened hpcddp.runtime()" in done.stderr
+    run(["bash", "-c", line], cwd=tmp_path, env=openmpi5.env | {"RANKS": "touch here-$RANK; exec sleep 1000"})
     assert ended(tmp_path) == ["143", "SIGTERM"]

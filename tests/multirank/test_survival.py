@@ -106,7 +106,7 @@ def test_an_error_that_comes_again_at_the_same_step_ends_the_job(job: Job):
     assert job.status == 1, job.said
     assert (state["status"], state["step"]) == ("failed", AT)
     assert job.said.count("hpcddp: start ") == 1
-    assert f"an earlier start ended the same way at step {AT}, with the same checkpoint and hosts" in job.said
+    assert "an earlier start ended the same way" in job.said
 
 
 def test_what_exec_refuses_is_the_first_cause(run: Callable[..., Any], openmpi5: Any, tmp_path: Path):
@@ -137,7 +137,7 @@ def test_programs_that_know_nothing_of_hpcddp_are_started_again_until_their_own_
     assert len(causes) == 3, done.stderr
     assert "was killed by SIGKILL" in causes[0]
     assert all(cause.endswith(": ValueError: as before") for cause in causes[1:])
-    assert "not started again: an earlier start ended the same way on these hosts" in done.stderr
+    assert "not started again: an earlier start ended the same way" in done.stderr
     assert done.stderr.count("hpcddp: rank 1 on ") == 3
 
 

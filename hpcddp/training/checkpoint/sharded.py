@@ -16,14 +16,13 @@ import torch
 from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
-from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import async_save, save
 
 from hpcddp.errors import RequestError
 from hpcddp.training.activity import at_files
 from hpcddp.training.checkpoint.files import INDEX
-from hpcddp.training.torch_compat import end_of_saving, is_failed_write, load_metadata
+from hpcddp.training.torch_compat import end_of_saving, is_failed_write
 
 
 def write_tensors(folder: Path, tensors: Mapping[str, Tensor]) -> None:
@@ -68,14 +67,8 @@ class _TensorReader(FileSystemReader):
         return super().read_data(*args, **kwargs)
 
     @at_files()
-    def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
-        if kwargs.get("rank") is not None:  # one for each rank, which hpcddp does not write
-            return super().read_metadata(*args, **kwargs)
-        metadata: Metadata = load_metadata(Path(self.path, INDEX))
-        if metadata.storage_meta is None:
-            metadata.storage_meta = StorageMeta()
-        metadata.storage_meta.load_id = self.load_id
-        return metadata
+    def read_metadata(self, *args: Any, **kwargs: Any) -> Any:
+        return super().read_metadata(*args, **kwargs)
 
 
 def list_files_of_rank(folder: Path, rank: int) -> list[Path]:

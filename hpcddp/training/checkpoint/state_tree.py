@@ -18,7 +18,6 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from hpcddp.errors import RequestError
-from hpcddp.training.torch_compat import copy_layer_versions
 
 Path = tuple[Any, ...]  # the keys that lead to a value: ("optimizer", "state", 0, "exp_avg")
 
@@ -120,9 +119,9 @@ def load_module_state(module: nn.Module, state: dict[str, Any]) -> None:
     """The inverse of `module_state`; errors are those of `load_state_dict`."""
     wrapped, current = _list_wrapped(module), module.state_dict()
     names = {_plain_name(name, wrapped): name for name in current}
-    renamed = type(current)((names.get(name, name), value) for name, value in state.items())
-    copy_layer_versions(current, renamed)
-    module.load_state_dict(renamed)
+    current.clear()  # and not another dict: torch keeps the version of each layer's state in an attribute of this one
+    current.update({names.get(name, name): value for name, value in state.items()})
+    module.load_state_dict(current)
 
 
 def _list_wrapped(module: nn.Module) -> list[str]:

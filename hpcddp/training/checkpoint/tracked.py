@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 
 from hpcddp.errors import RequestError
 from hpcddp.training.checkpoint.state_tree import gather_whole, is_split, load_module_state, module_state
-from hpcddp.training.parallel.layout import ask_all
+from hpcddp.training.collectives import ask_all
 from hpcddp.training.parallel.zero import ZeroSteps
 from hpcddp.training.torch_compat import uncompiled
 from hpcddp.units import shorten

@@ -13,6 +13,7 @@ from hpcddp.batchplan import split_evenly
 from hpcddp.errors import RequestError
 from hpcddp.training.data.loader import move
 from hpcddp.training.data.reading import Reading, check_length
+from hpcddp.training.data.sampler import count_used
 from hpcddp.training.parallel.layout import Layout
 from hpcddp.units import format_count
 
@@ -21,11 +22,9 @@ class EvaluationLoader:
     """One data rank's contiguous share of a data set, in batches on the device: what the data set gives, in its order.
 
     `batch_size` is global: a batch of one rank has at most its share of it, batch_size / data ranks rounded up. Shares
-    differ by at most one sample. All ranks have the same number of batches, so that a forward pass may be a collective,
-    unless the samples do not suffice for that: some ranks then have one batch less, and none at all where there are
-    more ranks than samples. The loop of a rank without samples has no turn; RequestError then if a forward pass is a
-    collective. With `drop_last` the last global batch is left out if it is not whole, on any number of ranks the same
-    samples.
+    differ by at most one sample. All ranks have the same number of batches where the samples suffice for that; else
+    some have one batch less, or none, which is a RequestError if a forward pass is a collective. With `drop_last` the
+    last global batch is left out if it is not whole.
     """
 
     def __init__(
@@ -38,34 +37,24 @@ class EvaluationLoader:
         *,
         drop_last: bool = False,
         forward_is_collective: Callable[[], bool] = lambda: False,
-        starts: Callable[[], None] = lambda: None,
+        starts: Callable[[bool], None] = lambda _is_even: None,
         gives: Callable[[], None] = lambda: None,
-        begins: Callable[[], None] = lambda: None,
         goes_on: Callable[[], None] = lambda: None,
     ) -> None:
-        """`starts` is called when a loop begins, `gives` for each batch. Where all ranks have the same number of
-        batches, `begins` is called too, and `goes_on` when the loop is done with its first batch. Rank 0 prints the
-        shares."""
+        """`starts` is called when a loop begins, with whether all ranks have the same number of batches; `gives` for
+        each batch; `goes_on`, where they have, when the loop is done with its first batch. Rank 0 prints the shares."""
         self.dataset = dataset
         self.batch_size = batch_size
         self._length = len(dataset)  # type: ignore[arg-type]  # torch's Dataset declares no __len__; map-style ones have it
-        self.samples = self._length - self._length % batch_size if drop_last else self._length
-        if self._length and not self.samples:
-            raise RequestError(
-                f"the evaluation data has {format_count(self._length, 'sample')}, less than one global batch of"
-                f" {batch_size}, and drop_last leaves none of them",
-                "drop_last=False, or a smaller batch_size",
-            )
+        self.samples = count_used(self._length, batch_size, drop_last=drop_last)
         self._ranks = layout.data_size
         shares = split_evenly(self.samples, self._ranks)
         largest = -(-batch_size // self._ranks)
         count = -(-shares[0] // largest)
-        self._uneven = shares[-1] < count
+        self._is_even = shares[-1] >= count
         batches = _cut(sum(shares[: layout.data_rank]), shares[layout.data_rank], largest, count)
         self._device = device
-        self._starts = starts
-        self._gives = gives
-        self._begins, self._goes_on = begins, goes_on
+        self._starts, self._gives, self._goes_on = starts, gives, goes_on
         self._forward_is_collective = forward_is_collective
         self._batches = len(batches)
         self._loader: DataLoader[Any] = DataLoader(
@@ -80,21 +69,17 @@ class EvaluationLoader:
 
     def __iter__(self) -> Iterator[Any]:
         check_length(self.dataset, self._length)
-        if self._uneven and self._forward_is_collective():
+        if not self._is_even and self._forward_is_collective():
             raise RequestError(
                 f"{format_count(self.samples, 'sample')} in global batches of {self.batch_size} leave some of"
                 f" {self._ranks} ranks one batch less, and a sharded model needs all ranks in each forward pass",
-                f"batch_size={2 * self._ranks} or more"
-                if self.samples >= self._ranks
-                else f"at least {self._ranks} samples, or fewer ranks",
+                f"batch_size={2 * self._ranks} or more, and at least {self._ranks} samples; or fewer ranks",
             )
-        if not self._uneven:
-            self._begins()
-        self._starts()
-        for nth, loaded in enumerate(self._loader):
+        self._starts(self._is_even)
+        for nth, content in enumerate(self._loader):
             self._gives()
-            yield move(loaded, self._device)
-            if nth == 0 and not self._uneven:
+            yield move(content, self._device)
+            if nth == 0 and self._is_even:
                 self._goes_on()
 
 
@@ -110,7 +95,6 @@ def _cut(first: int, share: int, largest: int, count: int) -> list[list[int]]:
 
 
 def _describe(shares: tuple[int, ...], largest: int) -> str:
-    """Describe the ranks' shares of an evaluation in one line."""
     total, spread = sum(shares), sorted({shares[-1], shares[0]})
     each = " to ".join(map(str, spread))
     return f"{total} = {len(shares)} ranks x {each} samples, in batches of at most {largest}"

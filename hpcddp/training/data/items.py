@@ -7,7 +7,7 @@ of a pass has the items [k*K, (k+1)*K) of its order, on any number of ranks; the
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from itertools import islice
 from typing import Any
 
@@ -15,19 +15,13 @@ from hpcddp.batchplan import BatchPlan
 from hpcddp.errors import RequestError
 from hpcddp.training.data.randomness import fork_generators, seed_generators
 from hpcddp.training.data.reading import DataSource
-from hpcddp.training.data.sampler import EpochPosition, MicroBatch
-from hpcddp.training.options import RuntimeOptions
-from hpcddp.units import format_count
+from hpcddp.training.data.sampler import EpochPosition, MicroBatch, no_data_left
 
 _COMPARED = 64  # items of a pass: the first alone may be the same by chance
-_SEED_ORDER = (
-    "shuffle with torch, random or numpy themselves, which the runtime seeds for each pass, without a generator of its"
-    " own; or give it a set_epoch(epoch)"
-)
 
 
 class SingleItem:
-    """The collate function of a loader whose data set returns whole batches: that of its one item."""
+    """The collate function of a loader whose data set returns whole batches."""
 
     def __init__(self, convert: Callable[[Any], Any] | None) -> None:
         self._convert = convert
@@ -38,7 +32,7 @@ class SingleItem:
 
 
 class ItemSampler(EpochPosition):
-    """What `GlobalBatchSampler` is for single samples, for the batches of a batch sampler.
+    """The position in the batches of a batch sampler, and this rank's share of them.
 
     `position`, `length` and the plan count items; a `MicroBatch` counts samples. `length` is None where the batch
     sampler has no `__len__`. A rank that has an item less than others runs a pass over a placeholder sample.
@@ -49,8 +43,6 @@ class ItemSampler(EpochPosition):
     ) -> None:
         self.samples = samples  # of the data set
         self.length = len(batch_sampler) if isinstance(batch_sampler, Sized) else None
-        if self.length == 0:
-            raise RequestError("the batch sampler gives no batch", "check what it was made from")
         self.plan = plan
         self.data_rank = data_rank
         self.seed = seed
@@ -62,13 +54,7 @@ class ItemSampler(EpochPosition):
         items = read_items(self._batch_sampler, self.seed, epoch)
         step = list(islice(items, position, position + size))
         if not step:
-            raise RequestError(
-                f"the batch sampler gave no batch in epoch {epoch}"
-                if not position
-                else f"the batch sampler gave {format_count(position, 'batch')} at most in epoch {epoch}, and"
-                f" the run has taken {position}",
-                "make a new iterator in its __iter__, with the same batches for the same epoch",
-            )
+            raise no_data_left("batch sampler", epoch, position)
         while step:
             following = list(islice(items, size))
             total = sum(map(len, step))
@@ -81,7 +67,6 @@ class ItemSampler(EpochPosition):
             position, step = position + len(step), following
 
     def advance(self, micro: MicroBatch) -> None:
-        """The optimizer step of this micro batch's items was made."""
         self.position += self.plan.global_batch
         if micro.ends_epoch:
             self.end_epoch(self.epoch)
@@ -100,11 +85,8 @@ def read_items(batch_sampler: Iterable[Any], seed: int, epoch: int) -> Iterator[
             item = next(items, None)
         if item is None:
             return
-        indices = list(item) if isinstance(item, Iterable) else []
-        if not indices:
-            raise RequestError(f"batch {number} of the batch sampler, {item!r}, is no list of samples", "[[3, 1], [2]]")
         number += 1
-        yield indices
+        yield list(item)
 
 
 def describe_items(batch_sampler: Iterable[Any], seed: int) -> str:
@@ -115,64 +97,44 @@ def describe_items(batch_sampler: Iterable[Any], seed: int) -> str:
         raise RequestError(
             f"two passes over this {type(batch_sampler).__name__} for one epoch give different batches: a resumed run"
             " would see some samples twice and others never",
-            _SEED_ORDER,
+            "shuffle with torch, random or numpy themselves, which the runtime seeds for each pass, without a generator"
+            " of its own; or give it a set_epoch(epoch)",
         )
     return f"{first[:2]} … {hashlib.sha256(repr(first).encode()).hexdigest()[:8]}"
 
 
-def check_items(
-    how: DataSource, items_per_step: int | None, ranks: int, options: RuntimeOptions, *, counts: bool
-) -> None:
-    """RequestError unless it is known how many batches of this loader make a step, and how much each weighs."""
-    call = "loader = rt.loader(loader, items_per_step={})"
+def check_items(how: DataSource, items_per_step: int | None, given: Mapping[str, object], *, counts: bool) -> None:
+    """RequestError unless it is known how many batches of this loader make a step, and how much each weighs. `given`:
+    sizes of the run, which go with other loaders only. `counts`: whether count= was given."""
     if not how.has_items:
         if items_per_step is not None:
             raise RequestError(
-                f"items_per_step={items_per_step} is for a DataLoader that makes its own batches (batch_sampler= or"
-                " batch_size=None)",
-                f"DataLoader(…, batch_size=256): it is the global batch, over all {format_count(ranks, 'rank')}",
+                f"items_per_step={items_per_step} was given, and the DataLoader has a batch_size, which is the global"
+                " batch",
+                "leave out items_per_step; it is for a DataLoader with batch_sampler= or batch_size=None",
             )
         return
-    kind = "batch_size=None" if how.batch_sampler is None else "a batch_sampler of its own"
     if items_per_step is None:
         raise RequestError(
-            f"the DataLoader has {kind}, and nothing says how many of its batches make an optimizer step",
-            call.format(max(ranks, 8)) + ": so many in each step, over all ranks; or a DataLoader with batch_size=",
+            "the DataLoader makes its own batches, and nothing says how many of them make an optimizer step",
+            "loader = rt.loader(loader, items_per_step=8): so many in each step, over all ranks",
         )
-    if items_per_step < ranks:
-        raise RequestError(
-            f"items_per_step={items_per_step} cannot be dealt to {ranks} ranks: some would have no batch",
-            f"{call.format(ranks)} or more, or fewer ranks",
-        )
-    if how.batch_sampler is None and not counts:
+    if how.gives_items and not counts:
         raise RequestError(
             "the DataLoader has batch_size=None, and nothing says how many samples a batch of its data set has",
             f"rt.loader(loader, items_per_step={items_per_step}, count=lambda batch: len(batch[0]))",
         )
-    exactness = options.exactness
-    if exactness is not None and exactness.slices != items_per_step:
-        raise RequestError(
-            f"in exact mode each of the step's {items_per_step} batches is a slice, and slices={exactness.slices}",
-            f"hpcddp.runtime(exact=…, slices={items_per_step})",
-        )
-
-
-def check_first(how: DataSource, items_per_step: int | None, options: RuntimeOptions, global_batch: int | None) -> None:
-    """RequestError for sizes that were given beside batches of the script's own, of the first loader."""
-    given = {"global_batch": global_batch, "max_micro_batch": options.max_micro_batch}
     for name, value in given.items():
-        if how.has_items and value is not None:
+        if value is not None:
             raise RequestError(
                 f"{name}={value} was given, and the DataLoader makes its batches itself",
-                f"leave out {name}: each is one micro batch, and items_per_step={items_per_step} says how many a step"
-                " has",
+                f"leave out {name}: items_per_step={items_per_step} says how many of its batches a step has",
             )
 
 
-def check_second(items_per_step: int | None, *, are_several: bool) -> None:
-    """RequestError for a second loader in micro batches, where those of the first are whole. `are_several`: they are
-    not."""
-    if (items_per_step or 0) > 1 and not are_several:
+def check_second(items_per_step: int | None, *, is_several: bool) -> None:
+    """RequestError for a second loader in micro batches, where those of the first are whole."""
+    if (items_per_step or 0) > 1 and not is_several:
         raise RequestError(
             "a second loader with items_per_step gives batches in micro batches, and the first one does not",
             "hpcddp.runtime(max_micro_batch=…): for x, y in rt.micro_batches(batch), of both loaders",

@@ -18,7 +18,7 @@ from hpcddp.training.data.randomness import SeededSamples, fork_generators, seed
 from hpcddp.training.data.reading import DataSource, Reading, check_length
 from hpcddp.training.data.sampler import GlobalBatchSampler, MicroBatch
 from hpcddp.training.data.stream import StreamSampler, read_stream
-from hpcddp.training.data.weighing import Loaded, WeighedBatch, Weighing
+from hpcddp.training.data.weighing import WeighedBatch, Weighing
 from hpcddp.training.mistakes import BATCH_UNPACKED
 
 # Batches from the host to the device of this rank.
@@ -80,44 +80,34 @@ class Batch:
 
 
 class LoopListener(Protocol):
-    """Callbacks of a loader on the loop over it."""
+    """The loop over a loader, which is called back: `training.loop.TrainingLoop`."""
 
     @property
-    def run_is_over(self) -> bool:
-        """Whether there are no batches for this loop, since the run was finished before."""
-
-    def settle(self) -> None:
-        """The loop before is over, if there was one, perhaps since it was left."""
-
-    def loop_starts(self, epoch: int) -> None:
-        """The loop over the rest of this epoch starts."""
+    def run_is_over(self) -> bool: ...
 
     @property
-    def inside(self) -> bool:
-        """Whether the loop has taken a batch and its step has not ended."""
+    def inside(self) -> bool: ...
 
-    def count_batch(self) -> None:
-        """A loop over some loader gets a batch now."""
+    def end_left_batch(self) -> None: ...
 
-    def batch_starts(self, batch: Batch) -> None:
-        """The loop gets this batch now. May raise to end it before an epoch's last one."""
+    def loop_starts(self, epoch: int) -> None: ...
 
-    def batch_left(self, batch: Batch) -> None:
-        """The loop was left in this batch, or has taken it and no other."""
+    def count_batch(self) -> None: ...
 
-    def step_ends(self) -> bool:
-        """The loop has come back for more: this batch is over. Returns whether the loop ends with it."""
+    def batch_starts(self, batch: Batch) -> None: ...
 
-    def reseed(self) -> None:
-        """Seed the global generators by the run's seed and the number of steps, until the next batch starts."""
+    def batch_left(self, batch: Batch) -> None: ...
+
+    def step_ends(self) -> bool: ...
+
+    def reseed(self) -> None: ...
 
 
 Sampler = GlobalBatchSampler | ItemSampler
 
 
 class _Draws:
-    """The sampler's indices with their epoch, as SeededSamples wants them. `micros`: the micro batches of the pass that
-    was begun last, one for each."""
+    """The sampler's indices with their epoch, for SeededSamples. `micros`: the micro batches of the newest pass."""
 
     def __init__(self, sampler: Sampler) -> None:
         self._sampler = sampler
@@ -136,7 +126,7 @@ def draws_in_collate(reading: Reading) -> bool:
 
 def read_samples(
     dataset: Dataset[Any], sampler: Sampler, device: torch.device, reading: Reading
-) -> Callable[[], Iterator[Loaded]]:
+) -> Callable[[], Iterator[tuple[MicroBatch, Any]]]:
     """A function that reads the rest of the sampler's epoch."""
     options, draws = reading.options(device), _Draws(sampler)
     loader: DataLoader[Any] = DataLoader(
@@ -147,10 +137,9 @@ def read_samples(
         **options,
     )
 
-    def read() -> Iterator[Loaded]:
+    def read() -> Iterator[tuple[MicroBatch, Any]]:
         contents = iter(loader)  # it begins to draw
-        micros = draws.micros
-        return (Loaded(*both) for both in zip(micros, contents, strict=True))
+        return zip(draws.micros, contents, strict=True)
 
     return read
 
@@ -186,8 +175,6 @@ class TrainingLoader:
     ) -> None:
         self.dataset = dataset
         self.batch_size = sampler.plan.global_batch  # for scripts that ask
-        self.num_workers = reading.num_workers
-        self.collate_fn = reading.collate_fn
         self.sampler = sampler
         self.weighing = weighing
         self._is_several = is_several
@@ -208,7 +195,9 @@ class TrainingLoader:
 
     def __iter__(self) -> Iterator[Any]:
         listener = self._listener
-        self._start()
+        listener.end_left_batch()  # the step of a loop before counts, and may be the last of its epoch
+        self._check_length()
+        listener.loop_starts(self.sampler.epoch)
         if listener.run_is_over:
             return
         for batch in self._batches():
@@ -228,13 +217,8 @@ class TrainingLoader:
     def _batches(self) -> Iterator[Batch]:
         return (Batch(parts, self._device, is_several=self._is_several) for parts in self.weighing.steps(self._read()))
 
-    def _start(self) -> None:
-        """A loop starts. RequestError if the data set has another length than when the sampler was made."""
-        self._listener.settle()  # its step counts, and may be the last of its epoch
-        self._check_length()
-        self._listener.loop_starts(self.sampler.epoch)
-
     def _check_length(self) -> None:
+        """RequestError if the data set has another length than when the sampler was made."""
         if not isinstance(self.sampler, StreamSampler):
             check_length(self.dataset, self.sampler.samples)
 
@@ -377,9 +361,9 @@ def is_of_batch(content: Any, thing: Any) -> bool:
         return True
     parts: list[Any] = []
 
-    def note(part: Any) -> Any:
+    def collect(part: Any) -> Any:
         parts.append(part)
         return part
 
-    map_parts(list(content.values()) if isinstance(content, Mapping) else content, note)
+    map_parts(list(content.values()) if isinstance(content, Mapping) else content, collect)
     return any(part is thing for part in parts)

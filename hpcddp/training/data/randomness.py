@@ -15,11 +15,9 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset, get_worker_info
+from torch.utils.data import Dataset, Subset, TensorDataset, get_worker_info
 
 from hpcddp.training.data.sampler import derive_key
-
-# The states of the global generators.
 
 
 class States(NamedTuple):
@@ -33,7 +31,6 @@ class States(NamedTuple):
 
 
 def read_states() -> States:
-    """The states now."""
     numpy, cuda = None, None
     if (np := sys.modules.get("numpy")) is not None:
         name, words, *rest = np.random.get_state()
@@ -45,7 +42,6 @@ def read_states() -> States:
 
 
 def restore(states: States) -> None:
-    """Put these states back."""
     random.setstate(states.python)
     if states.numpy is not None:
         import numpy as np
@@ -59,10 +55,10 @@ def restore(states: States) -> None:
     torch.default_generator.set_state(states.torch)
 
 
-def is_drawn_from(before: States, torch_before: Tensor) -> bool:
-    """Whether a generator changed. `before` are their states but for torch's CPU generator, which is given beside."""
+def are_drawn_from(before: States) -> bool:
+    """Whether a generator has changed since it had these states."""
     now = read_states()
-    return now[:-1] != before[:-1] or not torch.equal(now.torch, torch_before)
+    return now[:-1] != before[:-1] or not torch.equal(now.torch, before.torch)
 
 
 def _cuda_generator() -> torch.Generator:
@@ -94,10 +90,8 @@ def fork_generators() -> Iterator[None]:
 
 def is_in_memory(dataset: Dataset[Any]) -> bool:
     """Whether its samples are torch's own views of tensors, which run none of the user's code."""
-    if isinstance(dataset, Subset):
-        return type(dataset) is Subset and is_in_memory(dataset.dataset)
-    if isinstance(dataset, ConcatDataset):
-        return type(dataset) is ConcatDataset and all(map(is_in_memory, dataset.datasets))
+    while type(dataset) is Subset:
+        dataset = dataset.dataset
     return type(dataset) is TensorDataset
 
 
@@ -106,9 +100,8 @@ class SeededSamples(Dataset[object]):
     rank.
 
     It is indexed by (epoch, sample), so that workers that outlive an epoch need no message about the next. Seeding
-    takes longer than reading many a sample. So a batch, and before it the first sample of all, is read without, and
-    read again with it if something was drawn. From then on every sample is seeded before it is read. Tensors in memory
-    draw nothing.
+    takes longer than reading many a sample: until a batch has drawn something, each is read without, and that one is
+    read again. From then on every sample is seeded before it is read.
     """
 
     def __init__(self, dataset: Dataset[Any], seed: int, *, collates: bool = False) -> None:
@@ -116,11 +109,8 @@ class SeededSamples(Dataset[object]):
         self.dataset = dataset
         self.seed = seed
         self._collates = collates
-        self._draws: bool | None = None  # None: no sample was read yet
+        self._draws = False
         self._is_in_memory = is_in_memory(dataset)
-        self._epoch: int | None = None
-        self._epoch_key = 0
-        self._epoch_state: Any = None  # of torch's generator, a tensor
 
     def __getitem__(self, draw: tuple[int, int]) -> object:
         return self.__getitems__([draw])[0]
@@ -129,49 +119,26 @@ class SeededSamples(Dataset[object]):
         """A whole batch, which is how a DataLoader asks when this method exists."""
         if self._is_in_memory:
             samples = self._fetch(draws)
-        elif self._draws is None and len(draws) > 1:
-            samples = self._read(draws[:1]) + self._read(draws[1:])
         else:
-            samples = self._read(draws)
+            with fork_generators():
+                samples = self._read(draws)
         if self._collates and get_worker_info() is not None:  # in the training process the step has seeded
             seed_generators("batch", self.seed, *draws[0])
         return samples
 
     def _read(self, draws: list[tuple[int, int]]) -> list[object]:
-        before = read_states()
-        try:
-            samples = None if self._draws else self._read_unseeded(draws, before)
-            return self._read_seeded(draws) if samples is None else samples
-        finally:
-            if self._draws is False:  # only torch's generator was moved, here
-                torch.default_generator.set_state(before.torch)
-            else:
-                restore(before)
-
-    def _read_unseeded(self, draws: list[tuple[int, int]], before: States) -> list[object] | None:
-        """The samples of one epoch; None if something was drawn."""
-        epoch = draws[0][0]
-        if epoch != self._epoch:
-            self._epoch, self._epoch_key = epoch, derive_key("samples", self.seed, epoch)
-            torch.default_generator.manual_seed(self._epoch_key)
-            self._epoch_state = torch.default_generator.get_state()
-        else:  # a sample may read torch.initial_seed() without drawing: it gets the epoch's
-            torch.default_generator.manual_seed(self._epoch_key)
-        try:
+        if not self._draws:
+            seed_generators("samples", self.seed, draws[0][0])  # a sample may read torch.initial_seed()
+            before = read_states()
             samples = self._fetch(draws)
-        except Exception:
-            if not is_drawn_from(before, self._epoch_state):
-                raise
-            samples = []
-        self._draws = is_drawn_from(before, self._epoch_state)
-        return None if self._draws else samples
-
-    def _read_seeded(self, draws: list[tuple[int, int]]) -> list[object]:
-        samples = []
-        for epoch, index in draws:
-            seed_generators("sample", self.seed, epoch, index)
-            samples.append(self.dataset[index])
+            self._draws = are_drawn_from(before)
+        if self._draws:
+            samples = [self._read_seeded(*draw) for draw in draws]
         return samples
+
+    def _read_seeded(self, epoch: int, index: int) -> object:
+        seed_generators("sample", self.seed, epoch, index)
+        return self.dataset[index]
 
     def _fetch(self, draws: list[tuple[int, int]]) -> list[object]:
         """Fetch samples as torch's loader does: all at once if the data set can."""
@@ -181,10 +148,11 @@ class SeededSamples(Dataset[object]):
 
 
 class WorkerStart:
-    """The worker_init_fn of every loader. `get_worker_info().dataset` is the user's data set, as it would be without
-    SeededSamples. A forked worker's garbage collection leaves alone what it has from the rank: a process group or DDP
-    of an earlier training that it destroyed there would end it with a segmentation fault, for their threads are not in
-    the worker. A class, because workers that are not forked get it pickled."""
+    """The worker_init_fn of every loader; a class, because workers that are not forked get it pickled.
+
+    `get_worker_info().dataset` is the user's data set. A forked worker's garbage collection leaves the rank's objects
+    alone: destroying a process group or DDP there ends the worker with a segmentation fault.
+    """
 
     def __init__(self, init: Callable[[int], object] | None) -> None:
         self._init = init

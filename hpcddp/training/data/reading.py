@@ -19,8 +19,6 @@ from torch.utils.data import (
 from hpcddp.errors import RequestError
 from hpcddp.training.data.randomness import WorkerStart
 
-_CHOOSE = "take shuffle=True or shuffle=False; choose or weigh samples in the data set, as torch.utils.data.Subset does"
-
 
 @dataclass(frozen=True, slots=True)
 class Reading:
@@ -86,20 +84,27 @@ def read_how(
     twice = [name for name, value in given.items() if value is not None]
     if twice:
         raise RequestError(f"{', '.join(twice)} came with a DataLoader", f"DataLoader(…, {twice[0]}=…)")
-    if type(data).__iter__ is not DataLoader.__iter__:
-        raise RequestError(
-            f"{type(data).__name__} has an __iter__ of its own, which would not be called: the runtime reads the data"
-            " set itself",
-            "a plain DataLoader(dataset, …); change samples in the data set or in collate_fn",
-        )
     if data.drop_last and isinstance(data.dataset, IterableDataset):
         raise RequestError(
             "drop_last does not go with a stream, whose end nobody knows", "DataLoader(…, drop_last=False)"
         )
-    size, shuffle, is_share = data.batch_size, _takes_shuffle(data), isinstance(data.sampler, DistributedSampler)
-    batch_sampler: Any = data.batch_sampler if size is None else None
+    more: dict[str, Any] = {
+        "worker_init_fn": data.worker_init_fn,
+        "timeout": data.timeout,
+        "multiprocessing_context": data.multiprocessing_context,
+    }
+    if data.num_workers > 0:
+        more["prefetch_factor"] = data.prefetch_factor
+    size = data.batch_size
     return DataSource(
-        data.dataset, size, shuffle, data.drop_last, _take_reading(data), is_share, size is None, batch_sampler
+        data.dataset,
+        size,
+        _read_shuffle(data),
+        data.drop_last,
+        Reading(data.num_workers, data.collate_fn, data.pin_memory, data.persistent_workers, more),
+        is_share=isinstance(data.sampler, DistributedSampler),
+        has_items=size is None,
+        batch_sampler=data.batch_sampler if size is None else None,
     )
 
 
@@ -114,48 +119,32 @@ def check_length(dataset: Dataset[Any], samples: int) -> None:
     now = len(dataset)  # type: ignore[arg-type]  # torch's Dataset declares no __len__; map-style ones have it
     if now != samples:
         raise RequestError(
-            f"this {type(dataset).__name__} has {now} samples now, and had {samples} when its loader was made: the"
-            " runtime would continue with those",
+            f"this {type(dataset).__name__} has {now} samples now, and had {samples} when its loader was made",
             "give it its last length from the start; or after each change begin a new run: with hpcddp.runtime(…) as"
             " rt: model, optimizer, loader = rt.prepare(…)",
         )
 
 
-def _take_reading(loader: DataLoader[Any]) -> Reading:
-    """Take the reading options of an existing DataLoader."""
-    workers = loader.num_workers > 0
-    more: dict[str, Any] = {
-        "worker_init_fn": loader.worker_init_fn,
-        "timeout": loader.timeout,
-        "multiprocessing_context": loader.multiprocessing_context,
-    }
-    if workers:
-        more["prefetch_factor"] = loader.prefetch_factor
-    return Reading(loader.num_workers, loader.collate_fn, loader.pin_memory, loader.persistent_workers, more)
-
-
-def _takes_shuffle(loader: DataLoader[Any]) -> bool:
-    """Whether the DataLoader shuffles. RequestError for a sampler that chooses samples in its own way."""
-    if isinstance(loader.dataset, IterableDataset):
-        return False
-    sampler = loader.sampler
-    if type(sampler) is RandomSampler and not sampler.replacement and sampler.num_samples == len(sampler.data_source):
-        shuffle, chosen = True, len(sampler.data_source)
-    elif type(sampler) is SequentialSampler:
-        shuffle, chosen = False, len(sampler.data_source)
-    elif isinstance(sampler, DistributedSampler) and type(sampler).__iter__ is DistributedSampler.__iter__:
-        # which samples a rank sees is the runtime's affair
-        shuffle, chosen = sampler.shuffle, len(sampler.dataset)  # type: ignore[arg-type]  # as below
-    else:
-        raise RequestError(
-            f"the DataLoader has a sampler of its own, {type(sampler).__name__}, and the runtime deals the samples",
-            _CHOOSE,
-        )
-    samples = len(loader.dataset)  # type: ignore[arg-type]  # torch's Dataset declares no __len__; map-style ones have it
-    if chosen != samples:
-        raise RequestError(
-            f"the DataLoader has a {type(sampler).__name__} of {chosen} samples, and its data set has {samples}: the"
-            " runtime would deal all of them",
-            _CHOOSE,
-        )
-    return shuffle
+def _read_shuffle(loader: DataLoader[Any]) -> bool:
+    """Whether the DataLoader shuffles. RequestError for one that chooses or changes samples in its own way."""
+    dataset, sampler = loader.dataset, loader.sampler
+    if type(loader).__iter__ is DataLoader.__iter__:
+        if isinstance(dataset, IterableDataset):
+            return False
+        samples = len(dataset)  # type: ignore[arg-type]  # torch's Dataset declares no __len__; map-style ones have it
+        if type(sampler) is RandomSampler and not sampler.replacement and sampler.num_samples == samples:
+            return True
+        if type(sampler) is SequentialSampler and len(sampler.data_source) == samples:
+            return False
+        if (
+            isinstance(sampler, DistributedSampler)  # which of its samples a rank sees is the runtime's affair
+            and type(sampler).__iter__ is DistributedSampler.__iter__
+            and len(sampler.dataset) == samples  # type: ignore[arg-type]  # as above
+        ):
+            return sampler.shuffle
+    raise RequestError(
+        f"the {type(loader).__name__} with a {type(sampler).__name__} chooses or changes samples itself, and the"
+        " runtime deals all samples of the data set",
+        "a plain DataLoader with shuffle=True or shuffle=False; choose, weigh and change samples in the data set, as"
+        " torch.utils.data.Subset does",
+    )

@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Iterator, Sequence
+from itertools import islice
 from typing import NamedTuple
 
 import torch
@@ -71,7 +72,28 @@ def permute(positions: Tensor, length: int, seed: int, epoch: int) -> Tensor:
     return samples
 
 
-_PLACES_AT_ONCE = 8192
+_AT_ONCE = 64  # micro batches: a tensor operation costs the same for many positions as for few
+
+
+def count_used(samples: int, global_batch: int, *, drop_last: bool) -> int:
+    """Count the samples of an epoch: with `drop_last` those in whole global batches. RequestError if there are none."""
+    used = samples - samples % global_batch if drop_last else samples
+    if not used:
+        raise RequestError(
+            f"the data set has {format_count(samples, 'sample')}, and a global batch {global_batch}",
+            "check the path that the data set was made from; or drop_last=False, or a smaller global batch",
+        )
+    return used
+
+
+def no_data_left(source: str, epoch: int, position: int) -> RequestError:
+    """The error for a source that gives nothing from this position on."""
+    return RequestError(
+        f"the {source} of epoch {epoch} has nothing behind the first {position}, which the run has consumed"
+        if position
+        else f"the {source} of epoch {epoch} is empty",
+        "check what it is made from, and that each __iter__ begins anew",
+    )
 
 
 class MicroBatch(NamedTuple):
@@ -96,30 +118,8 @@ class MicroBatch(NamedTuple):
         return max(self.samples, 1)
 
 
-def split_epoch(length: int, plan: BatchPlan, data_rank: int, start: int = 0) -> Iterator[MicroBatch]:
-    """Split an epoch of `length` samples, from position `start` on, into this data rank's micro batches.
-
-    Each step's counts sum to its global batch over all data ranks. Every rank has at least one micro batch in each
-    step, and all have the same number, unless the plan has fixed slices.
-    """
-    whole = _list_parts(plan, data_rank, plan.global_batch)
-    for position in range(start, length, plan.global_batch):
-        total = min(plan.global_batch, length - position)
-        for part in whole if total == plan.global_batch else _list_parts(plan, data_rank, total):
-            # a rank without samples loads one that exists
-            at = min(position + part.position, length - 1)
-            yield part._replace(position=at, ends_epoch=position + total == length)
-
-
-def _list_parts(plan: BatchPlan, data_rank: int, total: int) -> list[MicroBatch]:
-    """List this data rank's micro batches of a global batch of `total` samples, with positions in it."""
-    last = plan.passes(data_rank, total) - 1
-    pieces = enumerate(plan.pieces(data_rank, total))
-    return [MicroBatch(piece.start, piece.samples, total, nth, nth == last, piece.slice) for nth, piece in pieces]
-
-
 class EpochPosition:
-    """Position of a training in its data: after `position` samples of an `epoch`, from 0."""
+    """Position of a training in its data: after `position` samples of an `epoch`, from 0. Loaders only read it."""
 
     epoch = 0
     position = 0
@@ -138,17 +138,7 @@ class EpochPosition:
             self.epoch, self.position = epoch + 1, 0
 
     def set_epoch(self, epoch: int) -> None:
-        """Nothing: the order follows the epoch by itself. For scripts that know it of torch's DistributedSampler.
-
-        RequestError for another epoch than that of the next sample. After the last sample of an epoch that one may
-        still be meant.
-        """
-        if epoch != self.epoch and (self.position or epoch != self.epoch - 1):
-            raise RequestError(
-                f"loader.sampler.set_epoch({epoch}) came in epoch {self.epoch}, and the samples follow the run's own"
-                " epochs",
-                "leave the call out, or for epoch in rt.epochs(10): loader.sampler.set_epoch(epoch)",
-            )
+        """Do nothing: the order follows the run's epochs. Scripts call it as torch's DistributedSampler asks."""
 
 
 # Where a training is in its data: as a checkpoint holds it, and back.
@@ -163,29 +153,14 @@ def describe_position(step: int, sampler: EpochPosition, places: Sequence[tuple[
     return found
 
 
-def find_pass(position: dict[str, int], number: int, length: int | None, *, again: bool) -> tuple[int, int]:
-    """Find where the loop over this loader, the second or a further one, continues: pass and position. `again`: at the
-    start of its pass."""
-    epoch, taken = position.get(f"pass_{number}", 0), position.get(f"position_{number}", 0)
+def find_place(position: dict[str, int], number: int, length: int | None, *, again: bool) -> tuple[int, int]:
+    """Find where the loop over this loader continues: pass and position. `again`: at the start of its pass, which has
+    other samples now, or another order."""
+    names = ("epoch", "position") if number == 1 else (f"pass_{number}", f"position_{number}")
+    epoch, consumed = (position.get(name, 0) for name in names)
     if again:
         return epoch, 0
-    return (epoch + 1, 0) if length is not None and taken >= length else (epoch, taken)
-
-
-def move_to(position: dict[str, int], sampler: EpochPosition, *, again: bool) -> None:
-    """Continue at this position. `again`: at the start of its epoch, which has other samples now, or another order.
-
-    RequestError if no batch of the epoch is left: with drop_last it has only `length` of the data set's samples, by the
-    global batch.
-    """
-    taken = 0 if again else position["position"]
-    if sampler.length is not None and taken >= sampler.length:
-        raise RequestError(
-            f"with drop_last=True and a global batch of {sampler.plan.global_batch} no batch is left of epoch"
-            f" {position['epoch'] + 1}, of which the run has taken {format_count(taken, 'sample')}",
-            "DataLoader(…, drop_last=False), or the global batch that the run had",
-        )
-    sampler.epoch, sampler.position = position["epoch"], taken
+    return (epoch + 1, 0) if length is not None and consumed >= length else (epoch, consumed)
 
 
 class GlobalBatchSampler(EpochPosition):
@@ -205,43 +180,41 @@ class GlobalBatchSampler(EpochPosition):
         shuffle: bool = True,
         drop_last: bool = False,
     ) -> None:
-        if samples < 1:
-            raise RequestError("the data set is empty", "check the path that the data set was made from")
         self.samples = samples
-        self.length: int = samples - samples % plan.global_batch if drop_last else samples
-        if self.length == 0:
-            raise RequestError(
-                f"the data set has {format_count(samples, 'sample')}, less than one global batch of"
-                f" {plan.global_batch}, and drop_last leaves none of them",
-                "drop_last=False, or a smaller global batch",
-            )
+        self.length: int = count_used(samples, plan.global_batch, drop_last=drop_last)
         self.plan = plan
         self.data_rank = data_rank
         self.seed = seed
         self.shuffle = shuffle
 
     def micro_batches(self) -> Iterator[MicroBatch]:
-        """The rest of the current epoch, as counts and positions."""
-        return split_epoch(self.length, self.plan, self.data_rank, self.position)
+        """The rest of the current epoch, as counts and positions.
+
+        Each step's counts sum to its global batch over all data ranks. Every rank has at least one micro batch in each
+        step, and all have the same number, unless the plan has fixed slices.
+        """
+        step = self.plan.global_batch
+        whole = self._list_parts(step)
+        for position in range(self.position, self.length, step):
+            total = min(step, self.length - position)
+            for part in whole if total == step else self._list_parts(total):
+                # a rank without samples loads one that exists
+                at = min(position + part.position, self.length - 1)
+                yield part._replace(position=at, ends_epoch=position + total == self.length)
+
+    def _list_parts(self, total: int) -> list[MicroBatch]:
+        """List this rank's micro batches of a global batch of `total` samples, with positions in it."""
+        pieces = list(self.plan.pieces(self.data_rank, total))
+        last = len(pieces) - 1
+        return [MicroBatch(p.start, p.samples, total, nth, nth == last, p.slice) for nth, p in enumerate(pieces)]
 
     def draws(self) -> Iterator[tuple[MicroBatch, list[int]]]:
         """The rest of the current epoch: each micro batch with its samples."""
-        epoch = self.epoch
-        waiting: list[MicroBatch] = []
-        size = 0
-        for micro in self.micro_batches():
-            waiting.append(micro)
-            size += micro.size
-            if size >= _PLACES_AT_ONCE:
-                yield from zip(waiting, self._indices(waiting, epoch), strict=True)
-                waiting, size = [], 0
-        yield from zip(waiting, self._indices(waiting, epoch), strict=True)
-
-    def _indices(self, micros: list[MicroBatch], epoch: int) -> Iterator[list[int]]:
-        """The samples of several micro batches: a tensor operation costs the same for many positions as for few."""
-        if not micros:
-            return
-        positions = torch.cat([torch.arange(m.position, m.position + m.size) for m in micros])
-        samples = permute(positions, self.samples, self.seed, epoch) if self.shuffle else positions
-        for part in torch.split(samples, [m.size for m in micros]):
-            yield part.tolist()
+        epoch, micros = self.epoch, self.micro_batches()
+        while together := list(islice(micros, _AT_ONCE)):
+            samples = torch.cat([torch.arange(micro.position, micro.position + micro.size) for micro in together])
+            if self.shuffle:
+                samples = permute(samples, self.samples, self.seed, epoch)
+            parts = torch.split(samples, [micro.size for micro in together])
+            for micro, part in zip(together, parts, strict=True):
+                yield micro, part.tolist()

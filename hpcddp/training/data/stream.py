@@ -21,12 +21,9 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset, default_collate, get_worker_info
 
 from hpcddp.batchplan import BatchPlan
-from hpcddp.errors import RequestError
 from hpcddp.training.data.randomness import fork_generators, seed_generators
 from hpcddp.training.data.reading import Reading
-from hpcddp.training.data.sampler import EpochPosition, MicroBatch
-from hpcddp.training.data.weighing import Loaded
-from hpcddp.units import format_count
+from hpcddp.training.data.sampler import EpochPosition, MicroBatch, no_data_left
 
 StepParts = list[tuple[MicroBatch, Any]]
 
@@ -45,11 +42,6 @@ class Stream:
             self._source = iter(dataset)
         self._skip: Callable[[int], int] | None = getattr(self._source, "skip", None)
         self._ahead: list[Any] = []  # the next sample, where `is_over` has read it
-
-    @property
-    def can_skip(self) -> bool:
-        """Whether skipping samples costs less than reading them."""
-        return self._skip is not None
 
     def read(self, samples: int) -> list[Any]:
         """The next samples; fewer at the end."""
@@ -90,8 +82,6 @@ class StreamSampler(EpochPosition):
 
     def __init__(self, dataset: IterableDataset[Any], plan: BatchPlan, data_rank: int, *, seed: int = 0) -> None:
         self.length = len(dataset) if hasattr(dataset, "__len__") else None
-        if self.length == 0:
-            raise RequestError("the data set is empty", "check the path that the data set was made from")
         self.plan = plan
         self.data_rank = data_rank
         self.seed = seed
@@ -136,7 +126,7 @@ class RankSteps(IterableDataset[StepParts]):
 
     def _read_step(self, stream: Stream, position: int) -> tuple[int, StepParts]:
         """(samples of the global batch at this position, this rank's micro batches of it with their samples)."""
-        plan, length, at = self._start.plan, self._start.length, 0
+        plan, at = self._start.plan, 0
         pieces = list(plan.pieces(self._start.data_rank))
         parts = []
         for piece in pieces:
@@ -149,7 +139,7 @@ class RankSteps(IterableDataset[StepParts]):
         self._stand_in = next((part[0] for part in parts if part), self._stand_in)
         if self._stand_in is None and not all(parts):
             [self._stand_in] = self._start.open().read(1)
-        ends = total < plan.global_batch or (stream.is_over() if length is None else position + total >= length)
+        ends = total < plan.global_batch or stream.is_over()
         micros = (
             MicroBatch(position + piece.start, len(part), total, nth, nth == len(pieces) - 1, piece.slice, ends)
             for nth, (piece, part) in enumerate(zip(pieces, parts, strict=True))
@@ -157,51 +147,29 @@ class RankSteps(IterableDataset[StepParts]):
         return total, [(micro, part or [self._stand_in]) for micro, part in zip(micros, parts, strict=True)]
 
 
-def read_stream(sampler: StreamSampler, device: torch.device, reading: Reading) -> Callable[[], Iterator[Loaded]]:
-    """A function that reads the rest of the sampler's epoch. RequestError for too many loader processes."""
-    num_workers = reading.num_workers
-    if num_workers > 1 and not Stream(sampler.dataset, sampler.seed, sampler.epoch).can_skip:
-        raise RequestError(
-            f"{num_workers} loader processes would each read the whole stream: its iterator has no skip(count)",
-            "num_workers=1, or an iterator with skip(count), which skips up to so many samples and returns how many",
-        )
+def read_stream(
+    sampler: StreamSampler, device: torch.device, reading: Reading
+) -> Callable[[], Iterator[tuple[MicroBatch, Any]]]:
+    """A function that reads the rest of the sampler's epoch."""
 
-    def read() -> Iterator[Loaded]:
-        epoch, start, length = sampler.epoch, sampler.position, sampler.length
-        position = start
+    def read() -> Iterator[tuple[MicroBatch, Any]]:
+        epoch, position = sampler.epoch, sampler.position
         # no persistent workers: they would keep the epoch that they were started with
         loader: DataLoader[Any] = DataLoader(
             RankSteps(sampler, reading.collate_fn),
             batch_size=None,
             generator=torch.Generator(),  # an iterator draws a seed: not from the generator of the user's loop
-            **reading.options(device) | {"collate_fn": _as_it_is},
+            **reading.options(device) | {"collate_fn": _return_unchanged},
         )
+        is_empty = True
         for step in loader:
-            position += step[0][0].total
-            if length is not None and position > length:
-                raise _wrong_length(length, f"more than {position - 1}")
-            for micro, loaded in step:
-                yield Loaded(micro, loaded)
-        if length is not None and position < length:
-            raise _wrong_length(length, str(position))
-        if position == start:
-            raise RequestError(
-                f"the stream of epoch {epoch} is empty"
-                if not start
-                else f"the stream of epoch {epoch} has {format_count(start, 'sample')} at most, and the run has taken"
-                f" {start}",
-                "check the path that it is read from, and that each __iter__ of the data set begins anew",
-            )
+            is_empty = False
+            yield from step
+        if is_empty:
+            raise no_data_left("stream", epoch, position)
 
     return read
 
 
-def _as_it_is(step: Any) -> Any:
+def _return_unchanged(step: Any) -> Any:
     return step
-
-
-def _wrong_length(length: int, found: str) -> RequestError:
-    return RequestError(
-        f"the stream says that it has {format_count(length, 'sample')}, and gave {found}",
-        "correct its __len__, or leave it out: then the epoch ends where the stream does",
-    )

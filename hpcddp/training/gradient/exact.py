@@ -17,10 +17,11 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from hpcddp.errors import LaunchError, RequestError
+from hpcddp.training.collectives import ask_all
 from hpcddp.training.data.sampler import MicroBatch
 from hpcddp.training.gradient.buffers import frozen_statistics
 from hpcddp.training.gradient.gradients import Gradients
-from hpcddp.training.parallel.layout import Layout, ask_all, spread_weights
+from hpcddp.training.parallel.layout import Layout, spread_weights
 from hpcddp.training.parallel.sharded import WrapOptions
 from hpcddp.training.rendezvous.group import Group
 from hpcddp.training.torch_compat import NormWithStatistics, add_to_each, all_gather_flat, largest_magnitudes
@@ -270,7 +271,7 @@ class ExactGradients(Gradients):
         self._buffers.watch(model)
         return model
 
-    def take_along(self, model: nn.Module) -> None:
+    def add_untrained(self, model: nn.Module) -> None:
         self._untrained.append(model)
         self._buffers.watch(model, statistics_only=True)
 

@@ -23,15 +23,13 @@ class Gradients:
     slots = 1  # how many numbers the losses of a step are summed in
     averaged_over = 1  # what the sum of all gradients is divided by
     buffers_differ = False  # whether buffers such as BatchNorm's differ between data ranks until they are averaged
-    adds_up_in_place = False  # whether the parameters' gradients hold the sum so far between two micro batches
-    looks_before_steps = False  # whether `collect` is called before the first step on gradients that add up in place
     forward_is_collective = False  # whether a forward pass is a collective: then all ranks need the same number of them
 
     def wrap(self, model: nn.Module, wanted: WrapOptions) -> nn.Module:
         """The model on this rank's device, as the training loop is to use it."""
         raise NotImplementedError
 
-    def take_along(self, model: nn.Module) -> None:
+    def add_untrained(self, model: nn.Module) -> None:
         """A prepared model that is not trained, such as a teacher: its running statistics follow the same rules."""
         raise NotImplementedError
 
@@ -42,14 +40,14 @@ class Gradients:
         """RequestError for tracked objects that do not belong to the wrapped models."""
 
     def micro(self, micro: MicroBatch) -> AbstractContextManager[None]:
-        """The context of all forward and backward passes over one micro batch. Where gradients add up in place, not
-        opened for a batch that is one micro batch with samples."""
+        """The context of all forward and backward passes over one micro batch."""
         raise NotImplementedError
 
     def collect(self, micro: MicroBatch) -> None:
         """All gradients of the micro batch are there: of the last one, make those of the global batch."""
-        raise NotImplementedError
 
     def pass_ends(self) -> None:
-        """Add the gradients of a pass over a batch to those that the parameters had before. Only where they do not add
-        up in place."""
+        """Add the gradients of a pass over a batch to those that the parameters had before."""
+
+    def check_step(self) -> None:
+        """RequestError if an optimizer cannot step on the gradients. May be a collective."""

@@ -27,14 +27,12 @@ class MeanGradients(Gradients):
     """A micro batch's weight is W * n / N, since torch divides the sum over the W data ranks by W."""
 
     buffers_differ = True
-    adds_up_in_place = True
 
     def __init__(self, group: Group, layout: Layout, split: Split) -> None:
         self._group = group
         self._split = split
         self._layout = layout
         self.averaged_over = layout.data_size
-        self.looks_before_steps = split.is_sharded
         self._models: list[DistributedDataParallel | ShardedModel] = []
         self._sharded: list[ShardedModel] = []  # those of them
         self._untrained: list[nn.Module] = []
@@ -52,7 +50,7 @@ class MeanGradients(Gradients):
         self.forward_is_collective = True
         return split.module
 
-    def take_along(self, model: nn.Module) -> None:
+    def add_untrained(self, model: nn.Module) -> None:
         if self._sharded and isinstance(model, AveragedModel):
             raise RequestError(
                 f"rt.prepare was given an AveragedModel with parallel {self._split.kind}: it has whole weights, and"
@@ -83,7 +81,7 @@ class MeanGradients(Gradients):
                     stack.enter_context(frozen_statistics(module))
             yield
 
-    def collect(self, micro: MicroBatch) -> None:
-        """Check before a step that the ranks have gradients of the same parameters."""
-        if micro.last:
-            self._used_alike.check(model.module for model in self._models)
+    def check_step(self) -> None:
+        """Check that the ranks have gradients of the same parameters."""
+        if self._sharded:
+            self._used_alike.check(model.module for model in self._sharded)

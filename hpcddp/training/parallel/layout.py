@@ -14,6 +14,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from hpcddp.errors import RequestError
+from hpcddp.training.collectives import as_bytes, ask_all
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,22 +59,6 @@ def open_layout(rank: int, world_size: int, model_size: int) -> Layout:
     # every rank has to make all of them
     groups: list[Any] = [dist.new_group([*range(first, world_size, model_size)]) for first in range(model_size)]
     return Layout(rank, world_size, model_size, groups[rank % model_size])
-
-
-# The same on every rank.
-
-
-def ask_all(mine: Any, ranks: int, group: dist.ProcessGroup | None = None) -> list[Any]:
-    """Gather what each rank has, by its number in the group of so many ranks (collective). It must be picklable."""
-    everyones = [mine] * ranks
-    if ranks > 1:
-        dist.all_gather_object(everyones, mine, group=group)
-    return everyones
-
-
-def as_bytes(tensor: Tensor) -> Tensor:
-    """The memory of a contiguous tensor, (bytes,): gloo does not take every type."""
-    return tensor.view(-1).view(torch.uint8)
 
 
 @torch.no_grad()

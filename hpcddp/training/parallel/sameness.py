@@ -14,7 +14,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from hpcddp.errors import RequestError
-from hpcddp.training.parallel.layout import Layout, ask_all
+from hpcddp.training.collectives import ask_all
+from hpcddp.training.parallel.layout import Layout
 from hpcddp.units import format_count
 
 _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}

@@ -14,7 +14,7 @@ from hpcddp.parallelism import Split
 from hpcddp.training.parallel.layout import Layout
 from hpcddp.training.parallel.sharded import ShardedModel, WrapOptions
 from hpcddp.training.rendezvous.group import Group
-from hpcddp.training.torch_compat import NO_BUFFER_BROADCAST, is_compiled, uncompiled
+from hpcddp.training.torch_compat import NO_BUFFER_BROADCAST
 
 
 def list_accelerators(model: nn.Module) -> tuple[torch.device, ...]:
@@ -46,16 +46,6 @@ def check_places(places: Iterable[torch.device], own: Sequence[torch.device], sp
     ):
         if is_asked:
             raise RequestError(f"{lies}, and {what} takes a model on one", 'hpcddp.runtime(parallel="ddp")')
-
-
-def check_uncompiled(model: nn.Module, split: Split) -> None:
-    """RequestError for a compiled model whose layers this split changes: torch.compile keeps what it has seen."""
-    if split.tensor > 1 and is_compiled(model):
-        raise RequestError(
-            f"parallel {split} divides the layers of a model, and this {type(uncompiled(model)).__name__} has been"
-            " given to torch.compile",
-            'leave out torch.compile; or hpcddp.runtime(parallel="fsdp"), which takes compiled models',
-        )
 
 
 def wrap_ddp(model: nn.Module, device: torch.device, options: dict[str, Any]) -> DistributedDataParallel:

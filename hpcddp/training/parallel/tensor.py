@@ -14,7 +14,6 @@ from typing import Any
 from torch import Tensor, nn
 
 from hpcddp.errors import RequestError, nearest
-from hpcddp.training.torch_compat import quiet_redistribution
 
 #: module name (`*` stands for one part of it) -> "colwise", "rowwise", or one of torch's styles
 TensorPlan = Mapping[str, Any]
@@ -69,7 +68,6 @@ def divide_layers(model: nn.Module, mesh: Any, plan: TensorPlan) -> None:
     from torch.distributed.tensor import Replicate, distribute_tensor
     from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
-    quiet_redistribution()
     words = {"colwise": ColwiseParallel, "rowwise": RowwiseParallel}
     styles = {key: words[style]() if isinstance(style, str) else style for key, style in plan.items()}
     if styles:

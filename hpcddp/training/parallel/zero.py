@@ -18,7 +18,8 @@ from torch import Tensor, nn
 from torch.optim import LBFGS, Optimizer
 
 from hpcddp.errors import RequestError
-from hpcddp.training.parallel.layout import Layout, as_bytes
+from hpcddp.training.collectives import as_bytes
+from hpcddp.training.parallel.layout import Layout
 from hpcddp.training.parallel.tensor import replicate
 from hpcddp.training.torch_compat import bare_step
 

@@ -10,20 +10,17 @@ from torch.distributed import DistNetworkError, DistStoreError
 from hpcddp.errors import PEER_FAILED, HpcddpError
 from hpcddp.training.torch_compat import Store
 
-STORE_IS_GONE = ""  # rank 0, which hosts it, has ended: it may have failed first, or only heard it before this rank
-
 
 class Failure(NamedTuple):
     """The first failure of a run, as the rank that had it wrote it to the store."""
 
     rank: int
     host: str
-    what: str
+    what: str  # empty: rank 0, which hosts the store, has ended: it may have failed first, or not
 
     def __str__(self) -> str:
-        if self.what == STORE_IS_GONE:
-            return f"a rank failed, and rank {self.rank} on {self.host} ended before this one could hear which"
-        return f"rank {self.rank} on {self.host} failed: {self.what}"
+        how = f"failed: {self.what}" if self.what else "ended before it could say which rank failed first"
+        return f"rank {self.rank} on {self.host} {how}"
 
 
 def claim_first(store: Store, mine: Failure, store_host: str) -> Failure:
@@ -33,7 +30,7 @@ def claim_first(store: Store, mine: Failure, store_host: str) -> Failure:
         # one request: rank 0, which has the store, may be gone before a second one
         return Failure(*json.loads(store.compare_set("failure", "", json.dumps(mine))))
     except (DistNetworkError, DistStoreError):
-        return Failure(0, store_host, STORE_IS_GONE) if mine.rank else mine
+        return Failure(0, store_host, "") if mine.rank else mine
 
 
 class PeerFailedError(HpcddpError):
@@ -42,5 +39,4 @@ class PeerFailedError(HpcddpError):
     exit_code = PEER_FAILED
 
     def __init__(self, failure: Failure) -> None:
-        what = "says which failed first" if failure.what == STORE_IS_GONE else "has the whole story"
-        super().__init__(str(failure), f"the log of rank {failure.rank} {what}")
+        super().__init__(str(failure), f"the log of rank {failure.rank} has the whole story")

@@ -5,14 +5,29 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
 from hpcddp.errors import LaunchError
 from hpcddp.ranks.device import choose_devices, no_gpu
-from hpcddp.training.rendezvous.roll_call import Member, local_rank_of, ranks_on_host
 from hpcddp.training.torch_compat import Store
 from hpcddp.units import format_count
+
+
+class Member(NamedTuple):
+    """One rank, described by itself."""
+
+    rank: int
+    host: str
+    pid: int
+    local_rank: int | None  # None: the launcher does not say
+    cpus: str  # the CPUs it may run on, as text: equal text means that they are shared
+    gpus: tuple[str, ...]  # the labels of the devices it can see
+    no_gpu: str = ""  # why it sees none, for people
+
+
+Members = tuple[Member, ...]  # every rank, by rank
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +39,7 @@ class Group:
     launcher: str
     backend: str
     device: torch.device
-    members: tuple[Member, ...]  # every rank, by rank
+    members: Members
     store: Store
     more_devices: tuple[torch.device, ...] = ()  # of this rank, where it has several (gpus_per_rank)
 
@@ -46,12 +61,12 @@ class Group:
     @property
     def local_rank(self) -> int:
         """This rank's number on its host, from 0."""
-        return local_rank_of(self.members, self.rank)
+        return find_local_place(self.members, self.rank)[0]
 
     @property
     def local_world_size(self) -> int:
         """Number of ranks on this rank's host."""
-        return ranks_on_host(self.members, self.rank)
+        return find_local_place(self.members, self.rank)[1]
 
     @property
     def cpus(self) -> int:
@@ -75,7 +90,14 @@ class Group:
         return f"{ranks} on {nodes} ({shown}), launcher {self.launcher}, {self.backend} on {self.device.type}"
 
 
-def choose_backend(members: tuple[Member, ...], gpus_per_node: int) -> str:
+def find_local_place(members: Members, rank: int) -> tuple[int, int]:
+    """A rank's number on its host, the launcher's or else by rank, and how many ranks are there."""
+    me = members[rank]
+    here = [member.rank for member in members if member.host == me.host]
+    return here.index(rank) if me.local_rank is None else me.local_rank, len(here)
+
+
+def choose_backend(members: Members, gpus_per_node: int) -> str:
     """nccl where the ranks see GPUs, else gloo. LaunchError on every rank where some see none, or all in a job that has
     GPUs: they would wait for each other for ever, or train on CPUs without a word."""
     blind = [member for member in members if not member.gpus]
@@ -95,56 +117,56 @@ def choose_backend(members: tuple[Member, ...], gpus_per_node: int) -> str:
     )
 
 
-def device_indices(members: tuple[Member, ...], rank: int, backend: str, each: int = 1) -> tuple[int, ...]:
+def device_indices(members: Members, rank: int, backend: str, each: int = 1) -> tuple[int, ...]:
     """Which of the devices that it sees a rank uses, `each` of them; () without any. Only gloo ranks may share one."""
     visible = len(members[rank].gpus)
     if not visible:
         return ()
-    local_rank = local_rank_of(members, rank)
+    local_rank, local_world_size = find_local_place(members, rank)
     if backend == "nccl":
-        return choose_devices(visible, local_rank, ranks_on_host(members, rank), each)
+        return choose_devices(visible, local_rank, local_world_size, each)
     return tuple(dict.fromkeys((local_rank * each + n) % visible for n in range(each)))
 
 
-def take_devices(backend: str, members: tuple[Member, ...], rank: int, each: int = 1) -> tuple[torch.device, ...]:
-    """The rank's devices, the first made current before any collective can guess another one."""
+def take_devices(backend: str, members: Members, rank: int, each: int = 1) -> tuple[torch.device, ...]:
+    """The rank's devices, the first made current before any collective can guess another one. LaunchError where nccl
+    has none, or where two ranks have one."""
     indices = device_indices(members, rank, backend, each)
     if not indices:
         if backend == "nccl":
-            host = members[rank].host
             raise LaunchError(
-                f"backend nccl, but rank {rank} on {host} sees no GPU", "use the gloo backend, or ask for GPUs"
+                f"backend nccl, but rank {rank} on {members[rank].host} sees no GPU",
+                "use the gloo backend, or ask for GPUs",
             )
         return (torch.device("cpu"),)
     if backend == "nccl":
-        chosen = [(m, device_indices(members, m.rank, backend, each)) for m in members]
-        if shared := name_shared([[(m.host, m.gpus[i]) for i in taken] for m, taken in chosen]):
-            visible = [{gpu for other in members if other.host == m.host for gpu in other.gpus} for m in members]
-            fits = max(1, min(map(len, visible)) // each)
-            hint = f"--ranks-per-node {fits}, or more GPUs; backend='gloo' lets ranks share one"
-            raise LaunchError(shared, hint)
+        _check_unshared(members, each)
     torch.cuda.set_device(indices[0])
     return tuple(torch.device("cuda", index) for index in indices)
 
 
-def name_shared(labels: list[list[tuple[str, str]]]) -> str | None:
-    """The error if two ranks have the same (host, device label), else None; `labels` of each rank's, by rank."""
-    owner: dict[tuple[str, str], int] = {}
-    for rank, label in ((rank, label) for rank, own in enumerate(labels) for label in own):
-        if label in owner:
-            return f"ranks {owner[label]} and {rank} both got GPU {label[1]} of {label[0]}"
-        owner[label] = rank
-    return None
+def _check_unshared(members: Members, each: int) -> None:
+    """LaunchError if two ranks have taken one GPU."""
+    owners: dict[tuple[str, str], int] = {}
+    for member in members:
+        for index in device_indices(members, member.rank, "nccl", each):
+            label = member.gpus[index]
+            owner = owners.setdefault((member.host, label), member.rank)
+            if owner != member.rank:
+                raise LaunchError(
+                    f"ranks {owner} and {member.rank} both got GPU {label} of {member.host}",
+                    "fewer --ranks-per-node, or more GPUs; backend='gloo' lets ranks share one",
+                )
 
 
-def share_cpus(members: tuple[Member, ...], rank: int) -> int:
+def share_cpus(members: Members, rank: int) -> int:
     """CPUs of a rank: those that it may run on, divided among the ranks that may run on the same."""
     me = members[rank]
     sharers = sum((m.host, m.cpus) == (me.host, me.cpus) for m in members)
     return max(1, len(me.cpus.split(",")) // sharers)
 
 
-def set_threads(env: Mapping[str, str], members: tuple[Member, ...], rank: int) -> None:
+def set_threads(env: Mapping[str, str], members: Members, rank: int) -> None:
     """Divide CPUs among the ranks that may run on them, unless OMP_NUM_THREADS is set: torch would take them all."""
     if "OMP_NUM_THREADS" not in env:
         torch.set_num_threads(share_cpus(members, rank))

@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 import hpcddp
 from hpcddp.training.rendezvous import process_group
-from hpcddp.training.rendezvous.roll_call import wait_until
+from hpcddp.training.rendezvous.store import wait_until
 
 come = sys.argv[1:]
 call_roll = process_group.call_roll

@@ -1,7 +1,6 @@
 """A rank that opens hpcddp's process group; one line of JSON says what it saw.
 
-argv: the channel, and what the rank does: `ends-late` (when rank 0 has ended), `fails` (the last rank, with status 3),
-`mpi-after`.
+argv: the channel, and what the rank does: `ends-late` (when rank 0 has ended), `mpi-after`.
 """
 
 import json
@@ -14,24 +13,27 @@ import torch
 import torch.distributed as dist
 
 import hpcddp
-from hpcddp.training.rendezvous import process_group
+from hpcddp.ranks.launch import Launch
+from hpcddp.training.rendezvous import store
 
 channel, ending = sys.argv[1], sys.argv[2]
-seen = {}
-arrange = process_group.agree_on_store_address
+seen = {"channel": store.choose_channel(Launch(os.environ, socket.gethostname()), channel), "address": "localhost"}
+reach = store.reach_store
 
 
-def watch(*args):
-    address = arrange(*args)
-    seen.update(channel=address.channel, address=address.address, held=address.listener is not None)
-    return address
+def watch(address, *args):
+    seen.update(address=address)
+    return reach(address, *args)
 
 
-process_group.agree_on_store_address = watch
+store.reach_store = watch
 both = socket.has_dualstack_ipv6()
 server = socket.create_server(("", 0), family=socket.AF_INET6 if both else socket.AF_INET, dualstack_ipv6=both)
 for _ in range(2):  # a process may open one group after another
     with hpcddp.init(rendezvous=channel, backend="gloo") as group:
+        addresses = [seen["address"]]
+        dist.broadcast_object_list(addresses, src=group.world_size - 1)
+        seen["address"] = addresses[0]
         total = torch.tensor([group.rank + 1.0])
         dist.all_reduce(total)
         port = torch.tensor(server.getsockname()[1])
@@ -39,8 +41,6 @@ for _ in range(2):  # a process may open one group after another
         to_rank_0 = socket.create_connection((seen["address"], int(port)))  # lasts as long as rank 0
         dist.barrier()
 seen.update(host=socket.gethostname(), gloo=os.environ.get("GLOO_SOCKET_IFNAME"))
-if ending == "fails" and group.rank == group.world_size - 1:
-    sys.exit(3)
 if ending == "mpi-after":
     from mpi4py import MPI
 

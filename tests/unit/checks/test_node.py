@@ -7,14 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from hpcddp.checks.environment import FAILED, WARNING
+from hpcddp.checks.environment import FAILED
 from hpcddp.checks.node import ERRORS, NODE_CHECKS, CheckedJob, CheckedNode, Gpu, Process, judge_nodes, judge_ranks
 from hpcddp.checks.process import (
     count_cpus,
-    find_free_memory,
-    look_at_disk,
-    look_at_gpus,
-    look_at_node,
+    describe_node,
+    probe_disk,
+    query_gpus,
     reach,
     read_gpus,
     run_line,
@@ -24,7 +23,7 @@ from hpcddp.checks.process import (
 
 GPU = Gpu("GPU-a", "NVIDIA H100 80GB HBM3", "570.1", 4, tflops=650.0, copy_gbs=2200.0)
 VERSIONS = {"torch": "2.9.1", "NCCL": "2.27.5"}
-WELL = CheckedNode("", 32.0, 65536, (30_000, 32_000), 200_000, {"/home": (9999, 9999, "")}, (GPU,), versions=VERSIONS)
+WELL = CheckedNode("", 32.0, 65536, (30_000, 32_000), {"/home": (9999, 9999, "")}, (GPU,), versions=VERSIONS)
 RANKS = [{"rank": at, "world_size": 4, "local_rank": 0, "local_world_size": 1} for at in range(4)]
 
 
@@ -55,17 +54,14 @@ ILL: list[tuple[str, str, dict[str, object], dict[str, object]]] = [
     ("leftover processes", "311, python still runs", {"leftover": ("311, python",)}, {}),
     ("leftover processes", "40000 MiB of GPU GPU-a are in use", {"gpus": (GPU._replace(used_mb=40_000),)}, {}),
     ("CPUs", "may use 8 CPUs, and 32", {"cpus": 8.0}, {}),
-    ("memory", "1000 MiB of memory are free", {"free_mb": 1000}, {}),
     ("full shared memory", "/dev/shm has room for 2 of 32000 MiB", {"shm_mb": (2, 32_000)}, {}),
     ("small shared memory", "/dev/shm has 64 MiB", {"shm_mb": (60, 64)}, {}),
-    ("small shared memory", "/dev/shm has 1 MiB", {"shm_mb": (1, 1)}, {}),
     ("open files", "may open 256 files", {"files": 256}, {}),
     ("disk", "Disk quota exceeded", {"disks": {"/home": (9999, 9999, "Disk quota exceeded")}}, {}),
     ("disk", "/tmp has 12 MiB left", {"disks": {"/tmp": (12, 9999, "")}}, {}),
     ("disk", "/tmp has room for 3 more files", {"disks": {"/tmp": (9999, 3, "")}}, {}),
     ("versions", "NCCL is 2.26.2, and 2.27.5 on 3 of 4", {"versions": {**VERSIONS, "NCCL": "2.26.2"}}, {}),
     ("clock", "90.0 s ahead of the first host's", {"clock_s": 90.0}, {}),
-    ("clock", "90.0 s behind the first host's", {"clock_s": -90.0}, {}),
     *[(name, "it is so", {"errors": {name: "it is so"}}, {}) for name in ERRORS],
     ("environment", "PATH is '/opt', and '/bin' in most", {}, {"env": {"PATH": "/opt"}}),
     ("environment", "NCCL_DEBUG is 'INFO', and not set in most", {}, {"env": {"PATH": "/bin", "NCCL_DEBUG": "INFO"}}),
@@ -87,9 +83,8 @@ def test_nodes_that_are_alike_are_well_and_what_is_not_known_is_no_fault() -> No
 
 
 def test_every_check_has_a_case() -> None:
-    shown = {row[0] for row in ILL} | {"shared GPU", "oversubscribed CPUs", "affinity"}
+    shown = {row[0] for row in ILL} | {"shared GPU", "oversubscribed CPUs"}
     assert {row.name for row in NODE_CHECKS} <= shown
-    assert {row.state for row in NODE_CHECKS} == {FAILED, WARNING}
 
 
 def test_a_gpu_that_is_as_slow_as_the_others_is_below_the_floor_of_its_type() -> None:
@@ -108,7 +103,7 @@ def test_a_gpu_that_is_as_slow_as_the_others_is_below_the_floor_of_its_type() ->
     [
         (2.0, [(0, 1), (0, 1)], ["GPU-a", "GPU-b"], []),
         (2.0, [(0, 1), (0, 1), (0, 1)], ["GPU-a", "GPU-b", ""], ["oversubscribed CPUs"]),
-        (8.0, [(0,), (0,)], ["GPU-a", "GPU-b"], ["affinity"]),
+        (8.0, [(0,), (0,)], ["GPU-a", "GPU-b"], ["oversubscribed CPUs"]),
         (0.5, [(0, 1)], ["GPU-a"], []),
         (8.0, [(0,), (1,)], ["GPU-a", "GPU-a"], ["shared GPU"]),
     ],
@@ -133,7 +128,7 @@ def placed(*ranks: tuple[str, int, int]) -> list[Process]:
     [
         (placed(("a", 0, 2), ("b", 1, 2)), ["a", "b"], []),
         (placed(("a", 0, 2), ("b", 1, 2)), [], []),
-        (placed(("a", 0, 3), ("b", 1, 3)), ["a", "b"], [("", "rank 2 of 3 did not come: 1 came from a, b")]),
+        (placed(("a", 0, 3), ("b", 1, 3)), ["a", "b"], [("", "rank 2 of 3 did not come")]),
         (
             [Process("a", 0, 4, 0, 2), Process("b", 3, 4, 1, 2)],
             ["a", "b"],
@@ -144,27 +139,13 @@ def placed(*ranks: tuple[str, int, int]) -> list[Process]:
             ["a", "b"],
             [("b", "rank 2 of 4 did not come: it has 1 of its 2")],
         ),
-        (
-            placed(*(("a", at, 4) for at in range(2)), ("b", 3, 4)),
-            [],
-            [("", "rank 2 of 4 did not come: 1 came from b, 2 from a")],
-        ),
         (placed(("a", 0, 3), ("b", 1, 3)), ["a", "b", "c"], []),  # the host is missing, and named so
         (
             placed(("a", 0, 3), ("b", 1, 3), ("c", 1, 3)),
             ["a", "b", "c"],
-            [("c", "rank 1 is there twice: on b, c"), ("", "rank 2 of 3 did not come: 1 came from a, b, c")],
+            [("c", "rank 1 is on b and c"), ("", "rank 2 of 3 did not come")],
         ),
-        (
-            placed(("a", 0, 1), ("b", 0, 1), ("c", 0, 1)),
-            ["a", "b", "c"],
-            [("c", "rank 0 is there 3 times: on a, b, c")],
-        ),
-        (
-            placed(("a", 0, 2), ("b", 1, 2), ("c", 1, 4)),
-            [],
-            [("c", "its rank 1 counts 4 ranks, and most count 2"), ("c", "rank 1 is there twice: on b, c")],
-        ),
+        (placed(("a", 0, 1), ("b", 0, 1)), ["a", "b"], [("b", "rank 0 is on a and b")]),
         ([Process("a"), Process("b")], ["a", "b"], [("", NO_RANK.format(2, 2))]),
         ([Process("a")], ["a"], []),
         ([Process("a", error="half a row from srun\nhint: unset it")], ["a"], [("a", "half a row from srun")]),
@@ -174,9 +155,6 @@ def test_ranks_that_are_missing_or_there_twice_are_named(processes, hosts, found
     said = list(judge_ranks(processes, hosts))
     assert [(host, check.message) for host, check in said] == found
     assert all(check.name == "ranks" and check.state == FAILED and check.remedy for _, check in said)
-
-
-# Looking.
 
 
 def test_a_list_of_folders_is_compared_without_what_is_in_it_twice() -> None:
@@ -210,30 +188,23 @@ def test_a_quota_of_the_control_group_bounds_the_cpus(
 
 
 def test_a_folder_that_cannot_be_written_says_why(tmp_path: Path) -> None:
-    free_mb, files, error = look_at_disk(str(tmp_path))
+    free_mb, files, error = probe_disk(str(tmp_path))
     assert (free_mb > 0, files != 0, error) == (True, True, "")
     assert not [*tmp_path.iterdir()]
-    assert look_at_disk(str(tmp_path / "no")) == (0, -1, "No such file or directory")
-    assert look_at_disk("/proc")[2]
+    assert probe_disk(str(tmp_path / "no")) == (0, -1, "No such file or directory")
+    assert probe_disk("/proc")[2]
 
 
 def test_a_folder_that_is_another_one_on_a_node_is_named(tmp_path: Path) -> None:
     (tmp_path / "mark").touch()
     for name, found in (("mark", ""), ("other", f"{tmp_path} is another folder here than on the checker's host")):
-        node = look_at_node("a", [str(tmp_path)], [str(tmp_path / name)], "", {"PATH": ""})
+        node = describe_node("a", [str(tmp_path)], [str(tmp_path / name)], "", {"PATH": ""})
         assert node.errors["folder"] == found
-
-
-def test_memory_is_what_a_program_could_have(tmp_path: Path) -> None:
-    (tmp_path / "meminfo").write_text("MemTotal:  1048576 kB\nMemFree: 1024 kB\nMemAvailable: 524288 kB\n")
-    assert find_free_memory(str(tmp_path / "meminfo")) == 512
-    assert find_free_memory(str(tmp_path / "no")) is None
 
 
 @pytest.mark.parametrize(
     ("line", "error"),
     [
-        ("", ""),
         ("test -d /", ""),
         ("echo no /data; exit 3", "the job file's own check ended with status 3: no /data"),
         ("false", "the job file's own check ended with status 1"),
@@ -271,11 +242,11 @@ def test_the_driver_says_what_gpus_there_are() -> None:
 
 
 def test_a_driver_that_fails_or_is_not_there_is_told_apart(tmp_path: Path) -> None:
-    assert look_at_gpus({"PATH": str(tmp_path)}) == ((), (), "")
+    assert query_gpus({"PATH": str(tmp_path)}) == ((), (), "")
     smi = tmp_path / "nvidia-smi"
     smi.write_text("#!/bin/sh\necho NVIDIA-SMI has failed because …; exit 9\n")
     smi.chmod(0o755)
-    assert look_at_gpus({"PATH": str(tmp_path)})[2] == "nvidia-smi: NVIDIA-SMI has failed because …"
+    assert query_gpus({"PATH": str(tmp_path)})[2] == "nvidia-smi: NVIDIA-SMI has failed because …"
 
 
 @pytest.mark.parametrize(
@@ -294,6 +265,6 @@ def test_a_rank_takes_the_gpus_that_training_would_take(mask: str | None, local:
     assert taken_gpus([Gpu("GPU-a"), Gpu("GPU-b"), Gpu("GPU-c")], env, process) == taken
 
 
-def test_a_name_that_does_not_resolve_and_a_port_that_is_closed_are_two_things() -> None:
-    assert "does not resolve" in reach("no-such-host.invalid", 1, b"x", 1.0)["rank 0's name"]
-    assert "itself" in reach("127.0.0.1", 1, b"x", 1.0)["rank 0's name"]
+def test_a_name_that_does_not_resolve_or_is_this_host_itself_is_named() -> None:
+    assert "does not resolve" in reach("no-such-host.invalid", 1)["rank 0's name"]
+    assert "itself" in reach("localhost", 1)["rank 0's name"]

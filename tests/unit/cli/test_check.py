@@ -8,7 +8,6 @@ import shutil
 import socket
 import sys
 import time
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -73,14 +72,13 @@ MISTAKES = [
     (
         "0 1 1",
         f"ulimit -n 256; taskset -pc {FIRST_CPU} $BASHPID > /dev/null; [ $RANK = 0 ] || export NCCL_DEBUG=INFO\n"
-        "export GLOO_SOCKET_IFNAME=eth77 NCCL_SOCKET_IFNAME=eth78",
+        "export GLOO_SOCKET_IFNAME=eth77",
         {
-            "ranks": f"rank 1 is there twice: on {HOST}, {HOST}",
+            "ranks": f"rank 1 is on {HOST} and {HOST}",
             "open files": "may open 256 files",
             "environment": "NCCL_DEBUG is",
             "oversubscribed CPUs": "3 ranks may use 1 CPUs together",
             "interface": "GLOO_SOCKET_IFNAME=eth77 names no interface of",
-            "NCCL's interface": "leaves no interface",
         },
     ),
     ("0 1", "export HPCDDP_INTERFACE=eth77; ulimit -n 1024", {"interface": "is none of its interfaces"}),
@@ -88,10 +86,7 @@ MISTAKES = [
 
 
 @pytest.mark.parametrize(("ranks", "each", "found"), MISTAKES, ids=["half a launch", "many", "interface of the site"])
-def test_each_mistake_of_a_launch_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ranks: str, each: str, found: dict[str, str]
-) -> None:
-    monkeypatch.setattr(checker, "_QUIET_S", 0.05)  # of processes that do not know how many they are
+def test_each_mistake_of_a_launch_is_named(tmp_path: Path, ranks: str, each: str, found: dict[str, str]) -> None:
     said = named(check(tmp_path, ranks, each))
     assert {name: words in said[name] for name, words in found.items()} == dict.fromkeys(found, True), said
 
@@ -132,35 +127,33 @@ def test_a_rank_that_never_comes_and_a_host_without_one_are_named(
 
 HELLO = """
 import json, socket, sys
+from hpcddp.checks.process import Peer
 key, port, _ = sys.argv[-1].split(":", 2)
-connection = socket.create_connection(("localhost", int(port)))
-hello = {"key": key, "process": {"host": "node9", "rank": 0, "world_size": 1}}
-connection.sendall(json.dumps(hello).encode() + b"\\n")
-while connection.recv(4096): pass
+checker = Peer(socket.create_connection(("localhost", int(port))))
+checker.send({"key": key, "process": {"host": "node9", "rank": 0, "world_size": 1}})
+while checker.receive(): pass
 """
 
 
 def test_a_host_that_comes_and_says_nothing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Checker, "_is_complete", lambda self: bool(self._callers))
+    monkeypatch.setattr(Checker, "_is_complete", lambda self, _launcher: bool(self._processes))
     report = Checker(CheckRequest((sys.executable, "-c", HELLO), patience=20), ENV).check()
-    told = "it came, and did not say what it is in 600 s"
+    told = "it came, and did not answer in 600 s"
     assert (report.hosts, named(report)["answer"]) == ({"node9": FAILED}, told)
 
 
 @pytest.mark.parametrize(
     ("each", "found"),
     [
-        ("", f"rank 0 of 2 did not come: 1 came from {HOST}"),
+        ("", "rank 0 of 2 did not come"),
         ("export LOCAL_RANK=1 LOCAL_WORLD_SIZE=2", "rank 0 of 2 did not come: it has 1 of its 2"),
     ],
 )
 def test_a_rank_that_is_missing_is_named_with_its_host(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, each: str, found: str
 ) -> None:
-    def is_complete(self: Checker) -> bool:  # the time is over once it has come
-        return any(caller.is_measured for caller in self._callers)
-
-    monkeypatch.setattr(Checker, "_is_complete", is_complete)
+    # the time is over once it has come
+    monkeypatch.setattr(Checker, "_is_complete", lambda self, _launcher: bool(self._measured))
     assert named(check(tmp_path, "1", each, size=2))["ranks"] == found
 
 
@@ -183,37 +176,43 @@ def test_a_process_that_does_not_reach_the_checker_says_so_and_its_host_is_named
     assert "port 1: connection refused" in said
 
 
-def test_links_have_a_span_and_a_median() -> None:
-    pairs = {("a", f"b{gbps}"): LinkSpeed(gbps, 0.5) for gbps in (2, 3, 4)}
-    told = format_report(CheckReport({}, (), pairs=pairs, means="gloo")).splitlines()[0]
-    assert told == "links    gloo, 3 pairs: 2 to 4 Gb/s, median 3 Gb/s and 0.5 ms"
+def test_links_have_a_median() -> None:
+    links = {("a", f"b{gbps}"): LinkSpeed(gbps, 0.5) for gbps in (2, 3, 4)}
+    told = format_report(CheckReport({}, (), links=links, means="gloo")).splitlines()[0]
+    assert told == "links    gloo, median of 3 pairs: 3.5 Gb/s and 0.5 ms"
 
 
 # A device.
 
 
-def stand_in(text: str) -> Sequence[str]:
-    return sys.executable, "-c", text
+def stand_in(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    """A program in place of the one with torch."""
+    begin = "import os, socket, sys, time; from hpcddp.checks.process import Peer; "
+    begin += "peer = Peer(socket.socket(fileno=int(sys.argv[1])))\n"
+    monkeypatch.setattr(process, "_DEVICE", (sys.executable, "-c", begin + text))
 
 
-def test_a_device_that_does_not_answer_is_killed() -> None:
-    worker = Worker(ENV, stand_in("import time; print('{}', flush=True); time.sleep(600)"))
-    assert worker.read(time.monotonic() + 600, "late") == {}
-    assert worker.ask(0.1, {"do": "measure"}) == {"error": "it did not answer in 0 s, and was killed"}
+def test_a_device_that_does_not_answer_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    stand_in(monkeypatch, "peer.send({}); time.sleep(600)")
+    worker = Worker(ENV)
+    assert worker.receive(time.monotonic() + 600, "late") == {}
+    assert worker.receive(time.monotonic() + 0.1, "late") == {"error": "late"}
     assert worker._process.poll() == -9
 
 
-def test_a_device_whose_process_ends_says_its_last_line() -> None:
-    worker = Worker(ENV, stand_in("raise SystemExit('CUDA error: no driver')"))
-    assert worker.read(time.monotonic() + 600, "late") == {"error": "CUDA error: no driver"}
+def test_a_device_whose_process_ends_says_its_last_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    stand_in(monkeypatch, "raise SystemExit('CUDA error: no driver')")
+    worker = Worker(ENV)
+    assert worker.receive(time.monotonic() + 600, "late") == {"error": "CUDA error: no driver"}
     worker.close()
 
 
 _GPUS_OF_TWO = """
-import os, sys, time
-answer = '{"tflops": 600.0, "copy_gbs": 2000.0}\\n' if os.environ["CUDA_VISIBLE_DEVICES"] == "GPU-a" else ""
-sys.stdout.write('{"versions": {"torch": "2.9.1"}, "devices": 1}\\n' + answer)
-sys.stdout.flush()
+from hpcddp.supervisor.wire import Content, write
+data = write(Content('{"versions": {"torch": "2.9.1"}}'))
+if os.environ["CUDA_VISIBLE_DEVICES"] == "GPU-a":
+    data += write(Content('{"tflops": 600.0, "copy_gbs": 2000.0}'))
+peer.connection.sendall(data)
 time.sleep(600)
 """
 
@@ -223,10 +222,10 @@ def test_each_gpu_has_a_process_of_its_own_and_one_that_hangs_leaves_the_others(
 ) -> None:
     (tmp_path / "nvidia-smi").write_text(SMI)
     (tmp_path / "nvidia-smi").chmod(0o755)
-    monkeypatch.setattr(process, "Worker", lambda env: Worker(env, stand_in(_GPUS_OF_TWO)))
+    stand_in(monkeypatch, _GPUS_OF_TWO)
     monkeypatch.setattr(process, "GPU_S", 0.001)
     checked = process.CheckedProcess({**ENV, "PATH": f"{tmp_path}:{ENV['PATH']}"}, HOST)
-    checked.look([str(tmp_path)], [], "")
+    checked.describe([str(tmp_path)], [], "")
     said = checked.measure(fast=False, leads=True, patience=20)
     checked.close()
     by_uuid = {gpu["uuid"]: gpu for gpu in said["gpus"]}

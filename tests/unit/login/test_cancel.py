@@ -91,14 +91,14 @@ def test_on_pbs_the_supervisor_is_asked_through_the_runs_folder(here: Path, prog
     try:
         now = [100.0]
         request = Repeated(lambda: stop_on_request(str(asked)), POLL_S, lambda: now[0])
-        request.look()
+        request.poll()
         until(lambda: got)
         assert (got, asked.exists()) == ([signal.SIGTERM], False)
         asked.touch()
-        request.look()  # it has just looked
+        request.poll()  # it has just looked
         assert len(got) == 1
         now[0] += POLL_S
-        until(lambda: request.look() or len(got) == 2)
+        until(lambda: request.poll() or len(got) == 2)
     finally:
         signal.signal(signal.SIGTERM, before)
 

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from contextlib import nullcontext
 
 import pytest
 
 from hpcddp.errors import LaunchError
 from hpcddp.ranks.interfaces import Interface
 from hpcddp.ranks.network import (
-    Look,
-    check_gloo_interface,
+    HostNetwork,
+    check_interface,
     choose_gloo_interface,
     choose_nccl_interface,
-    look_around,
+    describe_network,
     nccl_choice,
-    settle_interface,
+    set_interface,
 )
 
 LO = Interface("lo", "127.0.0.1", True, True, False)
@@ -31,8 +31,8 @@ ETH0, ETH1, IB0, HSN0, DOCKER = map(up, ("eth0", "eth1", "ib0", "hsn0", "docker0
 
 def look(
     *interfaces: Interface, mine: str | None, toward: str | None, peer: str | None = "node2", wanted: str = ""
-) -> Look:
-    return Look("node1", mine, peer, toward, wanted, interfaces)
+) -> HostNetwork:
+    return HostNetwork("node1", mine, peer, toward, wanted, interfaces)
 
 
 @pytest.mark.parametrize(
@@ -51,7 +51,7 @@ def look(
     ],
 )
 def test_gloo_is_told_the_interface_toward_the_others_where_its_own_choice_is_another(
-    seen: Look, name: str | None
+    seen: HostNetwork, name: str | None
 ) -> None:
     choice = choose_gloo_interface(seen)
     assert (choice and choice[0]) == name
@@ -87,38 +87,53 @@ def test_nccls_own_order(interfaces: tuple[Interface, ...], first: str | None) -
         (look(LO, ETH0, ETH1, mine=None, toward=None), None),
     ],
 )
-def test_nccl_is_told_where_its_order_ends_elsewhere(seen: Look, value: str | None) -> None:
+def test_nccl_is_told_where_its_order_ends_elsewhere(seen: HostNetwork, value: str | None) -> None:
     choice = choose_nccl_interface(seen)
     assert (choice and choice[0]) == value
 
 
-def test_what_a_user_or_a_site_has_set_is_left_alone(tmp_path: Path) -> None:
-    seen = look(LO, ETH0, ETH1, mine="127.0.1.1", toward="eth1")
-    assert settle_interface({"GLOO_SOCKET_IFNAME": "eth0"}, "gloo", seen) == (None, "")
-    assert settle_interface({"NCCL_SOCKET_IFNAME": "eth"}, "nccl", seen) == (None, "")
-    (tmp_path / ".nccl.conf").write_text("NCCL_DEBUG=WARN\nNCCL_SOCKET_IFNAME=eth0\n")
-    assert settle_interface({"HOME": str(tmp_path)}, "nccl", seen) == (None, "")
-    assert settle_interface({"HOME": ""}, "nccl", seen)[0] == ("NCCL_SOCKET_IFNAME", "=eth1")
-    assert settle_interface({}, "gloo", seen)[0] == ("GLOO_SOCKET_IFNAME", "eth1")
+@pytest.fixture
+def network(monkeypatch: pytest.MonkeyPatch) -> HostNetwork:
+    """node1, whose way to node2 is by eth1."""
+    view = look(LO, ETH0, ETH1, mine="127.0.1.1", toward="eth1")
+    monkeypatch.setattr("hpcddp.ranks.network.describe_network", lambda _host, peer, _env: view._replace(peer=peer))
+    return view
 
 
-def test_an_interface_is_set_without_a_remark_where_all_ranks_are_on_one_host() -> None:
-    loopback = ("GLOO_SOCKET_IFNAME", "lo")
-    assert settle_interface({}, "gloo", look(LO, ETH0, mine="127.0.0.1", toward=None, peer=None)) == (loopback, "")
-    assert settle_interface({}, "gloo", look(LO, ETH0, mine="127.0.1.1", toward="eth0"))[1] != ""
+@pytest.mark.parametrize(
+    ("backend", "env", "peer", "value", "is_said"),
+    [
+        ("gloo", {}, "node2", "eth1", True),
+        ("nccl", {}, "node2", "=eth1", True),
+        ("gloo", {"GLOO_SOCKET_IFNAME": "lo,eth0"}, "node2", "lo,eth0", False),
+        ("nccl", {"NCCL_SOCKET_IFNAME": "eth"}, "node2", "eth", False),
+        ("gloo", {}, None, "lo", False),
+    ],
+)
+def test_an_interface_is_set_where_neither_a_user_nor_a_site_has_set_one(
+    network: HostNetwork, backend: str, env: dict[str, str], peer: str | None, value: str, is_said: bool
+) -> None:
+    remark = set_interface(env, backend, "node1", peer)
+    assert ([*env.values()], bool(remark)) == ([value], is_said)
 
 
-@pytest.mark.parametrize("value", ["^lo", "eth", "eth0,nope", "nope"])
-def test_a_gloo_interface_that_is_none_is_refused(value: str) -> None:
-    with pytest.raises(LaunchError, match="names no interface of node1: it has lo, eth0"):
-        check_gloo_interface(value, "node1", (LO, ETH0))
-
-
-def test_several_whole_names_are_fine_with_gloo() -> None:
-    check_gloo_interface("lo,eth0", "node1", (LO, ETH0))
+@pytest.mark.parametrize(
+    ("variable", "value", "is_right"),
+    [
+        *[("GLOO_SOCKET_IFNAME", value, False) for value in ("^lo", "eth", "eth0,nope", "nope")],
+        *[("NCCL_SOCKET_IFNAME", value, True) for value in ("eth", "=eth0", "hsn,eth", "^lo", "^=eth0")],
+        *[("NCCL_SOCKET_IFNAME", value, False) for value in ("=eth", "hsn", "^eth,lo")],
+    ],
+)
+def test_a_name_that_leaves_no_interface_is_refused(
+    network: HostNetwork, variable: str, value: str, is_right: bool
+) -> None:
+    said = nullcontext() if is_right else pytest.raises(LaunchError, match="names no interface of node1: it has lo")
+    with said:
+        check_interface(variable, value, network)
 
 
 def test_this_machine_as_it_is() -> None:
-    assert look_around("localhost", None, {}).mine in {"127.0.0.1", "::1"}
-    choice = choose_gloo_interface(look_around("no-such-host.invalid", None, {}))
+    assert describe_network("localhost", None, {}).mine in {"127.0.0.1", "::1"}
+    choice = choose_gloo_interface(describe_network("no-such-host.invalid", None, {}))
     assert choice == ("lo", "host name no-such-host.invalid resolves to no address of this host")

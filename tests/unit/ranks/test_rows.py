@@ -138,12 +138,11 @@ OF_LAUNCHERS = {
 OF_SCHEDULERS = {row.name: row.variables.prefixes for row in all_schedulers() if not row.this_machine}
 FILES = sorted(set(PACKAGE.rglob("*.py")) - set((PACKAGE / "lint").iterdir()) - LAUNCHER_ROWS)
 
-# pmi.py asks an MPI library which one it is; slurm_step.py is a part of srun's row; diagnose knows the words of logs.
+# slurm_step.py is a part of srun's row; diagnose knows the words of logs.
 OF_ROWS = {
     *(PACKAGE / "schedulers").iterdir(),
     *(PACKAGE / "diagnose").iterdir(),
     PACKAGE / "ranks/slurm_step.py",
-    PACKAGE / "ranks/pmi.py",
 }
 
 

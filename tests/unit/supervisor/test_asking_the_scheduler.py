@@ -61,11 +61,11 @@ def test_the_end_of_a_job_follows_a_walltime_that_is_changed(cluster: Cluster):
 
     def look() -> bool:
         now[0] += 301
-        return moving.look()
+        return moving.poll()
 
     cluster.answers("")  # a server that is away says nothing
     asked = len(cluster.lines("asked"))
-    assert not moving.look()  # not every second
+    assert not moving.poll()  # not every second
     assert len(cluster.lines("asked")) == asked
     wait_until(lambda: look() or len(cluster.lines("asked")) > asked + 2)
     assert moving.end == end
@@ -103,8 +103,8 @@ def test_who_ends_a_job_with_a_chain_need_not_wait_for_the_scheduler(cluster: Cl
         CurrentJob("pbs", "7.server", "7.server"), EndTime(int(time.time()) + 7200, ""), cluster.env, told.append
     )
     follow_up.id = "8.server"
-    follow_up.hear(signal.SIGTERM)
-    follow_up.hear(signal.SIGTERM)
+    follow_up.receive(signal.SIGTERM)
+    follow_up.receive(signal.SIGTERM)
     assert told == []
     cluster.answers('{"Jobs": {"7.server": {"job_state": "R"}}}')
     follow_up.cancel("nothing is left to do")
@@ -124,9 +124,9 @@ def test_a_run_folder_that_hangs_does_not_keep_the_supervisor_from_hearing_the_r
     monkeypatch.setattr("hpcddp.supervisor.follow.os.path.exists", exists)
     request = Repeated(partial(stop_on_request, str(tmp_path / "stop")), POLL_S, lambda: now[0])
     for _ in range(3):
-        request.look()
+        request.poll()
         now[0] += 100
     wait_until(lambda: looks != [])
     assert len(looks) == 1
     answers.set()
-    wait_until(lambda: request.look() or len(looks) > 1)
+    wait_until(lambda: request.poll() or len(looks) > 1)

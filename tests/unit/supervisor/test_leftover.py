@@ -71,7 +71,7 @@ def test_a_rank_leaves_nothing_running(attempt: AttemptFolder, marks: dict[str, 
     assert reports.ranks[1].status == 7 << 8  # it was told before
     assert find_left(marks, os.environ) == []
     log = "".join(path.read_text() for path in Path(attempt.log).parent.iterdir())
-    assert "hpcddp: rank 1 left 1 of its processes on this host; they are ended" in log
+    assert "hpcddp: rank 1 left 1 of its processes on this host; they are killed" in log
 
 
 def test_what_a_rank_has_started_ends_where_its_agent_is_killed(
@@ -106,14 +106,14 @@ def test_signals_to_all_processes_of_a_job_end_no_rank_that_catches_them(
         assert hear_end(reports, rank) == 0
 
 
-def test_what_does_not_end_by_sigterm_is_killed(marks: dict[str, str]):
+def test_what_does_not_end_by_itself_is_killed(marks: dict[str, str]):
     told = list[str]()
     with subprocess.Popen([sys.executable, "-c", IGNORES], env=os.environ | marks, stdout=subprocess.PIPE) as left:
         assert left.stdout is not None
         left.stdout.readline()
-        end_left(marks, os.environ, told.append, "rank 3", grace_s=0.0)
+        end_left(marks, os.environ, told.append, "rank 3")
         assert left.wait() == -signal.SIGKILL
-    assert told[0] == "rank 3 left 1 of its processes on this host; they are ended"
+    assert told[0] == "rank 3 left 1 of its processes on this host; they are killed"
 
 
 def test_of_what_ends_by_itself_nothing_is_said(marks: dict[str, str]):

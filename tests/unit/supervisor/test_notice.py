@@ -204,20 +204,6 @@ def test_what_a_compute_node_cannot_send_is_sent_once_by_the_login_node(server: 
     assert (server.events, states(attempt)) == (["failure"], ["sent"])
 
 
-def test_what_is_still_being_sent_is_left_alone_until_its_sender_is_surely_gone(
-    server: Taken, attempt: AttemptFolder
-) -> None:
-    sent, _ = notices({"webhook": "env:HOOK"}, {"HOOK": server.url})
-    sent.open(attempt)
-    path = Path(attempt.path) / "notices/1700000000000-failure-webhook.sending"
-    path.write_text(json.dumps({"schema": 1, **MESSAGE._asdict()}))
-    assert send_left([attempt], {"HOOK": server.url}, None) == []
-    assert server.events == []
-    os.utime(path, (0, 0))
-    send_left([attempt], {"HOOK": server.url}, None)
-    assert (server.events, states(attempt)) == (["failure"], ["sent"])
-
-
 def test_an_end_that_no_supervisor_saw_is_told_from_the_login_node(server: Taken, attempt: AttemptFolder) -> None:
     sent, _ = notices({"webhook": "env:HOOK"}, {})
     sent.open(attempt)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import resource
 import signal
 import socket
 import subprocess
@@ -26,7 +25,7 @@ from hpcddp.supervisor.agent import Agent
 from hpcddp.supervisor.events import ERROR, GONE, KILLED, LEFT, SILENT, STUCK, UNHEARD, UNKNOWN, find_first_cause
 from hpcddp.supervisor.program import Teardown
 from hpcddp.supervisor.rank import DISCONNECTED, OPENS, Rank, find_odd
-from hpcddp.supervisor.reports import Reports, allow_files, allow_more_files
+from hpcddp.supervisor.reports import Reports
 from hpcddp.supervisor.wire import read_listener, write_listener
 
 LONG_S, SHORT_S = 1000.0, 2.0  # the short one: a busy machine keeps nobody from a word for so long
@@ -74,7 +73,7 @@ class Ranks:
         """Waits as long as the machine needs; the test's own timeout ends what never comes."""
         while not is_so():
             self.reports.read()
-            self.reports.look()
+            self.reports.check()
             time.sleep(0.01)
 
     def kinds(self) -> list[tuple[str, int]]:
@@ -138,7 +137,7 @@ def test_a_signal_after_a_refusal_is_the_launcher_s_own_also_where_the_refusing_
     tells = threading.Thread(target=refuses.refuse, args=(4, "NODE_RANK=0 is exported too"))
     tells.start()
     ranks.until(lambda: not tells.is_alive())
-    other.note_signal(signal.SIGTERM)
+    other.send_signal(signal.SIGTERM)
     report_end(ranks, other, signal.SIGTERM)
     teardown = Teardown(ranks.reports, print, acts=False)
     cause = teardown.conclude(143)
@@ -150,8 +149,8 @@ def test_a_signal_after_a_refusal_is_the_launcher_s_own_also_where_the_refusing_
 def test_a_agent_that_is_gone_takes_its_rank_with_it(ranks: Ranks):
     ranks.start("n0")
     rank = ranks.reports.ranks[0]
-    ranks.reports._leave(rank)  # as the kernel of its host does
-    ranks.reports.settle()
+    ranks.reports._disconnect(rank)  # as the kernel of its host does
+    ranks.reports.finish()
     assert ranks.kinds() == [(GONE, 0)]
     assert ranks.reports.lost_hosts == {"n0"}
 
@@ -162,7 +161,7 @@ def test_each_rank_gets_each_signal_once_also_one_that_calls_late_or_again(ranks
     ranks.reports.give(signal.SIGUSR1)
     ranks.until(lambda: ranks.given == [[10, 10]])
     first = ranks.reports.ranks[0]
-    ranks.reports._leave(first)  # the connection breaks
+    ranks.reports._disconnect(first)  # the connection breaks
     ranks.start("n1")
     ranks.until(lambda: first.caller is not None)
     ranks.reports.give(signal.SIGTERM)
@@ -175,10 +174,10 @@ def test_a_signal_that_comes_to_a_rank_from_elsewhere_is_known_unless_one_has_fa
 ):
     """Launchers end the other ranks by signals then."""
     one, other = ranks.start("n0"), ranks.start("n1")
-    other.note_signal(signal.SIGUSR1)
+    other.send_signal(signal.SIGUSR1)
     ranks.until(lambda: list(ranks.reports.ranks[1].signals) == [signal.SIGUSR1])
     report_end(ranks, one, 1 << 8, "ValueError: a")
-    other.note_signal(signal.SIGTERM)
+    other.send_signal(signal.SIGTERM)
     report_end(ranks, other, signal.SIGTERM)
     assert list(ranks.reports.ranks[1].signals) == [signal.SIGUSR1]
     assert [event.signal for event in ranks.reports.events] == [0, 0]
@@ -193,7 +192,7 @@ def test_a_rank_that_says_nothing_for_longer_than_the_limit_is_silent(ranks_with
         caller.sendall(wire.write(wire.Hello(told.key, "7.1", 5, 8, "n5")) + wire.write(Beat(12, 1, 1)))
         while not reports.events:
             reports.read()
-            reports.look()
+            reports.check()
             time.sleep(0.01)
     assert [(event.kind, event.rank, event.step) for event in reports.events] == [(SILENT, 5, 12)]
 
@@ -224,10 +223,10 @@ def test_a_supervisor_that_was_suspended_itself_calls_nobody_silent_stuck_or_abs
         for _ in range(1 if is_suspended else 2000):
             clock.now += 2000 if is_suspended else 1
             reports.read()
-            reports.look()
+            reports.check()
         assert [event.kind for event in reports.events] == ([] if is_suspended else [SILENT])
         clock.now += 1
-        reports.look()
+        reports.check()
         assert len(reports.events) == (not is_suspended)  # the others may run again only now
     reports.close()
 
@@ -245,11 +244,11 @@ def test_a_rank_whose_connection_broke_while_its_supervisor_was_suspended_may_ca
     while reports.ranks[0].state != DISCONNECTED:
         reports.read()
     clock.now += 100
-    reports.look()
+    reports.check()
     assert reports.events == []
     for _ in range(5):
         clock.now += 1
-        reports.look()
+        reports.check()
     assert [event.kind for event in reports.events] == [GONE]
     reports.close()
 
@@ -286,7 +285,7 @@ class Told:
     def pass_by(self, seconds: int) -> None:
         for _ in range(seconds):  # a longer step is a process that was suspended
             self.clock.now += 1
-            self.reports.look()
+            self.reports.check()
 
     def close(self) -> None:
         self.reports.close()
@@ -325,14 +324,14 @@ def test_a_rank_that_ended_by_a_signal_is_hidden_from_the_launcher_while_others_
     """Only if it ended by a status of its own, or by the very signal that had come to it."""
     told.say(0, USR1)
     told.say(1, *says)
-    assert (told.reports.is_holding, told.reports.ranks[1].signal) == (is_held, by)
+    assert (told.reports.is_deferring, told.reports.ranks[1].signal) == (is_held, by)
     assert {event.signal for event in told.reports.events} <= {by}
     teardown = Teardown(told.reports, print, acts=True)
-    teardown.look(cast(Any, None))
+    teardown.poll(cast(Any, None))
     assert (teardown._began is None) == (is_held or not told.reports.events)  # what ends the others
     told.say(0, ended(0))
-    told.reports.look()
-    assert not told.reports.is_holding
+    told.reports.check()
+    assert not told.reports.is_deferring
     while told.callers[1].recv(4096):  # it is let end
         pass
 
@@ -392,8 +391,8 @@ def test_how_the_first_rank_has_failed_is_said_once_on_the_jobs_output(
     for rank, ended in ends:
         told.say(rank, ended)
     told.pass_by(1)
-    told.reports.settle()
-    told.reports.settle()
+    told.reports.finish()
+    told.reports.finish()
     assert [one[-len(report or "") :] for one in told.reports.remarks] == ([] if report is None else [report])
 
 
@@ -407,7 +406,7 @@ def test_a_rank_that_has_only_seen_another_one_fail_stays_until_that_ones_words_
 def test_so_is_one_that_ended_by_the_sigterm_that_it_was_given_in_place_of_another(told: Told):
     told.reports.give(signal.SIGUSR1)
     told.say(1, ended(15))
-    assert told.reports.is_holding
+    assert told.reports.is_deferring
 
 
 @pytest.mark.parametrize(
@@ -421,9 +420,9 @@ def test_it_is_hidden_no_longer_than_a_rank_may_save(told: Told, other: list[wir
     told.say(0, *other)
     told.say(1, USR1, ended(10))
     told.pass_by(still - 1)
-    assert told.reports.is_holding
+    assert told.reports.is_deferring
     told.pass_by(over - still + 1)
-    assert not told.reports.is_holding
+    assert not told.reports.is_deferring
 
 
 @pytest.mark.parametrize("end", [ended(9), ended(256)])
@@ -437,9 +436,9 @@ def test_ranks_that_ended_by_a_signal_are_not_hidden_once_the_launcher_sees_anot
     with socket.create_connection(("127.0.0.1", supervised.port)) as third:
         third.sendall(wire.write(wire.Hello(supervised.key, "7.1", 2, 3, "n2")) + wire.write(end))
         told.until(lambda: 2 in told.reports.ranks and told.reports.ranks[2].status is not None)
-    assert not told.reports.is_holding
+    assert not told.reports.is_deferring
     told.say(0, wire.Signalled(15), ended(15))  # the launcher's own
-    assert (told.reports.is_holding, told.reports.ranks[0].signal) == (False, 0)
+    assert (told.reports.is_deferring, told.reports.ranks[0].signal) == (False, 0)
 
 
 @pytest.mark.parametrize(
@@ -559,41 +558,12 @@ def test_a_launcher_that_starts_no_rank_is_told_of(ranks_with: Callable[[float],
     ranks = ranks_with(SHORT_S)
     reports = ranks.reports
     os.makedirs(os.path.dirname(ranks.attempt.rank_environment(0)))  # the supervisor's
-    reports.look()
+    reports.check()
     assert reports.events == []
     reports._opened -= 1000
-    reports.look()
+    reports.check()
     assert [str(event) for event in reports.events] == ["no rank was started in 20 s"]
     assert reports.events[0].is_loss
-
-
-def test_ranks_that_were_started_and_cannot_call_are_left_alone_and_it_is_said_once(
-    ranks_with: Callable[[float], Ranks],
-):
-    ranks = ranks_with(SHORT_S)
-    record = Path(ranks.attempt.rank_environment(0))
-    record.parent.mkdir()
-    ranks.reports._opened -= 1000
-    record.touch()
-    ranks.reports._opened -= 1000
-    told, launcher = list[str](), cast("Any", None)  # nothing is sent to it
-    teardown = Teardown(ranks.reports, told.append, acts=True)
-    for _ in range(3):
-        teardown.look(launcher)
-    assert ranks.reports.events == []
-    assert [line.split(":")[0] for line in told] == ["warning"]
-    assert "none can call this host" in told[0]
-
-
-def test_ranks_that_wait_for_others_which_were_not_started(ranks: Ranks):
-    pages = [open_page(ranks.start(f"n{rank}").path) for rank in range(2)]  # of 4
-    ranks.reports._opened -= 10 * LONG_S
-    ranks.until(lambda: True)
-    assert ranks.kinds() == []  # they do not say that they are in hpcddp's runtime
-    assert pages[0] is not None
-    pages[0].write(0, 1, 1)
-    ranks.until(lambda: ranks.reports.events)
-    assert str(ranks.reports.events[0]) == "2 of 4 ranks were not started in 10000 s, the first of them rank 2"
 
 
 def test_ranks_that_all_stand_are_stuck_and_the_odd_one_is_named(ranks_with: Callable[[float], Ranks]):
@@ -641,24 +611,12 @@ def test_a_rank_that_left_early_is_the_cause_of_what_the_others_say(ranks: Ranks
     report_end(ranks, third, 0)
     report_end(ranks, second, 1 << 8, "RuntimeError: Connection closed by peer")
     swept = ranks.reports.ranks[0]
-    ranks.reports._leave(swept)  # the launcher has ended it, and its agent
-    ranks.reports.settle()
+    ranks.reports._disconnect(swept)  # the launcher has ended it, and its agent
+    ranks.reports.finish()
     assert ranks.kinds() == [(ERROR, 1), (GONE, 0), (LEFT, 2)]
     cause = find_first_cause(ranks.reports.events)
     assert cause is not None
     assert (cause.kind, cause.rank) == (LEFT, 2)
-
-
-def test_a_rank_that_ends_alone_with_the_status_of_an_unfinished_run_is_the_cause(
-    ranks: Ranks,
-):
-    """Its launcher ends the others, and their agents, for that status."""
-    ranks.start("n0")
-    report_end(ranks, ranks.start("n1"), 85 << 8)
-    ranks.reports._leave(ranks.reports.ranks[0])
-    ranks.reports.settle()
-    cause = find_first_cause(ranks.reports.events)
-    assert str(cause) == "rank 1 on n1 ended with status 85 while others still trained"
 
 
 def test_a_rank_that_was_killed_behind_a_shell_is_a_lost_one(ranks: Ranks):
@@ -689,7 +647,7 @@ def test_a_rank_that_comes_after_another_one_has_failed_is_not_ended_before_that
     failed = ranks.start("n0")
     report_end(ranks, failed, 7 << 8, "ValueError: a")
     launcher: Any = None  # nothing is sent to it yet
-    Teardown(ranks.reports, print, acts=True).look(launcher)
+    Teardown(ranks.reports, print, acts=True).poll(launcher)
     late = ranks.start("n1")
     ranks.until(lambda: late._heard is not None)
     assert not late.was_ended
@@ -706,25 +664,11 @@ def test_what_a_program_writes_into_its_page_harms_nobody(ranks_with: Callable[[
     assert ranks.reports.ranks[0].beat.step == 0
 
 
-def test_more_ranks_than_files_may_be_open_are_heard_once_the_limit_is_raised():
-    before = resource.getrlimit(resource.RLIMIT_NOFILE)
-    try:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (64, before[1]))
-        assert allow_more_files(200) == 64
-        assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] == 200
-        assert allow_more_files(100) == 200
-        assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] == 200
-        allow_files(64)  # what is started has its own limit again
-        assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] == 64
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, before)
-
-
 def test_the_job_s_new_end_reaches_the_page(ranks: Ranks):
     page = open_page(ranks.start("n0").path)
     assert page is not None
     assert page.read_end() is None
-    ranks.reports.tell_end(1795446000.5)
+    ranks.reports.send_end(1795446000.5)
     ranks.until(lambda: page.read_end() is not None)
     assert page.read_end() == 1795446000.5
 

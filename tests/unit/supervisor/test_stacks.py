@@ -93,7 +93,7 @@ class Job:
         """Until then; the test's own timeout ends what never comes."""
         while not is_so():
             self.reports.read()
-            self.requests.look()
+            self.requests.poll()
             time.sleep(0.01)
 
     def ask(self) -> list[RankStacks]:

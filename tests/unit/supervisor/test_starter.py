@@ -76,7 +76,7 @@ def test_what_cannot_be_done_is_told(job: PbsJob, tmp_path: Path):
     blank = PbsJob(tmp_path / "other", "my runs/t")
     blank.give("pbs_tmrsh", 0)
     assert blank.reach() == {}
-    assert "a launcher can call nothing in a folder with a blank" in blank.told[0]
+    assert "has a blank in its name: openmpi starts processes there by ssh" in blank.told[0]
 
 
 @pytest.mark.parametrize(

@@ -44,7 +44,7 @@ class Ranks:
     def say(self, rank: int, step: int = 0, *, moves: bool = False, uses: bool = False) -> None:
         beat = self.ranks[rank].beat
         new = Beat(step or beat.step, beat.moves + moves, beat.looks + 1, 0, beat.uses + uses)
-        self.detector.note(self.ranks[rank], new, self.now)
+        self.detector.record(self.ranks[rank], new, self.now)
 
     def end(self, rank: int) -> None:
         """Its program has ended well."""
@@ -54,51 +54,6 @@ class Ranks:
     def stuck(self) -> list[str]:
         found, _, self.is_known = self.detector.find_stuck(self.ranks, self.now)
         return [f"rank {one.rank} {describe_stand(one)}" for one in found]
-
-
-def test_a_rank_that_has_not_opened_the_runtime_is_the_one_that_others_wait_for():
-    ranks = Ranks(3)
-    for rank in (0, 2):
-        ranks.say(rank, moves=True)
-        ranks.ranks[rank].place = Position("train.py:29, in main (in wait_until)", WAITS)
-    ranks.pass_time(FIRST_S)
-    assert ranks.stuck() == []
-    ranks.pass_time(2)
-    assert ranks.stuck() == ["rank 1 has not opened hpcddp's runtime, as others have"]
-
-
-def test_a_rank_that_has_ended_before_it_opened_the_runtime_is_named_after_the_limit_of_a_step():
-    ranks = Ranks(3)
-    for rank in (0, 2):
-        ranks.say(rank, moves=True)
-    ranks.end(1)
-    ranks.pass_time(LIMIT_S)
-    assert ranks.stuck() == []
-    ranks.pass_time(2)
-    assert ranks.stuck() == ["rank 1 others wait for it in hpcddp's runtime"]
-
-
-@pytest.mark.parametrize("says", ["nothing", "steps", "left"])
-def test_a_rank_that_has_ended_is_not_missed_where_nobody_waits_for_it(says: str):
-    """As of programs without the runtime, or after it."""
-    ranks = Ranks(2)
-    if says == "steps":
-        for step in (4, 5):
-            ranks.say(0, step=step, moves=True)
-    elif says == "left":
-        ranks.say(0, moves=True)
-        ranks.detector.note(ranks.ranks[0], Beat(0, 1, 0), ranks.now)
-    ranks.end(1)
-    ranks.pass_time(FIRST_S + 2, step=5, moves={0} if says == "steps" else ())
-    assert ranks.stuck() == []
-
-
-def test_of_ranks_that_have_not_opened_the_runtime_one_that_a_signal_has_stopped_comes_first():
-    ranks = Ranks(3)
-    ranks.say(0, moves=True)
-    ranks.ranks[2].beat = Beat(is_stopped=True)
-    ranks.pass_time(FIRST_S + 2)
-    assert ranks.stuck() == ["rank 2 was stopped by a signal"]
 
 
 def test_ranks_that_never_open_the_runtime_are_not_named_where_the_others_make_steps():
@@ -180,7 +135,7 @@ def test_the_first_step_of_a_later_runtime_of_a_script_has_ten_times_as_long_aga
         for step in (0, 1, 2):
             ranks.say(rank, step)
     for one in ranks.ranks:  # its body has ended
-        ranks.detector.note(one, Beat(2), ranks.now)
+        ranks.detector.record(one, Beat(2), ranks.now)
     for rank in (0, 1):
         ranks.say(rank)
     ranks.pass_time(LIMIT_S * 5)
@@ -194,7 +149,7 @@ def test_a_program_that_says_nothing_of_itself_is_never_stuck_and_one_that_touch
     one = ranks.ranks[0]
 
     def beat(touched: int) -> None:
-        ranks.detector.note(one, Beat(touched=touched), ranks.now)
+        ranks.detector.record(one, Beat(touched=touched), ranks.now)
 
     beat(1)
     ranks.now += 2 * FIRST_S
@@ -221,7 +176,7 @@ def make_plain(*stands: Stand | None, now: float = 1000.0) -> list[Rank]:
     for one, stand in zip(ranks, stands, strict=True):
         if stand is not None:
             one.plain[one.rank] = PlainRank()
-            one.plain[one.rank].note(stand, now)
+            one.plain[one.rank].record(stand, now)
         one.status = 0 if stand is ENDED else None
         one.since = now - 61.0
     return ranks
@@ -243,17 +198,17 @@ def make_plain(*stands: Stand | None, now: float = 1000.0) -> list[Rank]:
 def test_of_plain_scripts_a_hang_is_a_rank_that_waits_in_a_collective_while_no_rank_gets_on(
     stands: list[Stand | None], is_printed: bool, missing: list[int]
 ) -> None:
-    text, late = PlainHang(60.0, 60.0).look(make_plain(*stands), 3, 1000.0)
+    text, late = PlainHang(60.0, 60.0).check(make_plain(*stands), 3, 1000.0)
     assert (bool(text), late) == (is_printed, missing)
 
 
 def test_where_the_ranks_stand_is_printed_once_until_one_gets_on() -> None:
     hang = PlainHang(60.0, None)
-    assert "rank 1  no answer" in hang.look(make_plain(SUM, None), 2, 1000.0)[0]
-    assert hang.look(make_plain(SUM, OWN_WORK), 2, 1001.0) == ("", [])
-    assert hang.look(make_plain(OWN_WORK, OWN_WORK), 2, 1002.0) == ("", [])
-    assert "nothing is ended;" in hang.look(make_plain(SUM, OWN_WORK), 2, 1003.0)[0]
-    assert PlainHang(None, None).look(make_plain(SUM, OWN_WORK), 2, 1000.0) == ("", [])
+    assert "rank 1  no answer" in hang.check(make_plain(SUM, None), 2, 1000.0)[0]
+    assert hang.check(make_plain(SUM, OWN_WORK), 2, 1001.0) == ("", [])
+    assert hang.check(make_plain(OWN_WORK, OWN_WORK), 2, 1002.0) == ("", [])
+    assert "nothing is ended;" in hang.check(make_plain(SUM, OWN_WORK), 2, 1003.0)[0]
+    assert PlainHang(None, None).check(make_plain(SUM, OWN_WORK), 2, 1000.0) == ("", [])
 
 
 def test_a_rank_that_does_not_say_for_long_where_it_stands_is_no_culprit_and_a_stopped_one_is() -> None:
@@ -271,15 +226,15 @@ def test_the_ranks_of_an_agent_are_named_by_their_own_numbers() -> None:
     agents = [Rank(0, "n0", 1000.0), Rank(1, "n1", 1000.0)]
     for rank, stand in enumerate([SUM, SUM, SUM, OWN_WORK]):
         agents[rank // 2].plain[rank] = PlainRank()
-        agents[rank // 2].plain[rank].note(stand, 1000.0)
-    text, late = PlainHang(60.0, 60.0).look(agents, 4, 1000.0)
+        agents[rank // 2].plain[rank].record(stand, 1000.0)
+    text, late = PlainHang(60.0, 60.0).check(agents, 4, 1000.0)
     assert late == [3]
     assert f"rank 3 at {OWN_WORK}. The others: ranks 0-2 at {SUM}" in text
 
 
 def test_of_ranks_that_all_wait_none_is_said_to_be_waited_for() -> None:
     ranks = make_plain(SUM, SUM._replace(line="train.py:12, in main: dist.barrier()"))
-    assert PlainHang(60.0, 60.0).look(ranks, 2, 1000.0)[1] == [0, 1]
+    assert PlainHang(60.0, 60.0).check(ranks, 2, 1000.0)[1] == [0, 1]
     assert describe_late(0, ranks, 1000.0) == (
         f"waits at {SUM}; others wait at train.py:12, in main: dist.barrier() (in all_reduce)"
     )

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from hpcddp.guard.hpcddp_stand import PHASES, judge_phase
+from hpcddp.guard.hpcddp_stand import PHASES, judge_phase, walk_frames
 from hpcddp.runs.folder import AttemptFolder, RunFolder
 from hpcddp.supervisor import usage
 from hpcddp.supervisor.usage import Cgroup, Gpus, Processes, UsageSampler
@@ -101,28 +101,20 @@ def test_each_line_of_nvidia_smi_is_a_gpu_and_what_it_cannot_say_is_left_out(
     assert Gpus(os.environ).each == {}
 
 
-@pytest.mark.parametrize("together", [1, 2])
-def test_a_line_has_the_most_memory_and_the_mean_use_of_its_looks(
-    together: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_each_look_is_a_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     attempt = AttemptFolder(RunFolder(str(tmp_path)), "7.1")
     os.makedirs(attempt.path)
-    uses = iter([80.0, 60.0, 40.0])
     monkeypatch.setenv("PATH", "/nowhere")
+    monkeypatch.setattr(Processes, "read", lambda _: (3.14159, 5, 4))
     sampler = UsageSampler(attempt, "node1", os.environ, lambda: [1.0, 2.0])
-    for memory in (5, 9, 7):
-        gpu = ["NVIDIA H100", next(uses), 100.0, 800.0]
-        monkeypatch.setattr(Processes, "read", lambda _, memory=memory: (3.14159, memory, 4))
-        if memory == 5:
-            sampler._open()
-        sampler._gpus.each = {0: gpu}
-        sampler._look(together)
+    sampler._open()
+    sampler._gpus.each = {0: ["NVIDIA H100", 80.0, 100.0, 800.0]}
+    sampler._sample(1)
+    sampler._sample(6)
     lines = [json.loads(line) for line in Path(attempt.usage("node1")).read_text().splitlines()]
-    expected = [(5, 80.0, 1), (9, 60.0, 1), (7, 40.0, 1)] if together == 1 else [(9, 70.0, 2)]
-    assert [(line["memory"], line["gpus"][0][1], line["looks"]) for line in lines] == expected
-    assert {"host": "node1", "cpus": 4, "cpu_s": 3.14, "phases": [1.0, 2.0], "by": "processes"}.items() <= lines[
-        0
-    ].items()
+    assert [(line["memory"], line["gpus"][0][1], line["looks"]) for line in lines] == [(5, 80.0, 1), (5, 80.0, 6)]
+    known = {"host": "node1", "cpus": 4, "cpu_s": 3.14, "phases": [1.0, 2.0], "by": "processes"}
+    assert known.items() <= lines[0].items()
 
 
 def test_a_folder_that_cannot_be_written_ends_the_sampler_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -165,4 +157,4 @@ def frame_in(*modules: str) -> FrameType:
 def test_what_a_thread_does_is_told_by_the_innermost_function_that_tells_it(
     modules: tuple[str, ...], sleeps: bool, phase: str
 ):
-    assert PHASES[judge_phase(frame_in(*modules), lambda: sleeps)] == phase
+    assert PHASES[judge_phase(walk_frames(frame_in(*modules)), lambda: sleeps)] == phase

@@ -24,6 +24,7 @@ EACH = [
     wire.Give(2, 15),
     wire.Ask("17-4"),
     wire.Wait(299.5),
+    wire.Content('{"a b": "%0A\\n"}'),
 ]
 
 

@@ -13,7 +13,6 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import hpcddp
 from hpcddp.errors import RequestError
-from hpcddp.training import saves
 
 
 def _call(rt: Any, what: str) -> None:
@@ -32,9 +31,8 @@ def _call(rt: Any, what: str) -> None:
 
 
 def call_on_ranks(argument: dict[str, Any]) -> None:
-    """Each case of [what, where, ranks, sharing]: `what` in this step, after this epoch ("epoch"), or after the loop
-    ("after") on these ranks. Each rank writes what came of each: steps, why it stopped, why it finished; or the
-    error."""
+    """Each case of [what, where, ranks]: `what` in this step, after this epoch ("epoch"), or after the loop ("after")
+    on these ranks. Each rank writes what came of each: steps, why it stopped, why it finished; or the error."""
     found: list[Any] = []
     with hpcddp.init() as group:
         for nth, case in enumerate(argument["cases"]):
@@ -45,8 +43,7 @@ def call_on_ranks(argument: dict[str, Any]) -> None:
     Path(argument["folder"], f"{group.rank}.json").write_text(json.dumps(found))
 
 
-def _train(group: Any, folder: str, what: str, where: Any, ranks: list[int], sharing: bool) -> list[Any]:
-    saves._TOGETHER_S = 600.0 if len(ranks) == 2 else 0.1  # nobody else will ask
+def _train(group: Any, folder: str, what: str, where: Any, ranks: list[int]) -> list[Any]:
     torch.manual_seed(0)
     model = torch.nn.Linear(4, 2).double()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -54,9 +51,6 @@ def _train(group: Any, folder: str, what: str, where: Any, ranks: list[int], sha
     with hpcddp.runtime(group=group, run_dir=folder, save_every=5, keep_checkpoints=100) as rt:
         mine = group.rank in ranks
         model, optimizer, loader = rt.prepare(model, optimizer, DataLoader(data, batch_size=2))
-        if sharing:
-            rt._saves.record.sums.steps_shared = 4
-            rt._saves.record.sums._propose = lambda: 4
         for epoch in rt.epochs(2):
             for x, y in loader:
                 optimizer.zero_grad()

@@ -15,10 +15,8 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import TensorDataset
 
 import hpcddp
-from hpcddp.training.data.weighing import Weighing, Weight
-from hpcddp.training.rendezvous import process_group
-from hpcddp.training.rendezvous import process_group as store_module
-from hpcddp.training.rendezvous.roll_call import wait_until
+from hpcddp.training.data.weighing import Weighing
+from hpcddp.training.rendezvous import process_group, store
 
 SAMPLES, FEATURES, CLASSES = 23, 5, 3
 
@@ -44,7 +42,7 @@ def train_toys(arguments: list[dict[str, Any]]) -> None:
 def train_toy(argument: dict[str, Any]) -> None:
     """The loop of the manual on the toy; rank 0 writes the weights after each step to argument["out"]."""
     if argument.get("naive"):  # the mean of the ranks' means, which is what DDP alone gives
-        Weighing._weigh = lambda _weighing, count, _total: Weight(count, 1.0, 1.0)
+        Weighing._weigh = lambda *_: 1.0
     trajectory = []
     with hpcddp.runtime(
         argument["global_batch"],
@@ -127,18 +125,18 @@ def meet_in_vain(argument: dict[str, Any]) -> None:
     call_roll = process_group.call_roll
     end = Path(argument["folder"], f"end-of-{os.getpid()}")
     seen = {
-        "rank 1 is here": lambda store: store.check(["member/1"]),
+        "rank 1 is here": lambda shared: shared.check(["member/1"]),
         "the other has ended": lambda _: any(end.parent.glob("end-of-*")),
     }
 
-    def call(store: Any, me: Any, world_size: int, timeout_s: float) -> Any:
+    def call(shared: Any, me: Any, world_size: int, timeout_s: float) -> Any:
         if me.rank > 0:
-            return call_roll(store, me, world_size, timeout_s)
-        wait_until(lambda: seen[argument["given_up_when"]](store), timeout_s)
-        return call_roll(store, me, world_size, 1.0)
+            return call_roll(shared, me, world_size, timeout_s)
+        store.wait_until(lambda: seen[argument["given_up_when"]](shared), timeout_s)
+        return call_roll(shared, me, world_size, 1.0)
 
     process_group.call_roll = call
-    store_module._ANSWER_TIMEOUT_S = 600.0
+    store._ANSWER_TIMEOUT_S = 600.0
     try:
         meet(argument)
     finally:

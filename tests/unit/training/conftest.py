@@ -24,7 +24,6 @@ import torch._dynamo  # every optimizer imports it: before what is there is take
 
 from hpcddp.training.data.loader import Batch, TrainingLoader
 from hpcddp.training.data.sampler import MicroBatch
-from hpcddp.training.data.weighing import Weight
 
 _HERE = Path(__file__).parent
 torch.set_num_threads(1)  # as in the ranks, which the sums are compared with; several only wait for each other
@@ -51,7 +50,7 @@ class Heard(NamedTuple):
 
     x: Any
     y: Any
-    weight: Weight
+    mean: float  # the factor of a mean loss
     samples: int
     total: int
     last: bool
@@ -64,7 +63,7 @@ class Ear:
     run_is_over = False
     inside = False
 
-    def settle(self) -> None: ...
+    def end_left_batch(self) -> None: ...
 
     def loop_starts(self, epoch: int) -> None: ...
 
@@ -96,8 +95,9 @@ class Listening:
         for content in self._loader:
             batch = self._ear.now
             parts = batch.contents() if batch.is_several else [(batch.parts[0], content)]
-            for (micro, weight, _), (x, y) in parts:
-                yield Heard(x, y, weight, micro.samples, micro.total, micro.last, micro)
+            for part, (x, y) in parts:
+                micro = part.micro
+                yield Heard(x, y, part.mean, micro.samples, micro.total, micro.last, micro)
 
 
 def _load(name: str) -> ModuleType:

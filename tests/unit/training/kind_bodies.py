@@ -88,14 +88,6 @@ def classifier(rt: Run, model: nn.Module, optimizer: Any, batch: Any) -> None:
     optimizer.step()
 
 
-def clipped(rt: Run, model: nn.Module, optimizer: Any, batch: Any) -> None:
-    optimizer.zero_grad()
-    for x, y in rt.micro_batches(batch):
-        rt.backward(mse_loss(model(x), y))
-    clip_grad_norm_(model.parameters(), 0.1)
-    optimizer.step()
-
-
 class Poisoned(torch.autograd.Function):
     """As it is, and a gradient of infinities where the condition holds."""
 
@@ -148,13 +140,6 @@ def summed(rt: Run, model: nn.Module, optimizer: Any, batch: Any) -> None:
     optimizer.step()
 
 
-def penalty(rt: Run, model: nn.Module, optimizer: Any, batch: Any) -> None:
-    optimizer.zero_grad()
-    for x, y in rt.micro_batches(batch):
-        rt.backward(mse_loss(model(x), y) + 0.01 * sum(p.square().sum() for p in model.parameters()))
-    optimizer.step()
-
-
 def looks_without_gradients(rt: Run, model: nn.Module, optimizer: Any, batch: Any) -> None:
     optimizer.zero_grad()
     for x, y in rt.micro_batches(batch):
@@ -184,13 +169,11 @@ def counted_samples(rt: Run, model: nn.Module, optimizer: Any, batch: Any) -> No
 
 BODIES = (
     classifier,
-    clipped,
     skipped_where_not_finite,
     never_cleared,
     two_backwards,
     two_passes_one_step,
     summed,
-    penalty,
     looks_without_gradients,
     counted_samples,
 )
@@ -455,20 +438,6 @@ def by_turns(rt: Run) -> Tensor:
     return weights_of(rt, net)
 
 
-def left_early(rt: Run) -> Tensor:
-    """Each epoch's loop is left behind a step, and one batch is looked at before it."""
-    model = make_net()
-    optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    net, optimizer, loader = rt.prepare(model, optimizer, DataLoader(make_data(), batch_size=BATCH))
-    for _ in rt.epochs(EPOCHS):
-        next(iter(loader))
-        for nth, batch in enumerate(loader):
-            classifier(rt, net, optimizer, batch)
-            if nth == 0:
-                break
-    return weights_of(rt, net)
-
-
 KINDS: dict[str, Callable[[Run], Tensor]] = {
     **{body.__name__: lambda rt, body=body: train_one(rt, body, make_net()) for body in BODIES},
     "checkpointed": lambda rt: train_one(rt, classifier, Checkpointed()),
@@ -484,7 +453,6 @@ KINDS: dict[str, Callable[[Run], Tensor]] = {
     "plateau": plateau,
     "scaled": scaled,
     "by_turns": by_turns,
-    "left_early": left_early,
 }
 ONLY_WHOLE = {"gan_with_one_fake"}
 

@@ -15,8 +15,6 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import hpcddp
 from hpcddp.errors import RequestError
-from hpcddp.training.parallel.layout import Layout
-from hpcddp.training.steps import StepSum
 
 
 def meet_in_numbers(folder: str) -> None:
@@ -79,26 +77,6 @@ def prepare_models_that_are_not_trained(folder: str) -> None:
         }
         found["same"] = str(torch.equal(target.weight, rt.unwrap(model).weight))
     Path(folder, f"{rt.group.rank}.json").write_text(json.dumps(found))
-
-
-def share_exchanges(folder: str) -> None:
-    """Sums of steps whose time is made up: short ones, then long ones. Rank 1 wants to stop from step 130 on."""
-    now = 0.0
-    with hpcddp.init(backend="gloo") as group:
-        sums = StepSum(Layout(group.rank, group.world_size), torch.device("cpu"), clock=lambda: now)
-        written, agreed, stopped = [], [], None
-        for step in range(140):
-            now += 0.001 if step < 100 else 1.0
-            sums.add_loss(torch.tensor(float(step)), 0.5)
-            more = {"measured": float(step)} if step % 3 == 0 else {}
-            if sums.add_step(4, more, step=step):
-                exchanged = sums.exchange(("SIGTERM",) if group.rank and step >= 130 else ())
-                agreed.append(step)
-                written += exchanged.steps
-                stopped = stopped or (exchanged.stop and step)
-        written += sums.drain().steps
-    found = [[one.numbers["step"], one.numbers["loss"], one.sums] for one in written]
-    Path(folder, f"{group.rank}.json").write_text(json.dumps({"found": found, "agreed": agreed, "stopped": stopped}))
 
 
 def learn_from_a_teacher(folder: str) -> None:

@@ -10,32 +10,29 @@ from typing import Any
 import pytest
 
 RunRanks = Callable[..., Any]
-Case = tuple[str, "int | str", list[int], bool]
+Case = tuple[str, "int | str", list[int]]
 
-#: what, in which step or behind what, on which ranks, whether steps share an exchange; what came of it, and the steps
-#: of the checkpoints
+#: what, in which step or behind what, on which ranks; what came of it, and the steps of the checkpoints
 TOGETHER: list[tuple[Case, list[Any], set[int]]] = [
-    (("stop", 1, [0], False), [3, "because", None], {3}),  # heard of one step later
-    (("stop", 1, [0, 1], False), [2, "because", None], {2}),
-    (("stop", 5, [0, 1], True), [6, "because", None], {5, 6}),
-    (("save", "epoch", [1], False), [24, None, None], {5, 10, 11, 12, 15, 20, 24}),
-    (("no time for a tail", 1, [1], True), [11, "deadline", None], {5, 10, 11}),  # before the epoch's last step
+    (("stop", 1, [0]), [3, "because", None], {3}),  # heard of one step later
+    (("stop", 1, [0, 1]), [2, "because", None], {2}),
+    (("save", "epoch", [1]), [24, None, None], {5, 10, 11, 12, 15, 20, 24}),
+    (("no time for a tail", 1, [1]), [11, "deadline", None], {5, 10, 11}),  # before the epoch's last step
 ]
 MORE: list[tuple[Case, list[Any], set[int]]] = [
-    (("stop", 5, [1], True), [11, "because", None], {5, 10, 11}),
-    (("finish_early", 1, [1], False), [3, None, "because"], {3}),
-    (("save", 1, [1], False), [24, None, None], {3, 5, 10, 11, 15, 20, 24}),
-    (("save", 1, [0, 1], False), [24, None, None], {2, 5, 10, 11, 15, 20, 24}),
-    (("stop", "epoch", [1], False), [12, "because", None], {5, 10, 11, 12}),
-    (("signal", "epoch", [1], False), [12, "SIGTERM", None], {5, 10, 11, 12}),
-    (("stop", "after", [1], False), [24, "because", None], {5, 10, 11, 15, 20, 24}),
+    (("finish_early", 1, [1]), [3, None, "because"], {3}),
+    (("save", 1, [1]), [24, None, None], {3, 5, 10, 11, 15, 20, 24}),
+    (("save", 1, [0, 1]), [24, None, None], {2, 5, 10, 11, 15, 20, 24}),
+    (("stop", "epoch", [1]), [12, "because", None], {5, 10, 11, 12}),
+    (("signal", "epoch", [1]), [12, "SIGTERM", None], {5, 10, 11, 12}),
+    (("stop", "after", [1]), [24, "because", None], {5, 10, 11, 15, 20, 24}),
 ]
 APART: list[tuple[Case, str]] = [
-    (("break", "epoch", [0], False), "rank 0 left the loop over rt.epochs(), rank 1 ended epoch 1"),
-    (("break", "epoch", [1], False), "rank 0 ended epoch 1 of 2, rank 1 left the loop over rt.epochs()"),
-    (("save_best", "epoch", [0], False), "rank 0 called rt.save_best(value), rank 1 ended epoch 1 of 2"),
-    (("save_model", "epoch", [0], False), "rank 0 called rt.save_model(path), rank 1 ended epoch 1 of 2"),
-    (("save", "after", [1], False), "rank 0 ended the `with` body, rank 1 called rt.save()"),
+    (("break", "epoch", [0]), "rank 0 left the loop over rt.epochs(), rank 1 ended epoch 1"),
+    (("break", "epoch", [1]), "rank 0 ended epoch 1 of 2, rank 1 left the loop over rt.epochs()"),
+    (("save_best", "epoch", [0]), "rank 0 called rt.save_best(value), rank 1 ended epoch 1 of 2"),
+    (("save_model", "epoch", [0]), "rank 0 called rt.save_model(path), rank 1 ended epoch 1 of 2"),
+    (("save", "after", [1]), "rank 0 ended the `with` body, rank 1 called rt.save()"),
 ]
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy
@@ -15,10 +14,10 @@ from torch.utils.data import DataLoader, TensorDataset
 import hpcddp
 from hpcddp.errors import RequestError
 from hpcddp.training.arguments import (
+    read_names,
+    read_number,
     read_optional,
-    read_path,
     read_timeout,
-    read_value,
     read_whole,
 )
 
@@ -26,7 +25,7 @@ from hpcddp.training.arguments import (
 @pytest.mark.parametrize(
     ("given", "says", "hint"),
     [
-        ({"global_batch": "8"}, "global_batch='8'): '8', a str, is not a whole number of 1 or more", "global_batch=1)"),
+        ({"global_batch": "8"}, "global_batch='8'): '8' is not a whole number of 1 or more", "global_batch=1)"),
         ({"global_batch": True}, "global_batch=True)", "global_batch=1)"),
         ({"max_micro_batch": 0}, "max_micro_batch=0): 0 is not a whole number of 1 or more", "max_micro_batch=1)"),
         ({"save_every": 0}, "save_every=0): 0 is not", "save_every=1)"),
@@ -36,17 +35,12 @@ from hpcddp.training.arguments import (
             "save_every='10m')",
         ),
         ({"save_every": 0.5}, "save_every=0.5): 0.5 is not", "save_every=1)"),
-        ({"seed": "a"}, "seed='a'): 'a', a str, is not a whole number of 0 or more", "seed=1)"),
+        ({"seed": "a"}, "seed='a'): 'a' is not a whole number of 0 or more", "seed=1)"),
         ({"seed": None}, "seed=None): None is not", "seed=1)"),
         ({"seed": -1}, "seed=-1): -1 is not a whole number of 0 or more", "seed=1)"),
         ({"keep_checkpoints": 0}, "keep_checkpoints=0): 0 is not", "keep_checkpoints=1)"),
-        ({"timeout_s": "60"}, "timeout_s='60'): '60', a str, is no number of seconds", "timeout_s=1800)"),
+        ({"timeout_s": "60"}, "timeout_s='60'): '60' is no number of seconds", "timeout_s=1800)"),
         ({"timeout_s": float("inf")}, "timeout_s=inf): inf is no number of seconds", "timeout_s=1800)"),
-        ({"run_dir": 3}, "run_dir=3): 3 is no path", 'run_dir="runs/train")'),
-        ({"accept": 3}, "accept=3): 3 is no list of names", 'accept=["lr"])'),
-        ({"log_to": [3]}, "log_to=[3]): [3], a list, is no list of names", 'log_to=["tensorboard"])'),
-        ({"group": 3}, "group=3): 3 is no group of hpcddp.init()", "group=group)"),
-        ({"backend": 3}, "backend=3): 3 is no name of a backend", 'backend="gloo")'),
         ({"exact": True, "slices": "8"}, "slices='8')", "slices=1)"),
     ],
     ids=str,
@@ -64,19 +58,15 @@ def test_an_argument_of_the_runtime_is_read_before_anything_begins(given: dict[s
     [
         (
             lambda: read_whole("3", "rt.epochs({})", least=0),
-            "'3', a str, is not a whole number of 0 or more\nhint: rt.ep",
+            "'3' is not a whole number of 0 or more\nhint: rt.ep",
         ),
         (lambda: read_whole(None, "rt.epochs({})"), "rt.epochs(None): None is not a whole number"),
         (lambda: read_whole(2.5, "rt.epochs({})"), "2.5 is not a whole number of 1 or more\nhint: rt.epochs(1)"),
         (
-            lambda: read_value("x", "rt.save_best({})"),
-            "rt.save_best(value): 'x', a str, is not one number\nhint: rt.sa",
+            lambda: read_number("x", "rt.save_best({})"),
+            "rt.save_best('x'): 'x' is not one number\nhint: rt.save_best(0.5)",
         ),
-        (lambda: read_value(torch.ones(2), "f({})"), "f(value): a Tensor of shape (2,) is not one number"),
-        (
-            lambda: read_path(None, "rt.save_model({})"),
-            'rt.save_model(None): None is no path\nhint: rt.save_model("mod',
-        ),
+        (lambda: read_number(torch.ones(2), "f({})"), "f(a Tensor): a Tensor is not one number"),
     ],
 )
 def test_an_argument_of_a_method_is_read_alike(read: Callable[[], Any], says: str) -> None:
@@ -99,8 +89,8 @@ def test_an_unknown_way_to_rank_0_is_refused() -> None:
 def test_what_can_be_meant_is_taken() -> None:
     assert [read_whole(value, "{}") for value in (8, numpy.int64(8), torch.tensor(8))] == [8] * 3
     assert (read_optional(None, "{}"), read_whole(0, "{}", least=0)) == (None, 0)
-    assert [read_value(value, "{}") for value in (1, numpy.float32(1), torch.ones(1), numpy.array(1.0))] == [1.0] * 4
-    assert (read_path("a/b", "{}"), read_path(Path("a"), "{}")) == (Path("a/b"), Path("a"))
+    assert [read_number(value, "{}") for value in (1, numpy.float32(1), torch.ones(1), numpy.array(1.0))] == [1.0] * 4
+    assert (read_names("lr"), read_names(["lr", "seed"])) == (("lr",), ("lr", "seed"))
     assert (read_timeout(None, "{}"), read_timeout(60, "{}")) == (None, 60.0)
 
 
@@ -108,12 +98,8 @@ def test_the_methods_read_their_arguments() -> None:
     model, data = torch.nn.Linear(2, 1), DataLoader(TensorDataset(torch.ones(4, 2)), batch_size=2)
     with hpcddp.runtime() as rt:
         rt.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1), data)
-        for method, value in itertools.product(("epochs", "save_best", "save_model"), ("", None, [])):
+        for method, value in itertools.product(("epochs", "batches", "save_best"), ("", None, [])):
             with pytest.raises(RequestError, match=rf"^rt\.{method}\("):
                 list(getattr(rt, method)(value))
-        with pytest.raises(RequestError, match=r"^rt\.stop\(None\): None is no reason\nhint: rt\.stop\("):
-            rt.stop(None)
-        with pytest.raises(RequestError, match=r"^rt\.save_model\(path, 3\): 3 is no model"):
-            rt.save_model("model.pt", 3)
-        with pytest.raises(RequestError, match=r"^rt\.evaluation_loader\(dataset, '2'\): '2', a str, is not a whole"):
+        with pytest.raises(RequestError, match=r"^rt\.evaluation_loader\(dataset, '2'\): '2' is not a whole"):
             rt.evaluation_loader(data, "2")

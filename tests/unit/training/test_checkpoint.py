@@ -32,8 +32,7 @@ from hpcddp.training.checkpoint.files import (
 )
 from hpcddp.training.checkpoint.resume import choose_newest
 from hpcddp.training.checkpoint.tracked import Tracked
-from hpcddp.training.rendezvous.group import Group
-from hpcddp.training.rendezvous.roll_call import Member
+from hpcddp.training.rendezvous.group import Group, Member
 
 ALONE = Group(0, 1, "none", "gloo", torch.device("cpu"), (Member(0, "here", 1, 0, "0", ()),), HashStore())
 #: What a manifest says beside the step and the files.

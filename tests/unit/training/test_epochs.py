@@ -29,15 +29,10 @@ class CrashError(Exception):
 
 
 class Samples(IterableDataset):
-    """The same samples as a stream, with or without a length."""
+    """The same samples as a stream."""
 
     def __iter__(self) -> Iterable:
         return iter(make_data())
-
-
-class CountedSamples(Samples):
-    def __len__(self) -> int:
-        return SAMPLES
 
 
 def make_data() -> TensorDataset:
@@ -45,7 +40,7 @@ def make_data() -> TensorDataset:
     return TensorDataset(torch.randn(SAMPLES, 3, generator=generator), torch.arange(SAMPLES) % 2)
 
 
-KINDS: dict[str, Callable] = {"indexed": make_data, "stream": Samples, "counted stream": CountedSamples}
+KINDS: dict[str, Callable] = {"indexed": make_data, "stream": Samples}
 
 
 class Attempt:
@@ -186,14 +181,6 @@ def test_a_checkpoint_is_before_an_epochs_last_step_or_behind_its_tail_and_never
     assert _checkpoints(tmp_path) == saved
 
 
-def test_an_epoch_of_one_batch_whose_tail_takes_long_is_saved_at_its_start_where_something_is_new(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(Pace, "tail_is_long", True)
-    Attempt(tmp_path, make_data(), batch=SAMPLES, save_every=100).train()
-    assert _checkpoints(tmp_path) == [(1, 1, 0), (2, 2, 0), (3, 3, 0)]
-
-
 @pytest.mark.parametrize(("most", "epoch"), [(0, 1), (0, 2), (3, 1)])
 def test_the_best_checkpoint_is_written_at_the_end_of_the_body_with_the_value_that_it_was_given(
     tmp_path: Path, most: int, epoch: int
@@ -212,25 +199,6 @@ def test_the_best_checkpoint_is_written_at_the_end_of_the_body_with_the_value_th
     assert (best["step"], epoch, 0) in _checkpoints(tmp_path / "run")
     assert attempt().train(in_tail=save) == undisturbed[epoch:]
     assert _end(tmp_path / "run") == _end(tmp_path / "whole")
-
-
-def test_a_best_checkpoint_between_two_loops_over_an_epoch_is_written_before_the_second(tmp_path: Path) -> None:
-    model = nn.Linear(3, 2)
-    with hpcddp.runtime(run_dir=str(tmp_path)) as rt:
-        model, optimizer, loader = rt.prepare(
-            model, torch.optim.SGD(model.parameters(), lr=0.1), DataLoader(make_data(), batch_size=5)
-        )
-        for _ in rt.epochs(1):
-            for part in range(2):
-                for nth, (x, y) in enumerate(loader, start=1):
-                    rt.backward(cross_entropy(model(x), y))
-                    optimizer.step()
-                    optimizer.zero_grad()
-                    if nth == 2:
-                        break
-                rt.save_best(1.0 - part)
-    assert json.loads((tmp_path / "checkpoints/best.json").read_text())["step"] == 2
-    assert _checkpoints(tmp_path) == [(2, 0, 10), (3, 0, 15), (4, 1, 0)]
 
 
 class Clock:

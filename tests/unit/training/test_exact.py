@@ -84,7 +84,6 @@ def test_what_depends_on_the_ranks_is_seen(results: Callable[..., dict[str, Any]
     ("method", "sizes"),
     [
         pytest.param("tree", (1, 2, 4), marks=pytest.mark.slow),
-        pytest.param("tree", (4, 2, 8), marks=pytest.mark.slow),
         pytest.param("integer", (4, 2, 8), marks=pytest.mark.slow),
     ],
 )
@@ -103,15 +102,6 @@ def test_a_chain_of_killed_attempts_on_other_numbers_of_ranks_ends_as_one_undist
     outcome.check()
     assert read_result(chain) == read_result(whole)
     assert json.loads((chain / "state.json").read_text())["status"] == "finished"
-
-
-@pytest.mark.slow
-def test_a_stopped_run_resumes_exactly(run_ranks: RunRanks, tmp_path: Path) -> None:
-    whole, chain = tmp_path / "whole", tmp_path / "chain"
-    run_ranks("exact_bodies:train", 1, {"run_dir": str(whole), "attempt": "a"}).check()
-    run_ranks("exact_bodies:train", 2, {"run_dir": str(chain), "attempt": "a", "stop_at": 3}).check()
-    run_ranks("exact_bodies:train", 4, {"run_dir": str(chain), "attempt": "b"}).check()
-    assert read_result(chain) == read_result(whole)
 
 
 def test_going_on_with_other_sums_is_refused(run_ranks: RunRanks, tmp_path: Path) -> None:

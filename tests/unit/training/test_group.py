@@ -19,9 +19,9 @@ from torch.distributed import TCPStore
 import hpcddp
 from hpcddp.errors import LaunchError, RequestError
 from hpcddp.training.rendezvous.failure import PeerFailedError
-from hpcddp.training.rendezvous.group import Group, take_devices
-from hpcddp.training.rendezvous.process_group import claim_failure, host_store, reach_store
-from hpcddp.training.rendezvous.roll_call import Member
+from hpcddp.training.rendezvous.group import Group, Member, take_devices
+from hpcddp.training.rendezvous.process_group import claim_failure
+from hpcddp.training.rendezvous.store import host_store, reach_store
 from hpcddp.training.torch_compat import host_tcp_store
 
 RunRanks = Callable[..., Any]
@@ -82,12 +82,12 @@ def test_one_process_opens_one_group_after_another_while_their_stores_still_list
 
 def test_a_busy_port_is_passed_over_by_all_ranks_alike(free_ports: FreePorts, monkeypatch: pytest.MonkeyPatch) -> None:
     """Even if what listens there never says a word."""
-    monkeypatch.setattr("hpcddp.training.rendezvous.process_group._ANSWER_TIMEOUT_S", 0.5)
+    monkeypatch.setattr("hpcddp.training.rendezvous.store._ANSWER_TIMEOUT_S", 0.5)
     ports, threads = free_ports(2), threading.active_count()
     with socket.socket() as other:
         other.bind(("", ports[0]))
         other.listen()
-        store = host_store(ports, 2, "this job", 600)
+        store = host_store(ports, "this job", 600)
         assert store.port == ports[1]
         client = reach_store("localhost", ports, "this job", 600)
     assert threading.active_count() == threads, "none is left that waits for an answer; it could abort Python's end"
@@ -97,8 +97,8 @@ def test_a_busy_port_is_passed_over_by_all_ranks_alike(free_ports: FreePorts, mo
 
 def test_the_store_of_another_job_is_not_taken_for_this_one(free_ports: FreePorts) -> None:
     ports = free_ports(2)
-    other = host_store(ports, 2, "another job", 600)
-    mine = host_store(ports, 2, "this job", 600)
+    other = host_store(ports, "another job", 600)
+    mine = host_store(ports, "this job", 600)
     assert (other.port, mine.port) == ports
     assert reach_store("localhost", ports, "this job", 600).port == ports[1]
 
@@ -113,11 +113,11 @@ def test_an_address_that_does_not_resolve_is_an_error_at_once() -> None:
         reach_store("no-such-host.invalid", (12345,), "this job", 60)
 
 
-def test_two_ranks_on_one_gpu_are_refused_with_the_ranks_that_it_is_enough_for() -> None:
+def test_two_ranks_on_one_gpu_are_refused() -> None:
     members = tuple(Member(rank, "a", 1, rank, "0", ("GPU-1f",)) for rank in range(2))
     with pytest.raises(LaunchError, match="ranks 0 and 1 both got GPU GPU-1f of a") as told:
         take_devices("nccl", members, 1)
-    assert told.value.hint.startswith("--ranks-per-node 1, or more GPUs")
+    assert told.value.hint.startswith("fewer --ranks-per-node, or more GPUs")
 
 
 def test_env_imports_no_torch() -> None:
@@ -155,11 +155,10 @@ def test_a_mistake_at_pythons_prompt_does_not_end_it() -> None:
 
 def test_a_rank_that_finds_the_store_gone_accuses_nobody(free_ports: FreePorts) -> None:
     (port,) = free_ports(1)
-    host = host_tcp_store(port, 2, timedelta(seconds=60))
+    host = host_tcp_store(port, timedelta(seconds=60))
     store = TCPStore("localhost", port, 2, False, timedelta(seconds=60))
     members = tuple(Member(rank, "node1", 1, rank, "0", ()) for rank in range(2))
     group = Group(1, 2, "openmpi", "gloo", torch.device("cpu"), members, store)
     del host
     told = PeerFailedError(claim_failure(group, ValueError("a connection broke")))
-    assert told.message == "a rank failed, and rank 0 on node1 ended before this one could hear which"
-    assert told.hint == "the log of rank 0 says which failed first"
+    assert told.message == "rank 0 on node1 ended before it could say which rank failed first"

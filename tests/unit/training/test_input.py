@@ -13,8 +13,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from hpcddp.training.data.loader import map_parts, move
 from hpcddp.training.data.randomness import WorkerStart
-from hpcddp.training.rendezvous.group import Group
-from hpcddp.training.rendezvous.roll_call import Member
+from hpcddp.training.rendezvous.group import Group, Member
 from hpcddp.training.torch_compat import HashStore
 
 CPU = torch.device("cpu")

@@ -45,7 +45,7 @@ def test_the_weights_of_a_step_average_to_one_over_the_ranks() -> None:
     for world_size in (1, 2, 3, 5):
         loaders = [_loader(Noisy(), world_size, rank) for rank in range(world_size)]
         for alike in zip(*loaders, strict=True):
-            assert sum(batch.weight.mean for batch in alike) / world_size == pytest.approx(1.0, rel=1e-15)
+            assert sum(batch.mean for batch in alike) / world_size == pytest.approx(1.0, rel=1e-15)
             assert sum(batch.samples for batch in alike) == alike[0].total
 
 
@@ -93,8 +93,8 @@ def _evaluation(samples: int, batch: int, ranks: int, *, drop_last: bool = False
 def test_evaluation_gives_each_sample_once_in_order_and_no_rank_more_than_its_share_of_a_batch(drop_last: bool) -> None:
     draw = random.Random(3)
     for _ in range(100):
-        samples, batch, ranks = draw.randint(0, 60), draw.randint(1, 30), draw.randint(1, 9)
-        batch = min(batch, samples) if drop_last and samples else batch
+        samples, batch, ranks = draw.randint(1, 60), draw.randint(1, 30), draw.randint(1, 9)
+        batch = min(batch, samples) if drop_last else batch
         by_rank = _evaluation(samples, batch, ranks, drop_last=drop_last)
         rest = samples % batch if drop_last else 0
         assert [i for batches in by_rank for one in batches for i in one] == list(range(samples - rest))
@@ -116,19 +116,10 @@ def test_a_rank_without_evaluation_samples_has_no_batch() -> None:
     assert [len(batches) for batches in _evaluation(2, 8, 3)] == [1, 1, 0]
 
 
-@pytest.mark.parametrize(
-    ("samples", "batch", "hint"), [(7, 3, "batch_size=6 or more"), (2, 9, "at least 3 samples, or fewer ranks")]
-)
-def test_a_sharded_model_refuses_evaluation_with_fewer_batches_on_some_ranks(
-    samples: int, batch: int, hint: str
-) -> None:
+@pytest.mark.parametrize(("samples", "batch"), [(7, 3), (2, 9)])
+def test_a_sharded_model_refuses_evaluation_with_fewer_batches_on_some_ranks(samples: int, batch: int) -> None:
     data = TensorDataset(torch.arange(samples))
     loader = EvaluationLoader(data, batch, Layout(0, 3), CPU, Reading(), forward_is_collective=lambda: True)
     with pytest.raises(RequestError, match="one batch less, and a sharded model needs all ranks") as refused:
         next(iter(loader))
-    assert refused.value.hint == hint
-
-
-def test_evaluation_data_of_which_drop_last_leaves_nothing_is_refused() -> None:
-    with pytest.raises(RequestError, match="has 7 samples, less than one global batch of 8"):
-        _evaluation(7, 8, 1, drop_last=True)
+    assert refused.value.hint == "batch_size=6 or more, and at least 3 samples; or fewer ranks"

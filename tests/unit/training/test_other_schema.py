@@ -13,7 +13,7 @@ import hpcddp
 from hpcddp.ranks.launch import Launch
 from hpcddp.ranks.predict import predict_environment
 from hpcddp.runs.jsonfile import SchemaError
-from hpcddp.training.rendezvous.store_address import agree_on_store_address
+from hpcddp.training.rendezvous.store import opened_store
 
 
 @pytest.fixture
@@ -65,6 +65,6 @@ def test_a_run_folder_of_another_schema_is_refused_before_rank_0_writes_its_addr
     (tmp_path / "run.json").write_text(json.dumps({"schema": 2}))
     env = predict_environment("mpich", ["node1", "node2"], [1, 1], 0) | {"PBS_JOBID": "17"}
     launch = Launch(env | {"HPCDDP_RUN_DIR": str(tmp_path)}, "node1")
-    with pytest.raises(SchemaError, match=r"run\.json has schema 2"):
-        agree_on_store_address(launch, "file", "opening-0", 5.0)
+    with pytest.raises(SchemaError, match=r"run\.json has schema 2"), opened_store(launch, "file", "opening-0", 5.0):
+        pass
     assert [path.name for path in tmp_path.iterdir()] == ["run.json"]

@@ -26,8 +26,7 @@ from hpcddp.runs.state import read_state, write_state
 from hpcddp.training import opening
 from hpcddp.training.opening import open_run
 from hpcddp.training.rendezvous.failure import PeerFailedError
-from hpcddp.training.rendezvous.group import Group
-from hpcddp.training.rendezvous.roll_call import Member
+from hpcddp.training.rendezvous.group import Group, Member
 from hpcddp.training.torch_compat import HashStore, Store
 
 RunPython = Callable[..., Any]

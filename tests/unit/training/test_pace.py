@@ -58,13 +58,6 @@ def test_two_slow_steps_and_one_and_a_half_saves_have_to_fit() -> None:
     assert run.needed_s() == 2 * 3 + 15, "the slowest save counts"
 
 
-def test_steps_that_share_an_exchange_agree_two_exchanges_late() -> None:
-    run = Run()
-    run.step(1, 2)
-    run.pace.steps_shared = 8
-    assert [run.needed_s(), run.needed_s(1), run.needed_s(0)] == [2 * 2 + 14 * 2, 2, 0]
-
-
 def test_the_first_step_of_an_attempt_does_not_count_and_an_odd_one_is_forgotten_after_enough_others() -> None:
     run = Run()
     run.step(600)

@@ -9,8 +9,7 @@ from torch import nn
 from hpcddp.errors import LaunchError, RequestError
 from hpcddp.parallelism import Split
 from hpcddp.training.parallel.strategy import check_places, list_accelerators, place, wrap_ddp
-from hpcddp.training.rendezvous.group import Group, choose_backend, device_indices
-from hpcddp.training.rendezvous.roll_call import Member
+from hpcddp.training.rendezvous.group import Group, Member, choose_backend, device_indices
 from hpcddp.training.torch_compat import HashStore
 
 OWN = tuple(torch.device("cuda", index) for index in (2, 3))

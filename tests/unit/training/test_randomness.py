@@ -11,7 +11,7 @@ import pytest
 import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
-from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset, TensorDataset
+from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset
 
 from hpcddp.training.data import randomness
 from hpcddp.training.data.randomness import SeededSamples, fork_generators, seed_generators
@@ -77,33 +77,21 @@ def test_a_sample_draws_what_its_key_gives_in_any_batch_order_and_worker_and_wha
         assert _states() == before
 
 
-def test_a_batch_without_draws_is_read_once_and_not_seeded(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = []
+@pytest.mark.parametrize(
+    ("program", "reads"), [([], [0, 1, 2, 3, 0, 1]), (["torch"], [0, 1, 2, 3, 0, 1, 2, 3, 0, 1])], ids=["none", "draws"]
+)
+def test_only_the_first_batch_that_draws_is_read_twice(program: list[str], reads: list[int]) -> None:
+    found = []
 
-    class Plain(Programs):
+    class Listed(Programs):
         def __getitem__(self, index: int) -> list[Any]:
-            asked.append(index)
+            found.append(index)
             return super().__getitem__(index)
 
-    monkeypatch.setattr(randomness, "seed_generators", lambda *_: pytest.fail("seeded"))
-    samples = SeededSamples(Plain([[]] * 9), SEED)
-    for epoch in range(2):
-        assert samples.__getitems__([(epoch, i) for i in range(9)]) == [[i] for i in range(9)]
-    assert asked == [*range(9)] * 2
-
-
-def test_of_a_data_set_that_draws_only_the_first_sample_is_read_twice() -> None:
-    asked = []
-
-    class Asked(Programs):
-        def __getitem__(self, index: int) -> list[Any]:
-            asked.append(index)
-            return super().__getitem__(index)
-
-    samples = SeededSamples(Asked([["torch"]] * 5), SEED)
-    samples.__getitems__([(0, i) for i in range(5)])
-    samples.__getitems__([(0, i) for i in range(3)])
-    assert asked == [0, 0, 1, 2, 3, 4, 0, 1, 2]
+    samples = SeededSamples(Listed([program] * 4), SEED)
+    samples.__getitems__([(0, i) for i in range(4)])
+    samples.__getitems__([(1, i) for i in range(2)])
+    assert found == reads
 
 
 @pytest.mark.parametrize("after", [[], ["torch"]], ids=["draws nothing", "drew"])
@@ -119,26 +107,16 @@ def test_an_error_of_a_sample_passes_and_leaves_the_generators_as_they_were(afte
     assert _states() == before
 
 
-def test_the_seed_that_a_sample_reads_without_drawing_is_the_same_in_any_process_and_order() -> None:
-    """As in `torch.Generator().manual_seed(torch.initial_seed() + index)`."""
-
+def test_the_seed_that_a_sample_reads_without_drawing_follows_the_epoch() -> None:
     class ReadsSeed(Programs):
-        def __getitem__(self, index: int) -> list[Any]:
-            return [index, torch.initial_seed()]
+        def __getitem__(self, index: int) -> int:
+            return torch.initial_seed()
 
-    data = ReadsSeed([[]] * 6)
-
-    def read(workers: int) -> list[list[Any]]:
+    def read(epoch: int) -> list[object]:
         torch.rand(1)
-        draws = [[(epoch, i) for i in part] for epoch in range(2) for part in ((0, 1, 2), (3, 4, 5))]
-        loader = DataLoader(SeededSamples(data, SEED), batch_sampler=draws, num_workers=workers, collate_fn=list)
-        return [sample for batch in loader for sample in batch]
+        return SeededSamples(ReadsSeed([[]] * 6), SEED).__getitems__([(epoch, 0), (epoch, 1)])
 
-    expected = read(0)
-    assert len({seed for _, seed in expected}) == 2  # one for each epoch
-    assert read(2) == expected
-    torch.manual_seed(5)
-    assert read(0) == expected
+    assert read(0) == read(0) != read(1)
 
 
 def test_a_data_set_that_reads_several_samples_at_once_is_asked_so() -> None:
@@ -169,7 +147,7 @@ def test_states_can_be_put_back(first: list[str], then: list[str]) -> None:
 def test_tensors_in_memory_are_read_without_a_look_at_the_generators(monkeypatch: pytest.MonkeyPatch) -> None:
     tensors = TensorDataset(torch.arange(6))
     monkeypatch.setattr(randomness, "read_states", lambda: pytest.fail("looked"))
-    for data in (tensors, Subset(tensors, range(6)), ConcatDataset([tensors, tensors])):
+    for data in (tensors, Subset(tensors, range(6))):
         assert SeededSamples(data, SEED).__getitems__([(0, 2), (0, 5)]) == [(2,), (5,)]
 
     class Drawing(TensorDataset):

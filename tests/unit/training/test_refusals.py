@@ -71,15 +71,6 @@ def test_a_backward_pass_starts_from_one_number(
         run()
 
 
-def test_a_runtime_that_no_with_has_opened_says_so() -> None:
-    unopened = hpcddp.runtime(4)
-    with pytest.raises(RequestError, match=r"rt\.prepare was used, and no `with` .*\nhint: with hpcddp\.runtime"):
-        unopened.prepare(make_model())
-    assert not hasattr(unopened, "shape")
-    with unopened as rt:
-        rt.prepare(make_model())
-
-
 @pytest.mark.parametrize(
     ("code", "kind"), [(0, RequestError), (None, RequestError), (1, SystemExit), ("no", SystemExit)]
 )
@@ -107,34 +98,6 @@ def test_an_error_stays_the_one_that_is_told_where_the_state_cannot_be_written(t
     with pytest.raises(ValueError, match="of the script") as caught:
         run()
     assert caught.value.__context__ is None
-
-
-@pytest.mark.parametrize(
-    ("samples", "options", "after"),
-    [(13, {}, 3), (12, {"max_micro_batch": 1}, 0), (12, {"exact": True, "slices": 4}, 0), (12, {}, 3), (14, {}, None)],
-    ids=["last batch", "accumulation", "slices", "evaluation", "two left"],
-)
-def test_batch_norm_over_a_single_sample_is_explained(samples: int, options: dict[str, Any], after: int | None) -> None:
-    data = TensorDataset(torch.randn(samples, 4), torch.arange(samples) % 3)
-
-    def run(model: nn.Module) -> None:
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        with hpcddp.runtime(4, **options) as rt:
-            model, optimizer, loader = rt.prepare(model, optimizer, DataLoader(data, 4))
-            for batch in loader:
-                optimizer.zero_grad()
-                for x, y in rt.micro_batches(batch):
-                    rt.backward(cross_entropy(model(x), y))
-                optimizer.step()
-            if after is not None:
-                model(x[:1])
-
-    if after is None:
-        run(make_model())
-        return
-    words = rf"BatchNorm needs two samples or more, and got one on rank 0, after step {after}\nhint: DataLoader"
-    with pytest.raises(RequestError, match=words):
-        run(make_model())
 
 
 def test_averaged_weights_and_schedulers_can_be_pickled_and_copied() -> None:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from hpcddp.batchplan import plan_batch
 from hpcddp.errors import RequestError
-from hpcddp.training.data.sampler import GlobalBatchSampler, split_epoch
+from hpcddp.training.data.sampler import GlobalBatchSampler
 
 
 @given(
@@ -23,7 +23,7 @@ def test_every_rank_has_the_same_micro_batches_and_their_sizes_sum_to_the_global
     length: int, extra: int, world_size: int, max_micro: int
 ) -> None:
     plan = plan_batch(world_size + extra, world_size, max_micro)
-    ranks = [list(split_epoch(length, plan, rank)) for rank in range(world_size)]
+    ranks = [list(GlobalBatchSampler(length, plan, rank).micro_batches()) for rank in range(world_size)]
     for alike in zip(*ranks, strict=True):
         assert len({(micro.nth, micro.last, micro.total) for micro in alike}) == 1
         assert max(micro.samples for micro in alike) <= plan.largest_micro_batch
@@ -69,22 +69,7 @@ def test_reading_ahead_consumes_nothing() -> None:
     assert list(sampler.draws()) == ahead
 
 
-def test_an_empty_data_set_is_refused() -> None:
-    with pytest.raises(RequestError, match="empty"):
-        GlobalBatchSampler(0, plan_batch(10, 1), 0)
-
-
-def test_set_epoch_is_taken_for_the_epoch_that_the_run_is_in_only() -> None:
-    sampler = GlobalBatchSampler(20, plan_batch(10, 1), 0)
-    first, last = sampler.micro_batches()
-    sampler.set_epoch(0)
-    sampler.advance(first)
-    sampler.set_epoch(0)
-    sampler.advance(last)
-    sampler.set_epoch(0)  # the batches of epoch 0 are over, and its body is not
-    sampler.set_epoch(1)
-    sampler.advance(first)
-    for epoch in (0, 2):
-        with pytest.raises(RequestError, match=rf"loader\.sampler\.set_epoch\({epoch}\) came in epoch 1"):
-            sampler.set_epoch(epoch)
-    assert (sampler.epoch, sampler.position) == (1, 10)
+@pytest.mark.parametrize(("samples", "drop_last"), [(0, False), (9, True)])
+def test_a_data_set_that_gives_no_batch_is_refused(samples: int, drop_last: bool) -> None:
+    with pytest.raises(RequestError, match=f"has {samples} samples, and a global batch 10"):
+        GlobalBatchSampler(samples, plan_batch(10, 1), 0, drop_last=drop_last)

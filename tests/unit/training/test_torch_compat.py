@@ -5,16 +5,11 @@
 
 from __future__ import annotations
 
-import copy
-import importlib
-import logging
-import mmap
 import pickle
 import socket
 import subprocess
 import sys
 import warnings
-from collections import OrderedDict
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
@@ -28,7 +23,6 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.nn.parallel import DistributedDataParallel
 
 from hpcddp.errors import RequestError
-from hpcddp.ranks.lookup_warning import LOOKUP_WARNING
 from hpcddp.training import torch_compat
 
 pytestmark = pytest.mark.torch_compat
@@ -48,14 +42,6 @@ def test_the_model_that_was_compiled_is_found_inside() -> None:
     model = nn.Linear(1, 1)
     assert torch_compat.uncompiled(torch.compile(model, backend="eager")) is model
     assert torch_compat.uncompiled(model) is model
-
-
-@pytest.mark.parametrize(
-    ("version", "works"),
-    [("2.5.1", True), ("2.6.0+cu124", False), ("2.7.0", False), ("2.7.1", True), ("2.15.0+cu132", True)],
-)
-def test_device_id_is_left_out_where_torch_is_faulty(version: str, works: bool) -> None:
-    assert torch_compat.takes_device_id(version) is works
 
 
 @pytest.mark.parametrize(
@@ -82,28 +68,6 @@ def test_the_option_of_ddp_switches_the_broadcast_of_buffers_off(group: None) ->
     assert DistributedDataParallel(model).will_sync_module_buffers(), "torch's default"
 
 
-@pytest.mark.filterwarnings("ignore:DTensor random operators")  # of torch 2.6, on a CPU
-def test_numbers_that_are_assigned_to_a_parameter_in_parts_are_kept(group: None) -> None:
-    from torch.distributed.device_mesh import DeviceMesh
-    from torch.distributed.tensor import Shard, distribute_tensor
-
-    mesh = DeviceMesh("cpu", [0])
-    parameter: Any = nn.Parameter(distribute_tensor(torch.ones(4), mesh, [Shard(0)]))
-    parameter.data = parameter.data * 2
-    assert parameter.full_tensor().tolist() == [1, 1, 1, 1], "what torch makes of it; if it is 2, this can go"
-    with torch_compat.shard_assignments(), torch_compat.shard_assignments():
-        parameter.data = parameter.data * 3
-        parameter.grad = torch.zeros_like(parameter)
-        parameter.grad.data = parameter.grad.data + 4
-        assert parameter.data.full_tensor().tolist() == [3, 3, 3, 3]
-        assert parameter.grad.full_tensor().tolist() == [4, 4, 4, 4]
-        layer = nn.Linear(4, 1, bias=False)
-        layer.weight = nn.Parameter(distribute_tensor(torch.ones(1, 4), mesh, [Shard(0)]))
-        assert layer.double().weight.data.dtype == torch.float64, "torch's own assignments"
-    parameter.data = parameter.data * 2
-    assert parameter.full_tensor().tolist() == [3, 3, 3, 3]
-
-
 def test_an_optimizer_tells_that_it_has_a_scheduler() -> None:
     optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))])
     assert not torch_compat.has_scheduler(optimizer)
@@ -121,7 +85,7 @@ def test_the_scheduler_of_an_optimizer_that_has_stepped_before_may_step_first() 
 
 
 def test_a_store_answers_the_greeting_and_a_program_that_is_silent_or_says_else_is_an_error() -> None:
-    store = torch_compat.host_tcp_store(0, 1, timedelta(minutes=10))
+    store = torch_compat.host_tcp_store(0, timedelta(minutes=10))
     with socket.create_connection(("localhost", store.port), timeout=60) as connection:
         torch_compat.greet_store(connection)
     near, far = socket.socketpair()
@@ -138,22 +102,15 @@ def test_a_store_answers_the_greeting_and_a_program_that_is_silent_or_says_else_
 
 
 def test_a_second_connection_is_to_the_same_store_with_the_same_prefix() -> None:
-    first = torch_compat.PrefixStore("a", torch_compat.host_tcp_store(0, 1, timedelta(minutes=10)))
+    first = torch_compat.PrefixStore("a", torch_compat.host_tcp_store(0, timedelta(minutes=10)))
     first.set("key", "value")
     assert torch_compat.second_connection(first).get("key") == b"value"
 
 
-def test_a_store_takes_over_an_open_socket_or_gets_its_port() -> None:
-    listener = socket.create_server(("", 0))
-    port = listener.getsockname()[1]
-    limit = timedelta(minutes=10)
-    store = torch_compat.host_tcp_store(port, 1, limit, listener)
-    assert store.port == port
-    store.set("key", "value")
-    assert torch_compat.TCPStore("localhost", port, 1, False, limit, wait_for_workers=False).get("key") == b"value"
-    assert listener.fileno() == -1, "this process has given the socket up"
+def test_a_port_that_is_in_use_is_an_error_of_one_kind() -> None:
+    store = torch_compat.host_tcp_store(0, timedelta(minutes=10))
     with pytest.raises(dist.DistNetworkError, match="EADDRINUSE"):
-        torch_compat.host_tcp_store(port, 1, limit)
+        torch_compat.host_tcp_store(store.port, timedelta(minutes=10))
 
 
 def test_vectors_are_gathered_without_a_warning(group: None) -> None:
@@ -169,17 +126,12 @@ def test_an_aborted_group_is_gone(group: None) -> None:
     assert not dist.is_initialized()
 
 
-def test_released_wrappers_hold_no_group_and_their_module_still_computes(group: None) -> None:
-    """Wrappers of the user, and the deep copy of one that AveragedModel makes."""
+def test_a_released_wrapper_holds_no_group_and_its_module_still_computes(group: None) -> None:
     wrapper = DistributedDataParallel(nn.Linear(2, 1))
-    averaged = copy.deepcopy(wrapper)
-    hidden = {"models": [DistributedDataParallel(nn.Linear(2, 1))]}
-    wrappers = [wrapper, averaged, hidden["models"][0]]
-    assert all("reducer" in one.__dict__ for one in wrappers)
-    torch_compat.release_wrappers()
-    for one in wrappers:
-        assert not {"reducer", "logger", "process_group"} & one.__dict__.keys()
-        assert one.module(torch.ones(1, 2)).shape == (1, 1)
+    assert {"reducer", "logger", "process_group"} <= wrapper.__dict__.keys()
+    torch_compat.release_wrapper(wrapper)
+    assert not {"reducer", "logger", "process_group"} & wrapper.__dict__.keys()
+    assert wrapper.module(torch.ones(1, 2)).shape == (1, 1)
 
 
 def test_lists_of_tensors_are_added_in_place() -> None:
@@ -197,19 +149,6 @@ def test_magnitudes_are_the_largest_of_each_tensor_and_keep_infinities() -> None
     assert torch_compat.largest_magnitudes(tensors).dtype == torch.float64
 
 
-def test_a_copied_state_without_the_count_of_an_old_batch_norm_is_taken_for_an_old_one() -> None:
-    """`num_batches_tracked` came with version 2 of BatchNorm's state; a state without versions may lack it too."""
-    model = nn.BatchNorm1d(2)
-    state = model.state_dict()
-    state.pop("num_batches_tracked")
-    renamed = OrderedDict(state)
-    model.load_state_dict(renamed)
-    torch_compat.copy_layer_versions(state, renamed)
-    with pytest.raises(RuntimeError, match="num_batches_tracked"):
-        model.load_state_dict(renamed)
-    torch_compat.copy_layer_versions({}, renamed)
-
-
 @pytest.mark.filterwarnings("ignore:TypedStorage is deprecated")  # torch 2.6 warns of its own code
 def test_a_checkpoint_beside_the_training_is_a_plain_future(group: None, tmp_path: Path) -> None:
     """`async_save` returns another type since torch 2.9."""
@@ -220,19 +159,6 @@ def test_a_checkpoint_beside_the_training_is_a_plain_future(group: None, tmp_pat
     room = {"weights": torch.zeros(4)}
     sharded.read_tensors(tmp_path, room)
     assert room["weights"].tolist() == [0.0, 1.0, 2.0, 3.0]
-
-
-@pytest.mark.filterwarnings("ignore:TypedStorage is deprecated")  # torch 2.6 warns of its own code
-def test_a_checkpoint_in_parts_of_torch_2_15_is_read(group: None) -> None:
-    """Its `.metadata` tells more of each tensor than that of an older torch."""
-    from hpcddp.training.checkpoint import sharded
-
-    captures = Path(__file__).parents[2] / "captures" / "torch-2.15"
-    whole = torch.load(captures / "whole.pt")["model"]
-    room = {f'["model", "{name}"]': torch.zeros_like(tensor) for name, tensor in whole.items()}
-    sharded.read_tensors(captures / "sharded", room)
-    for name, tensor in whole.items():
-        torch.testing.assert_close(room[f'["model", "{name}"]'], tensor)
 
 
 @pytest.mark.filterwarnings("ignore:TypedStorage is deprecated")  # torch 2.6 warns of its own code
@@ -270,12 +196,6 @@ def test_a_file_of_torch_that_cannot_be_written_is_an_error_with_files(size: int
     assert not torch_compat.is_failed_write(RuntimeError("Connection closed by peer"))
 
 
-def test_torch_has_the_warning_that_is_taken_out_of_what_ranks_print() -> None:
-    library = Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"
-    with library.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as text:
-        assert text.find(LOOKUP_WARNING.removeprefix(b"[c10d] ")) > 0
-
-
 @pytest.mark.slow
 def test_a_group_ends_right_after_a_collective_on_a_tensor_that_nobody_else_has() -> None:
     """With torch 2.6 one of some hundred such groups waited for ever."""
@@ -289,12 +209,6 @@ for _ in range(700):
     torch_compat.destroy_process_group()
 """
     subprocess.run([sys.executable, "-c", program], check=True, timeout=600)
-
-
-def test_how_torch_gathers_over_a_mesh_of_two_dimensions_is_not_said_on_each_rank() -> None:
-    torch_compat.quiet_redistribution()
-    module = importlib.import_module("torch.distributed.tensor._redistribute")
-    assert not hasattr(module, "logger") or not module.logger.isEnabledFor(logging.WARNING)
 
 
 def test_the_default_store_is_that_of_the_process_group(group: None) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import shlex
 import signal
@@ -15,7 +16,16 @@ from typing import Any
 
 import pytest
 
-from hpcddp.guard.hpcddp_stand import MAY_WAIT, NO_WAIT, WAITS, describe_frame, judge_wait, measure_children
+from hpcddp.guard.hpcddp_stand import (
+    MAY_WAIT,
+    NO_WAIT,
+    WAITS,
+    describe_frames,
+    judge_wait,
+    list_frames,
+    measure_children,
+    walk_frames,
+)
 from hpcddp.runs.hang import Stand, format_stands, name_ranks
 from hpcddp.training.watchdog import find_stand
 from tests.conftest import PATIENCE_S
@@ -43,13 +53,13 @@ def test_a_stand_is_the_innermost_line_of_the_users_own_code() -> None:
     stands = []
 
     def key(_: object) -> int:
-        stands.append(find_stand(sys._getframe(), 61.0))
+        stands.append(find_stand(walk_frames(sys._getframe()), 61.0))
         return 0
 
     sorted([1], key=key)
     [stand] = stands
     assert stand.line.startswith("test_watchdog.py:")
-    assert stand.line.endswith("in key: stands.append(find_stand(sys._getframe(), 61.0))")
+    assert stand.line.endswith("in key: stands.append(find_stand(walk_frames(sys._getframe()), 61.0))")
     assert (stand.inside, stand.seconds) == ("", 61.0)
 
 
@@ -62,7 +72,7 @@ def test_what_the_users_line_has_called_is_named() -> None:
         def items(self) -> Any:
             frame = sys._getframe().f_back
             assert frame is not None
-            stands.append(find_stand(frame, 1.0))
+            stands.append(find_stand(walk_frames(frame), 1.0))
             return super().items()
 
     json.dumps(Odd(a=1), indent=1)
@@ -112,8 +122,15 @@ def test_ranks_are_named_by_spans() -> None:
 def test_a_thread_between_two_lines_stands_at_the_first_of_its_function(tmp_path: Path) -> None:
     # A path that no file has: Python looks a bare train.py up in all of sys.path, and a test before may have left one.
     code = compile("x = 1", str(tmp_path / "train.py"), "exec")
-    line, inside, _ = describe_frame(SimpleNamespace(f_code=code, f_lineno=None, f_back=None, f_globals={}))  # type: ignore[arg-type]
-    assert (line, inside) == ("train.py:1, in <module>", "")
+    frame: Any = SimpleNamespace(f_code=code, f_lineno=None, f_globals={})
+    assert describe_frames([frame])[:2] == ("train.py:1, in <module>", "")
+
+
+def test_no_garbage_is_collected_while_another_threads_frames_are_listed(monkeypatch: pytest.MonkeyPatch) -> None:
+    collects = []
+    monkeypatch.setattr(sys, "_current_frames", lambda: collects.append(gc.isenabled()) or {})
+    assert list_frames(0) == []
+    assert (collects, gc.isenabled()) == ([False], True)
 
 
 def test_what_a_ranks_children_use_of_the_processor_is_seen_also_below_a_shell() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import hpcddp
 from hpcddp.errors import RequestError
 from hpcddp.training.data.sampler import MicroBatch
-from hpcddp.training.data.weighing import Loaded, Weighing, Weight, run_backward, zeroed_gradients
+from hpcddp.training.data.weighing import WeighedBatch, Weighing, run_backward, zeroed_gradients
 from hpcddp.training.parallel.layout import Layout
 
 RunRanks = Callable[..., Any]
@@ -57,34 +57,17 @@ def test_any_split_of_ragged_sentences_gives_the_weights_of_one_process(
     assert sum(line["counted"] for line in steps) == 2 * batch_bodies.count_tokens((None, y))
 
 
-def _step(*samples: int) -> Iterator[Loaded]:
-    for nth, n in enumerate(samples):
-        micro = MicroBatch(0, n, sum(samples), nth, nth == len(samples) - 1)
-        yield Loaded(micro, torch.full((max(n, 1), 2), nth))
-
-
-def _weigh(weighing: Weighing, loaded: Iterator[Loaded]) -> list[list[Weight]]:
-    """The weights of each step's micro batches."""
-    return [[part.weight for part in step] for step in weighing.steps(loaded)]
+def _step(*samples: int) -> list[tuple[MicroBatch, Any]]:
+    micros = [MicroBatch(0, n, sum(samples), nth, nth == len(samples) - 1, nth) for nth, n in enumerate(samples)]
+    return [(micro, torch.full((max(micro.samples, 1), 2), micro.nth)) for micro in micros]
 
 
 def test_a_micro_batch_counts_by_its_parts_and_one_without_samples_by_nothing() -> None:
-    weighing = Weighing(
-        1, ALONE, CPU, count=lambda batch: int(batch.sum())
-    )  # 0, 1 and 2 for each of two parts of a sample
-    [weights] = _weigh(weighing, _step(3, 2, 1, 0))
-    assert [weight.counted for weight in weights] == [0, 4, 4, 0]
-    assert [weight.mean for weight in weights] == [0, 0.5, 0.5, 0]
-    assert {weight.each for weight in weights} == {1.0}
-    assert weighing.learn(weighing.take()) == {"counted": 8}
-
-
-def test_a_global_batch_without_any_counted_part_is_told_and_has_no_loss(capsys: pytest.CaptureFixture[str]) -> None:
-    weighing = Weighing(1, ALONE, CPU, count=lambda batch: 0)
-    assert [[weight.mean for weight in weights] for weights in _weigh(weighing, _step(3, 3))] == [[0, 0]]
-    for _ in range(2):
-        assert weighing.learn(weighing.take()) == {"counted": 0, "loss": None}
-    assert capsys.readouterr().err.count("a global batch had no part that counts; its gradient is zero") == 1
+    # 0, 1 and 2 for each of two parts of a sample
+    weighing = Weighing(1, ALONE, CPU, count=lambda batch: int(batch.sum()))
+    [parts] = weighing.steps(iter(_step(3, 2, 1, 0)))
+    assert [(part.counted, part.mean, part.each) for part in parts] == [(0, 0, 1), (4, 0.5, 1), (4, 0.5, 1), (0, 0, 1)]
+    assert weighing.list_entries(weighing.list_numbers()) == {"counted": 8}
 
 
 def test_a_step_of_nothing_has_no_loss_in_the_record(tmp_path: Path) -> None:
@@ -104,17 +87,16 @@ def test_a_step_of_nothing_has_no_loss_in_the_record(tmp_path: Path) -> None:
 @pytest.mark.parametrize("count", [-1, -0.5, math.nan, math.inf])
 def test_a_count_that_is_negative_or_no_number_is_refused(count: float) -> None:
     with pytest.raises(RequestError, match=f"count= gave {count} for a micro batch of 1 sample"):
-        list(Weighing(1, ALONE, CPU, count=lambda batch: count).steps(_step(1)))
+        list(Weighing(1, ALONE, CPU, count=lambda batch: count).steps(iter(_step(1))))
 
 
 @pytest.mark.parametrize("slots", [1, 3])
 def test_a_count_may_be_a_sum_of_weights(slots: int) -> None:
     counts = iter([torch.tensor(0.1), 0.2, 0.3])
     weighing = Weighing(1, ALONE, CPU, count=lambda batch: next(counts), slots=slots)
-    step = [loaded._replace(micro=loaded.micro._replace(slice=n)) for n, loaded in enumerate(_step(3, 2, 1))]
-    [weights] = _weigh(weighing, iter(step))
-    assert [weight.mean for weight in weights] == pytest.approx([1 / 6, 1 / 3, 1 / 2])
-    assert weighing.learn(weighing.take()) == {"counted": pytest.approx(0.6)}
+    [parts] = weighing.steps(iter(_step(3, 2, 1)))
+    assert [part.mean for part in parts] == pytest.approx([1 / 6, 1 / 3, 1 / 2])
+    assert weighing.list_entries(weighing.list_numbers()) == {"counted": pytest.approx(0.6)}
 
 
 def test_nan_never_reaches_gradients_that_count_for_nothing() -> None:
@@ -128,16 +110,23 @@ def test_nan_never_reaches_gradients_that_count_for_nothing() -> None:
     assert float(model.bias.grad) == 1  # only inside
 
 
+def _part(counted: float, mean: float) -> WeighedBatch:
+    return WeighedBatch(MicroBatch(0, 3, 6, 0, True), None, counted, mean, 0.5)
+
+
 def test_a_mean_over_nothing_is_refused_where_its_nan_would_reach_the_gradients() -> None:
     """Of a sharded model: torch has its whole parameters during a pass only."""
-    micro, weight = MicroBatch(0, 3, 6, 0, True), Weight(0, 0.0, 0.5)
+    nothing, part = torch.zeros((), requires_grad=True), _part(0, 0.0)
     with pytest.raises(RequestError, match="none of this micro batch's 3 samples has a part that counts"):
-        run_backward(torch.zeros((), requires_grad=True) / 0, micro, weight, [], summed=False)
-    assert run_backward(torch.zeros((), requires_grad=True), micro, weight, [], summed=False) is None
-    assert run_backward(torch.zeros((), requires_grad=True), micro, weight, [], summed=True) == 0.5
+        run_backward(nothing / 0, part, [], summed=False)
+    assert run_backward(nothing, part, [], summed=False) is None
+    assert run_backward(nothing, part, [], summed=True) == 0.5
 
 
-def test_a_loss_without_a_gradient_is_said() -> None:
-    micro, weight = MicroBatch(0, 3, 6, 0, True), Weight(3, 0.5, 1.0)
-    with pytest.raises(RequestError, match="the loss has no gradient: it was detached"):
-        run_backward(torch.zeros(()), micro, weight, [], summed=False)
+@pytest.mark.parametrize(
+    ("loss", "what"),
+    [(1.0, "a float"), (torch.zeros(()), "a tensor without"), (torch.zeros(2), r"a tensor of shape \(2,\)")],
+)
+def test_what_no_backward_pass_starts_from_is_refused(loss: Any, what: str) -> None:
+    with pytest.raises(RequestError, match=f"rt.backward was given {what}"):
+        run_backward(loss, _part(3, 0.5), [], summed=False)

@@ -17,7 +17,7 @@ from hpcddp.runs.state import read_manifest
 from hpcddp.training.checkpoint import whole_model
 from hpcddp.training.checkpoint.files import find_fault, list_checkpoint_folders
 from hpcddp.training.checkpoint.state_tree import make_outline
-from hpcddp.training.data.sampler import GlobalBatchSampler, describe_position, move_to
+from hpcddp.training.data.sampler import GlobalBatchSampler, describe_position, find_place
 
 RunRanks = Callable[..., Any]
 BODY = "checkpoint_bodies:train"
@@ -113,32 +113,19 @@ def test_a_state_that_could_not_be_read_back_is_refused_before_it_is_written() -
         make_outline({"model": {"weight": torch.ones(2)}, "scheduler": {"function": lambda: 1}})
 
 
-def test_another_global_batch_or_drop_last_of_the_same_data_goes_on_at_the_same_sample() -> None:
-    def sampler(batch: int, *, samples: int = 22, drop_last: bool = True) -> GlobalBatchSampler:
-        return GlobalBatchSampler(samples, plan_batch(batch, 1), 0, drop_last=drop_last)
-
-    old = sampler(6)  # 18 of the 22 samples in each epoch
-    order = [sample for _, batch in sampler(6, drop_last=False).draws() for sample in batch]
+@pytest.mark.parametrize(
+    ("batch", "drop_last", "place"),
+    [(10, True, (0, 12)), (6, False, (0, 12)), (12, True, (1, 0))],
+    ids=["another batch", "no drop_last", "no batch left of the epoch"],
+)
+def test_another_global_batch_or_drop_last_of_the_same_data_goes_on_at_the_same_sample(
+    batch: int, drop_last: bool, place: tuple[int, int]
+) -> None:
+    old = GlobalBatchSampler(22, plan_batch(6, 1), 0, drop_last=True)  # 18 of the 22 samples in each epoch
     old.position = 12
-    position = describe_position(2, old)
-    for new, left in (
-        (sampler(10), order[12:20]),
-        (sampler(6, drop_last=False), order[12:]),
-        (sampler(11), order[12:]),
-    ):
-        move_to(position, new, again=False)
-        assert (new.epoch, [sample for _, batch in new.draws() for sample in batch]) == (0, left)
-    with pytest.raises(
-        RequestError, match=r"no batch is left of epoch 1.*12 samples\nhint: DataLoader\(…, drop_last=F"
-    ):
-        move_to(position, sampler(12), again=False)  # has 12 in an epoch
-    old.end_epoch(0)
-    new = sampler(10)
-    move_to(describe_position(3, old), new, again=False)
-    assert (new.epoch, new.position) == (1, 0)
-    other = sampler(6, samples=21)
-    move_to(position, other, again=True)  # whose samples are others
-    assert (other.epoch, other.position) == (0, 0)
+    new = GlobalBatchSampler(22, plan_batch(batch, 1), 0, drop_last=drop_last)
+    assert find_place(describe_position(2, old), 1, new.length, again=False) == place
+    assert find_place(describe_position(2, old), 1, new.length, again=True) == (0, 0)
 
 
 @pytest.mark.slow
