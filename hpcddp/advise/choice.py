@@ -84,7 +84,7 @@ def estimate_splits(model: Model, nodes: int, target: Target, work: Work) -> lis
     return rows
 
 
-def choose(rows: list[Estimate]) -> Estimate | None:
+def choose_split(rows: list[Estimate]) -> Estimate | None:
     """The first that fits with the margin."""
     return next((row for row in rows if row.fits), None)
 

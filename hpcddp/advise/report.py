@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from hpcddp.advise.choice import MARGIN, Estimate, Target, choose, format_parallel
+from hpcddp.advise.choice import MARGIN, Estimate, Target, choose_split, format_parallel
 from hpcddp.advise.memory import Model, Work
 from hpcddp.errors import RequestError
 from hpcddp.record import Record
@@ -131,7 +131,7 @@ def explain_choice(advice: Advice, rows: list[Estimate]) -> str:
     """What to choose of these splits, and why; where nothing fits, what takes most of the least."""
     if not rows:
         return "nothing, since the global batch is too small for so many ranks"
-    has, chosen = f"{format_gib(advice.target.memory)} GiB", choose(rows)
+    has, chosen = f"{format_gib(advice.target.memory)} GiB", choose_split(rows)
     if chosen is not None:
         needs = f"{format_parallel(chosen.parallel)} needs {format_gib(chosen.memory.total)} GiB"
         simpler = rows[: rows.index(chosen)]
@@ -148,7 +148,7 @@ def explain_choice(advice: Advice, rows: list[Estimate]) -> str:
 
 def find_paste(advice: Advice) -> dict[str, Any] | None:
     """The line, and what to change in the script, for the fewest nodes on which something fits."""
-    fitting = [chosen for _, rows in sorted(advice.found.items()) if (chosen := choose(rows)) is not None]
+    fitting = [chosen for _, rows in sorted(advice.found.items()) if (chosen := choose_split(rows)) is not None]
     if not fitting:
         return None
     found, batch = fitting[0], advice.target.global_batch
@@ -202,7 +202,7 @@ def advice_record(advice: Advice) -> dict[str, Any]:
         "recommended": [
             {
                 "nodes": nodes,
-                "parallel": chosen.parallel if (chosen := choose(rows)) is not None else None,
+                "parallel": chosen.parallel if (chosen := choose_split(rows)) is not None else None,
                 "why": explain_choice(advice, rows),
             }
             for nodes, rows in advice.found.items()

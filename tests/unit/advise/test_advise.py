@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from hpcddp.advise.choice import Target, choose, estimate_splits, list_splits
+from hpcddp.advise.choice import Target, choose_split, estimate_splits, list_splits
 from hpcddp.advise.memory import (
     PRECISIONS,
     Activations,
@@ -88,7 +88,7 @@ def test_the_simplest_split_that_fits_with_15_percent_is_chosen(memory: float, c
     model = Model("two", (), (Parameter(500, 500), Parameter(500, 500)), whole=Activations(NONE, NONE))
     work = ADAM._replace(loops=True, optimizer="momentum")
     assert peak(model, ParallelDims(2), work).total == 16000
-    found = choose(estimate_splits(model, 1, Target(memory, 2, 1), work))
+    found = choose_split(estimate_splits(model, 1, Target(memory, 2, 1), work))
     assert (found.parallel if found else None) == chosen
 
 
