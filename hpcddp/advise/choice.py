@@ -2,20 +2,15 @@
 
 The simplest one that fits is chosen. Simple is what exchanges least and changes least in a script: ddp, then zero1,
 which only deals out the optimizer's states, then FSDP2 inside of each node (hsdp; fsdp on one node), over all ranks
-(fsdp). Then come the same with activation checkpointing, which computes each block twice. Last is tensor parallelism,
-which needs a plan for each layer and stays inside a node.
+(fsdp). Last is tensor parallelism, which needs a plan for each layer and stays inside a node.
 """
 
 from __future__ import annotations
 
-from hpcddp.advise.memory import Memory, Model, ParallelDims, Spike, Work, peak, spike
+from hpcddp.advise.memory import Memory, Model, ParallelDims, Work, checkpoint_bytes, peak, resting_bytes
 from hpcddp.batchplan import plan_batch
 from hpcddp.errors import RequestError
 from hpcddp.record import Record
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 #: What has to be left: the estimates are within 15 % of what was measured, and a GPU holds more than tensors.
 MARGIN = 1.15
@@ -32,36 +27,17 @@ class Target(Record):
 
 
 class Estimate(Record):
-    """One split on so many nodes. `parallel`: the job file's key. `fits`: with the margin. `largest_micro_batch`: 0
-    where not even one sample fits, None where activations are not known."""
+    """One split on so many nodes. `parallel`: the job file's key. `checkpoint`: bytes that one takes besides. `fits`:
+    with the margin. `largest_micro_batch`: 0 where not even one sample fits, None where activations are not known."""
 
     nodes: int
     parallel: str | dict[str, int]
     data_size: int
     micro_batch: int
     memory: Memory
-    spike: Spike
+    checkpoint: float
     fits: bool
     largest_micro_batch: int | None
-
-
-class Left(Record):
-    """A split that cannot be, and why."""
-
-    nodes: int
-    parallel: str | dict[str, int]
-    why: str
-
-
-class OnNodes(Record):
-    """The splits on so many nodes, and which to choose: None where nothing fits. `checkpointed`: only with activation
-    checkpointing, which was not asked for."""
-
-    nodes: int
-    rows: tuple[Estimate, ...]
-    left: tuple[Left, ...]
-    chosen: Estimate | None
-    checkpointed: bool
 
 
 def format_parallel(value: str | dict[str, int]) -> str:
@@ -92,50 +68,25 @@ def list_splits(model: Model, nodes: int, ranks_per_node: int) -> list[tuple[str
     return [*found, *pairs]
 
 
-def estimate_splits(model: Model, nodes: int, target: Target, work: Work) -> tuple[list[Estimate], list[Left]]:
-    """Every split on so many nodes with its memory, and those that cannot be."""
-    rows: list[Estimate] = []
-    left: list[Left] = []
+def estimate_splits(model: Model, nodes: int, target: Target, work: Work) -> list[Estimate]:
+    """Every split on so many nodes in which each data rank has a sample of the global batch, with its memory."""
+    rows = []
     for parallel, split in list_splits(model, nodes, target.ranks_per_node):
         if target.global_batch is not None and target.global_batch < split.data_size:
-            why = (
-                f"a global batch of {target.global_batch} gives {split.data_size} data ranks less than one sample each"
-            )
-            left.append(Left(nodes, parallel, why))
             continue
         micro_batch, accumulates = _micro_batch(target, split)
         of_split = work._replace(micro_batch=micro_batch, accumulates=accumulates)
-        memory = peak(model, split, of_split)
+        memory, checkpoint = peak(model, split, of_split), checkpoint_bytes(model, split, of_split)
+        most = max(memory.total, resting_bytes(model, split, of_split) + checkpoint)
         largest = _largest_micro_batch(model, split, of_split, target.memory) if model.whole else None
-        at_save = spike(model, split, of_split)
-        most = max(memory.total, at_save.total)
-        rows.append(
-            Estimate(
-                nodes, parallel, split.data_size, micro_batch, memory, at_save, most * MARGIN <= target.memory, largest
-            )
-        )
-    return rows, left
+        fits = most * MARGIN <= target.memory
+        rows.append(Estimate(nodes, parallel, split.data_size, micro_batch, memory, checkpoint, fits, largest))
+    return rows
 
 
-def advise_on(model: Model, thrifty: Callable[[], Model] | None, nodes: int, target: Target, work: Work) -> OnNodes:
-    """All about so many nodes. `thrifty` gives the model with activation checkpointing, where it may be chosen."""
-    rows, left = estimate_splits(model, nodes, target, work)
-    chosen = _first(rows, tensor=False)
-    checkpointed = False
-    if chosen is None and thrifty is not None:
-        saving, _ = estimate_splits(thrifty(), nodes, target, work)
-        chosen = _first(saving, tensor=False)
-        checkpointed = chosen is not None
-    chosen = chosen or _first(rows, tensor=True)
-    if chosen is None and thrifty is not None:
-        chosen = _first(saving, tensor=True)
-        checkpointed = chosen is not None
-    return OnNodes(nodes, tuple(rows), tuple(left), chosen, checkpointed)
-
-
-def _first(rows: list[Estimate], *, tensor: bool) -> Estimate | None:
+def choose_split(rows: list[Estimate]) -> Estimate | None:
     """The first that fits with the margin."""
-    return next((row for row in rows if row.fits and isinstance(row.parallel, dict) == tensor), None)
+    return next((row for row in rows if row.fits), None)
 
 
 def _micro_batch(target: Target, split: ParallelDims) -> tuple[int, bool]:

@@ -30,10 +30,6 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-
-# The blocks of a model: the modules that FSDP2 gathers one by one.
-
-
 _CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 
 
@@ -106,7 +102,7 @@ def measure_model(
     RequestError where it raises, returns no module, or does not take the sample.
     """
     mode = FakeTensorMode()
-    hint = f"{name} is called on device meta, without numbers: leave out what reads weights, and .cuda()"
+    hint = f"{name} is called without arguments, on device meta: leave out what reads weights, and .cuda()"
     with torch.device("meta"), said_of(f"{name}() raised", hint):
         model = make()
     if not isinstance(model, nn.Module):
@@ -116,11 +112,8 @@ def measure_model(
     if any(isinstance(parameter, nn.parameter.UninitializedParameter) for parameter in model.parameters()):
         raise RequestError(f"{name}() has layers without weights yet (LazyLinear)", "nn.Linear(inputs, outputs)")
     if not any(parameter.requires_grad for parameter in model.parameters()):
-        nothing = "all of its weights are frozen" if any(True for _ in model.parameters()) else "it has no weights"
-        hint = f"in {name}: requires_grad_(True) on what is trained" if "frozen" in nothing else "a model with layers"
-        raise RequestError(f"the model of {name}() has nothing to train: {nothing}", hint)
-    is_double = precision == "fp32" and all(parameter.dtype == torch.float64 for parameter in model.parameters())
-    weights = torch.bfloat16 if precision == "bf16" else torch.float64 if is_double else torch.float32
+        raise RequestError(f"the model of {name}() has nothing to train", f"in {name}: requires_grad_(True) on a layer")
+    weights = {"bf16": torch.bfloat16, "fp64": torch.float64}.get(precision, torch.float32)
     with mode:
         _cast(model, weights)
     blocks = find_blocks(model)
@@ -136,7 +129,7 @@ def measure_model(
             if cast is not None:
                 _cast(model, cast)
                 gathered, behind = _find_activations(model, blocks, sample, micro_batch, cast, autocast=False)
-    return _describe(model, name, blocks, behind, whole, gathered)._replace(is_double=is_double)
+    return _describe(model, name, blocks, behind, whole, gathered)
 
 
 def _describe(

@@ -17,9 +17,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 
-# What the arithmetic of memory needs to know of a model. Sizes are elements or bytes, as the names say.
-
-
 class Parameter(Record):
     """One tensor of weights. `rows`: its first dimension, along which FSDP2 shards it. `trained`: it has a gradient.
 
@@ -71,7 +68,6 @@ class Model(Record):
     A model without blocks has all parameters in `before`. `whole`: activations where each rank computes with the
     weights as they are (ddp), None where they are not known; `gathered`: where FSDP gathers them in the precision of
     the computation. `block`: the class of the blocks. `heads`: of attention; 0: not known.
-    `is_double`: its weights have 64 bit of their own.
     """
 
     name: str
@@ -83,16 +79,13 @@ class Model(Record):
     gathered: Activations | None = None
     block: str = ""
     heads: int = 0
-    is_double: bool = False
 
     @property
     def parameters(self) -> tuple[Parameter, ...]:
-        """All of them."""
         return (*self.before, *(one for block in self.blocks for one in block), *self.behind)
 
     @property
     def elements(self) -> int:
-        """Weights in all."""
         return count_elements(self.parameters)
 
 
@@ -116,7 +109,6 @@ OPTIMIZER_STATES = {"adamw": 2, "adam": 2, "sgd": 0, "momentum": 1, "rmsprop": 1
 
 
 def count_elements(parameters: Iterable[Parameter]) -> int:
-    """Elements."""
     return sum(one.elements for one in parameters)
 
 
@@ -167,21 +159,12 @@ class Memory(Record):
 
     @property
     def total(self) -> float:
-        """All of it."""
         return self.weights + self.gradients + self.optimizer + self.activations + self.buffers
 
     @property
     def parts(self) -> dict[str, float]:
         """The five parts by name."""
         return {name: value for name, value in self._asdict().items() if name != "moment"}
-
-
-class Spike(Record):
-    """Memory of a checkpoint and `rt.save_model` outside of a step: bytes on each rank's device. `total`: with what is
-    there between two steps."""
-
-    device: float
-    total: float
 
 
 def peak(model: Model, split: ParallelDims, work: Work) -> Memory:
@@ -194,21 +177,26 @@ def _moments(model: Model, split: ParallelDims, work: Work) -> list[Memory]:
     return _sharded(model, split, work) if split.shard > 1 else _whole(model, split, work)
 
 
-def spike(model: Model, split: ParallelDims, work: Work) -> Spike:
-    """Memory for a checkpoint. A model that each rank has whole is written by rank 0, tensor by tensor, in place.
+def resting_bytes(model: Model, split: ParallelDims, work: Work) -> float:
+    """Bytes of a rank between two steps."""
+    rests = next(one for one in _moments(model, split, work) if one.moment == _STEP)
+    return rests.weights + rests.gradients + rests.optimizer
+
+
+def checkpoint_bytes(model: Model, split: ParallelDims, work: Work) -> float:
+    """Bytes that a checkpoint and `rt.save_model` take on a rank's device, outside of a step. A model that each rank
+    has whole is written by rank 0, tensor by tensor, in place.
 
     Of a sharded one each rank writes its shards; `rt.save_model` gathers one tensor after the other on every rank
     (torch's `full_tensor`: the gathered shards and the tensor).
     Of ZeRO-1 rank 0 gets the states of one rank after the other (torch's `consolidate_state_dict`), with a copy.
     """
     weight, states = work.precision.weight, OPTIMIZER_STATES[work.optimizer]
-    rests = next(one for one in _moments(model, split, work) if one.moment == _STEP)
-    device = 0.0
     if split.shard > 1 or split.tensor > 1:
-        device = 2.0 * weight * max((one.elements for one in model.parameters), default=0)
-    elif split.zero and split.ranks > 1:
-        device = 2.0 * weight * states * zero_share(model.parameters, split.ranks)
-    return Spike(device, rests.weights + rests.gradients + rests.optimizer + device)
+        return 2.0 * weight * max((one.elements for one in model.parameters), default=0)
+    if split.zero and split.ranks > 1:
+        return 2.0 * weight * states * zero_share(model.parameters, split.ranks)
+    return 0.0
 
 
 def shard_elements(parameters: Iterable[Parameter], shards: int) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from hpcddp.advise.choice import MARGIN, Estimate, OnNodes, Target, format_parallel
+from hpcddp.advise.choice import MARGIN, Estimate, Target, choose_split, format_parallel
 from hpcddp.advise.memory import Model, Work
 from hpcddp.errors import RequestError
 from hpcddp.record import Record
@@ -15,14 +15,12 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-
-# Memory and counts of parameters as people write them.
-
-
 _BYTES = {"gb": 1e9, "gib": 2.0**30, "tb": 1e12, "tib": 2.0**40, "mb": 1e6, "mib": 2.0**20}
 _COUNTS = {"": 1.0, "k": 1e3, "m": 1e6, "b": 1e9, "t": 1e12}
 _NUMBER = r"\d{1,18}(?:\.\d{1,9})?"
 GIB = 2.0**30
+#: Of a block's two layers; the names are those of the user's model.
+_PLAN = 'tensor_plan={"blocks.*.up": "colwise", "blocks.*.down": "rowwise"}'
 
 
 def parse_memory(text: str, where: str) -> float:
@@ -58,18 +56,12 @@ def format_gib(size: float) -> str:
     return f"{value:.1f}" if value >= 10 else f"{value:.2f}"
 
 
-_WORDS = {"weights": "weights", "gradients": "gradients", "optimizer": "optimizer states"}
-_WORDS |= {"activations": "activations", "buffers": "buffers"}
 _HEAD = ("nodes", "parallel", "weights", "gradients", "optimizer", "activations", "buffers", "peak", "checkpoint")
-
-
-#: Of a block's two layers; the names are those of the user's model.
-_PLAN = 'tensor_plan={"blocks.*.up": "colwise", "blocks.*.down": "rowwise"}'
 
 
 class Advice(Record):
     """All that is said. `gpu`: which one, in words. `render`: the words of `hpcddp render` before the split's.
-    `checkpointed`: whether activation checkpointing was asked for."""
+    `checkpointed`: whether activation checkpointing was asked for. `found`: the splits on each number of nodes."""
 
     model: Model
     work: Work
@@ -77,19 +69,18 @@ class Advice(Record):
     gpu: str
     render: str
     checkpointed: bool
-    found: tuple[OnNodes, ...]
+    found: dict[int, list[Estimate]]
 
 
 def format_advice(advice: Advice) -> str:
     """The facts, the table, and for each number of nodes what to choose and why; then what to paste."""
-    lines = [*_describe_request(advice), "", *_table([row for one in advice.found for row in one.rows])]
-    left = [one for found in advice.found for one in found.left]
-    lines += [f"not on {_on(one.nodes)}: {format_parallel(one.parallel)}, since {one.why}" for one in left]
-    lines += ["", *(f"on {_on(one.nodes)}: {explain_choice(advice, one)}" for one in advice.found)]
+    lines = [*_describe_request(advice), "", *_table([row for rows in advice.found.values() for row in rows]), ""]
+    lines += [
+        f"on {format_count(nodes, 'node')}: {explain_choice(advice, rows)}" for nodes, rows in advice.found.items()
+    ]
     paste = find_paste(advice)
     if paste:
-        lines += ["", "to paste:", f"  {paste['command']}", "or into the job file:"]
-        lines += [f"  {line}" for line in paste["job_file"]]
+        lines += ["", "to paste:", f"  {paste['command']}"]
         lines += ["in the script:"] * bool(paste["script"]) + [f"  {line}" for line in paste["script"]]
     return "\n".join(lines) + "\n"
 
@@ -104,18 +95,16 @@ def _describe_request(advice: Advice) -> list[str]:
         f"training {work.precision.name}, {work.optimizer}, {passes} activation checkpointing, micro batches of up to"
         f" {format_count(advice.target.micro_batch, 'sample')}",
         f"GPU      {advice.gpu}; {format_count(advice.target.ranks_per_node, 'rank')} per node",
-        *(
-            ()
-            if model.whole
-            else ("         activations are not counted: --sequence 1024 or --input 3,224,224 counts them",)
-        ),
+        *["         activations are not counted: --sequence 1024 or --input 3,224,224 counts them"][
+            bool(model.whole) :
+        ],
     ]
 
 
 def _table(rows: list[Estimate]) -> list[str]:
     cells: list[tuple[str, ...]] = [(*_HEAD, "fits", "micro batch up to", "fullest at")]
     for row in rows:
-        memory = [format_gib(value) for value in (*row.memory.parts.values(), row.memory.total, row.spike.device)]
+        memory = [format_gib(value) for value in (*row.memory.parts.values(), row.memory.total, row.checkpoint)]
         largest = "-" if row.largest_micro_batch is None else str(row.largest_micro_batch)
         cells.append(
             (
@@ -138,70 +127,52 @@ def _table(rows: list[Estimate]) -> list[str]:
     return ["GiB per rank, at the fullest moment of a step:", *(line.rstrip() for line in lines)]
 
 
-def explain_choice(advice: Advice, found: OnNodes) -> str:
-    """Explain what to choose on so many nodes."""
-    has = f"{format_gib(advice.target.memory)} GiB"
-    chosen = found.chosen
+def explain_choice(advice: Advice, rows: list[Estimate]) -> str:
+    """What to choose of these splits, and why; where nothing fits, what takes most of the least."""
+    if not rows:
+        return "nothing, since the global batch is too small for so many ranks"
+    has, chosen = f"{format_gib(advice.target.memory)} GiB", choose_split(rows)
     if chosen is not None:
-        says = format_parallel(chosen.parallel) + (" with activation checkpointing" if found.checkpointed else "")
-        needs = f"{says} needs {format_gib(chosen.memory.total)} GiB"
-        names = [row.parallel for row in found.rows]
-        before = found.rows if found.checkpointed else found.rows[: names.index(chosen.parallel)]
-        simpler = [row for row in before if not row.fits]
+        needs = f"{format_parallel(chosen.parallel)} needs {format_gib(chosen.memory.total)} GiB"
+        simpler = rows[: rows.index(chosen)]
         if not simpler:
-            return f"{needs} of {has}, and is the simplest{' that is left' if found.left else ''}"
+            return f"{needs} of {has}, and is the simplest"
         refused = ", ".join(f"{format_parallel(row.parallel)} ({format_gib(row.memory.total)})" for row in simpler)
         return f"{needs}. Too large for {has} with {MARGIN - 1:.0%} to spare: {refused}"
-    if not found.rows:
-        return "nothing, since the global batch is too small for so many ranks"
-    least = min(found.rows, key=lambda one: one.memory.total)
+    least = min(rows, key=lambda one: one.memory.total)
+    name, size = max(least.memory.parts.items(), key=lambda part: part[1])
     needs = f"{format_parallel(least.parallel)} needs least, {format_gib(least.memory.total)} of {has}"
-    says = f"nothing fits with {MARGIN - 1:.0%} to spare. {needs}"
-    smaller = max((one.largest_micro_batch or 0 for one in found.rows), default=0)
-    cure = f"--max-micro-batch {smaller} fits" if 0 < smaller < advice.target.micro_batch else "take more nodes"
-    return f"{says}, {say_limit(least)}; {cure}"
-
-
-def say_limit(row: Estimate) -> str:
-    """The largest part of a split's memory."""
-    name, size = max(row.memory.parts.items(), key=lambda part: part[1])
-    return f"most of it {_WORDS[name]}: {format_gib(size)}"
+    cure = "take more nodes" if advice.checkpointed else "--activation-checkpointing, or more nodes"
+    return f"nothing fits with {MARGIN - 1:.0%} to spare. {needs}, most of it {name}: {format_gib(size)}; {cure}"
 
 
 def find_paste(advice: Advice) -> dict[str, Any] | None:
-    """The line, the job file's keys and what to change in the script, for the fewest nodes on which something fits."""
-    fitting = [one for one in advice.found if one.chosen is not None]
+    """The line, and what to change in the script, for the fewest nodes on which something fits."""
+    fitting = [chosen for _, rows in sorted(advice.found.items()) if (chosen := choose_split(rows)) is not None]
     if not fitting:
         return None
-    found = min(fitting, key=lambda one: one.nodes)
-    assert found.chosen is not None  # for the type checker
-    parallel, batch = found.chosen.parallel, advice.target.global_batch
+    found, batch = fitting[0], advice.target.global_batch
+    parallel = found.parallel
     typed = parallel if isinstance(parallel, str) else ",".join(f"{name}={ranks}" for name, ranks in parallel.items())
     of_batch = f" --global-batch {batch}" if batch else ""
-    keys = [f"nodes: {found.nodes}", f"parallel: {format_parallel(parallel)}"]
-    keys += [f"global_batch: {batch}"] if batch else []
     return {
         "command": f"{advice.render} --nodes {found.nodes}{of_batch} --parallel {typed} -- python train.py",
-        "job_file": keys,
-        "script": _script(advice, found.chosen, checkpointed=advice.checkpointed or found.checkpointed),
+        "script": _script(advice, found),
     }
 
 
-def _script(advice: Advice, row: Estimate, *, checkpointed: bool) -> list[str]:
+def _script(advice: Advice, row: Estimate) -> list[str]:
     """Lines that the split needs in the training script."""
     said = []
-    sharded = row.parallel in ("fsdp", "hsdp") or isinstance(row.parallel, dict)
-    mixed = "mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16)"
     is_mixed = advice.work.precision.name == "bf16-mixed"
-    if sharded:
-        block = advice.model.block or "Block"
-        options = [f"blocks={block}"] * bool(advice.model.blocks) + [mixed] * is_mixed
+    if row.parallel in ("fsdp", "hsdp") or isinstance(row.parallel, dict):
+        options = [f"blocks={advice.model.block or 'Block'}"] * bool(advice.model.blocks)
+        options += ["mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16)"] * is_mixed
         options += [_PLAN] * (isinstance(row.parallel, dict) and "tensor" in row.parallel)
-        if options:
-            said.append(f"rt.wrap(model, {', '.join(options)})")
+        said.append(f"rt.wrap({', '.join(['model', *options])})")
     elif is_mixed:
         said.append("with torch.autocast('cuda', torch.bfloat16): around the forward pass and the loss")
-    if checkpointed:
+    if advice.checkpointed:
         said.append("torch.utils.checkpoint.checkpoint(block, x, use_reentrant=False) around each block")
     if advice.target.global_batch is not None:
         said.append(f"hpcddp.runtime(max_micro_batch={advice.target.micro_batch})")
@@ -227,9 +198,15 @@ def advice_record(advice: Advice) -> dict[str, Any]:
         "gpu_memory_bytes": round(advice.target.memory),
         "ranks_per_node": advice.target.ranks_per_node,
         "margin": round(MARGIN - 1, 2),
-        "splits": [_row_record(row) for one in advice.found for row in one.rows],
-        "impossible": [left._asdict() for one in advice.found for left in one.left],
-        "recommended": [_recommended(advice, one) for one in advice.found],
+        "splits": [_row_record(row) for rows in advice.found.values() for row in rows],
+        "recommended": [
+            {
+                "nodes": nodes,
+                "parallel": chosen.parallel if (chosen := choose_split(rows)) is not None else None,
+                "why": explain_choice(advice, rows),
+            }
+            for nodes, rows in advice.found.items()
+        ],
         "paste": find_paste(advice),
     }
 
@@ -244,21 +221,7 @@ def _row_record(row: Estimate) -> dict[str, Any]:
         **parts,
         "peak_bytes": round(row.memory.total),
         "peak_at": row.memory.moment,
-        "checkpoint_bytes": round(row.spike.device),
+        "checkpoint_bytes": round(row.checkpoint),
         "fits": row.fits,
-        "limit": max(row.memory.parts.items(), key=lambda part: part[1])[0],
         "largest_micro_batch": row.largest_micro_batch,
     }
-
-
-def _recommended(advice: Advice, found: OnNodes) -> dict[str, Any]:
-    return {
-        "nodes": found.nodes,
-        "parallel": found.chosen.parallel if found.chosen else None,
-        "activation_checkpointing": advice.checkpointed or found.checkpointed,
-        "why": explain_choice(advice, found),
-    }
-
-
-def _on(nodes: int) -> str:
-    return format_count(nodes, "node")

@@ -20,11 +20,6 @@ TYPE_CHECKING = False
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from typing import Any
-
-
-# What goes wrong in the user's own code, as errors of two lines; and code that must not read our command line.
-
 
 _SPOKEN = 160  # characters of somebody else's error
 
@@ -43,34 +38,17 @@ def said_of(what: str, hint: str | Callable[[BaseException], str]) -> Iterator[N
     except HpcddpError:
         raise
     except (Exception, SystemExit) as error:
-        if str(error).startswith("Expected more than 1 value per channel"):  # torch's BatchNorm
-            hint = "--max-micro-batch 2: BatchNorm takes its statistics over several samples"
-        told = hint if isinstance(hint, str) else hint(error)
-        raise RequestError(f"{what} {describe_error(error)}", told) from error
+        raise RequestError(f"{what} {describe_error(error)}", hint if isinstance(hint, str) else hint(error)) from error
 
 
 @contextmanager
-def without_command_line(file: str, name: str) -> Iterator[None]:
-    """The words of `hpcddp advise` are not those of the script: argparse refuses to read them, and others see none."""
-    import argparse
-
-    words, parse = sys.argv, argparse.ArgumentParser.parse_known_args
-
-    def refuse(parser: Any, args: Any = None, namespace: Any = None) -> Any:
-        if args is None:
-            raise RequestError(
-                f"{name} in {file} reads the command line, which here is that of hpcddp",
-                f"add: def make_model(): … with the values written out, and advise {file}:make_model",
-            )
-        return parse(parser, args, namespace)
-
-    sys.argv = [file]
-    argparse.ArgumentParser.parse_known_args = refuse  # type: ignore[method-assign,assignment]  # until the model is made
+def without_command_line(file: str) -> Iterator[None]:
+    """The words of `hpcddp advise` are not those of the script, which sees none: its options have their defaults."""
+    words, sys.argv = sys.argv, [file]
     try:
         yield
     finally:
         sys.argv = words
-        argparse.ArgumentParser.parse_known_args = parse  # type: ignore[method-assign]  # as above
 
 
 def parse_target(text: str) -> tuple[str, str]:
@@ -83,7 +61,7 @@ def parse_target(text: str) -> tuple[str, str]:
 
 
 def load_function(file: str, name: str) -> Callable[[], object]:
-    """The function, ready to be called without arguments. RequestError if it is not there, or needs arguments."""
+    """The function, ready to be called without arguments. RequestError if it is not there."""
     tree = _parse(file)
     needed = _choose(tree, name)
     if not any(name in _bound(statement) for statement in needed):
@@ -97,14 +75,8 @@ def load_function(file: str, name: str) -> Callable[[], object]:
     with said_of(f"what {name} needs of {file} cannot run:", partial(_hint, file)):
         exec(compile(ast.Module(needed, []), file, "exec"), module)  # noqa: S102  # the user's own file, as asked for
     function = module.get(name)
-    if hasattr(function, "state_dict") and not isinstance(function, type):
-        raise RequestError(
-            f"{name} in {file} is a model, and not a function that makes one without its weights",
-            f"def make_model(): … return {name}, and advise {file}:make_model",
-        )
-    if not callable(function):
+    if not callable(function) or (hasattr(function, "state_dict") and not isinstance(function, type)):
         raise RequestError(f"{name} in {file} is no function", f"def {name}(): … that returns the model")
-    _refuse_arguments(function, file, name)
     return function
 
 
@@ -187,19 +159,3 @@ def _names(node: ast.AST) -> Iterator[str]:
             yield base.id
     for child in ast.iter_child_nodes(node):
         yield from _names(child)
-
-
-def _refuse_arguments(function: Callable[..., object], file: str, name: str) -> None:
-    import inspect
-
-    try:
-        parameters = inspect.signature(function).parameters.values()
-    except (TypeError, ValueError):
-        return
-    plain = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-    needs = [one.name for one in parameters if one.default is one.empty and one.kind in plain]
-    if needs:
-        raise RequestError(
-            f"{name} in {file} needs arguments: {', '.join(needs)}",
-            f"give them values of their own, or add: def make_model(): return {name}(…), and advise {file}:make_model",
-        )

@@ -16,15 +16,12 @@ from __future__ import annotations
 from hpcddp.advise.memory import Activations, Model, Parameter, Stages
 from hpcddp.errors import RequestError
 from hpcddp.record import Record
-from hpcddp.units import format_count
 
 # Bytes per token and unit of hidden: kept per block; the sum between blocks; what the backward pass of a block adds.
 _BYTES = {"fp64": (128, 8, 32), "fp32": (64, 4, 16), "bf16": (32, 2, 8), "bf16-mixed": (36, 4, 8)}
 _LOGIT_BYTES = 12
 #: Tokens that are told apart, where nobody says how many: between the 32 000 of Llama 2 and the 128 000 of Llama 3.
 VOCABULARY = 50000
-MOST_LAYERS = 1000
-_TOO_LARGE = 1.5  # usual blocks over --params: layers that share keys and values are smaller, but not by so much
 _DIVIDED = 0.75  # of a block's 16 numbers tensor parallelism divides all but those around the normalisations
 
 
@@ -68,31 +65,10 @@ def make_transformer(numbers: Numbers, precision: str, *, recompute: bool = Fals
     )
 
 
-def check_transformer(numbers: Numbers) -> None:
-    """RequestError for numbers that contradict each other, and for more layers than any model has."""
-    hidden, heads = numbers.hidden, numbers.heads
-    if numbers.layers > MOST_LAYERS:
-        raise RequestError(f"--layers {numbers.layers} are more than {MOST_LAYERS}", "--layers 32")
-    _deal(numbers)
-    if heads and hidden % heads:
-        near = min((n for n in range(1, min(hidden, 2 * heads) + 1) if hidden % n == 0), key=lambda n: abs(n - heads))
-        raise RequestError(f"--heads {heads} do not divide --hidden {hidden}", f"--heads {near}")
-    blocks = numbers.layers * _usual_block(numbers)
-    if blocks > _TOO_LARGE * numbers.parameters:
-        raise RequestError(
-            f"{format_count(numbers.layers, 'block')} of width {hidden} have about {blocks:.2g} parameters"
-            f" (12 x layers x hidden²), and --params are {numbers.parameters:.3g}",
-            f"--params {blocks:.2g}, or fewer --layers, or a smaller --hidden",
-        )
-
-
-def _usual_block(numbers: Numbers) -> int:
-    """Weights of a block: 4 x hidden² of attention, 8 x hidden² of its network."""
-    return 12 * numbers.hidden**2
-
-
 def _deal(numbers: Numbers) -> tuple[int, int]:
     """The parameters of a table of the vocabulary, and of each block."""
+    if numbers.heads and numbers.hidden % numbers.heads:
+        raise RequestError(f"--heads {numbers.heads} do not divide --hidden {numbers.hidden}", "--heads 8")
     table = numbers.vocabulary * numbers.hidden
     tables = 2 * table if numbers.parameters >= 4 * table else table  # a small model has one for both ends
     per_layer = (numbers.parameters - tables) // numbers.layers

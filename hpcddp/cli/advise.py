@@ -6,9 +6,8 @@ import argparse
 import json
 import sys
 from collections.abc import Mapping
-from functools import cache
 
-from hpcddp.advise.choice import Target, advise_on
+from hpcddp.advise.choice import Target, estimate_splits
 from hpcddp.advise.memory import OPTIMIZER_STATES, PRECISIONS, Model, Work
 from hpcddp.advise.report import GIB, Advice, advice_record, format_advice, parse_memory, parse_parameters
 from hpcddp.cli.parser import VerbParser
@@ -80,14 +79,8 @@ def run(args: argparse.Namespace, env: Mapping[str, str]) -> int:
     gpu, memory, ranks, render = _find_gpu(args, env)
     target = Target(memory, ranks, micro_batch, global_batch)
     model = _make_model(args, micro_batch, recompute=args.activation_checkpointing)
-    work = Work(PRECISIONS["fp64" if model.is_double else args.precision], args.optimizer, micro_batch)
-
-    @cache
-    def make_thrifty() -> Model:
-        return _make_model(args, micro_batch, recompute=True)
-
-    thrifty = make_thrifty if not args.activation_checkpointing and model.whole and model.blocks else None
-    found = tuple(advise_on(model, thrifty, count, target, work) for count in nodes)
+    work = Work(PRECISIONS[args.precision], args.optimizer, micro_batch)
+    found = {count: estimate_splits(model, count, target, work) for count in nodes}
     advice = Advice(model, work, target, gpu, render, args.activation_checkpointing, found)
     if args.json:
         print(json.dumps(advice_record(advice), indent=1))
@@ -163,7 +156,7 @@ def _make_model(args: argparse.Namespace, micro_batch: int, *, recompute: bool) 
 
 
 def _by_numbers(args: argparse.Namespace, *, recompute: bool) -> Model:
-    from hpcddp.advise.transformer import VOCABULARY, Numbers, check_transformer, make_transformer
+    from hpcddp.advise.transformer import VOCABULARY, Numbers, make_transformer
 
     missing = [name for name in _OF_NUMBERS if getattr(args, name) is None]
     if args.input:
@@ -177,7 +170,6 @@ def _by_numbers(args: argparse.Namespace, *, recompute: bool) -> Model:
     heads = parse_count(args.heads, "--heads") if args.heads else 0
     parameters = parse_parameters(args.params, "--params")
     numbers = Numbers(parameters, **counts, vocabulary=vocabulary, heads=heads)
-    check_transformer(numbers)
     return make_transformer(numbers, args.precision, recompute=recompute)
 
 
@@ -200,7 +192,7 @@ def _by_function(args: argparse.Namespace, micro_batch: int, *, recompute: bool)
             f"hpcddp advise {args.target} needs torch, which {sys.executable} does not have",
             "pip install 'hpcddp[train]', or say it by numbers: --params 7e9 --layers 32 --hidden 4096 --sequence 4096",
         )
-    with redirect_stdout(sys.stderr), without_command_line(file, name):  # what the file prints is not the answer
+    with redirect_stdout(sys.stderr), without_command_line(file):  # what the file prints is not the answer
         function = load_function(file, name)
         from hpcddp.advise.measure import Sample, measure_model
 

@@ -70,7 +70,7 @@ def there(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setattr("hpcddp.cli.check.check_python", lambda *_: [])  # which imports torch
     other = Mismatch("loss", ("1 rank", "2 ranks"), (0, 0), values=(1.0, 2.0), ranks=2)
-    result = Verification(1, (TrialRecord("1 rank", 1, [[]]),), (other,), whole=True)
+    result = Verification((TrialRecord("1 rank", 1, [[]]),), (other,), whole=True)
     monkeypatch.setattr("hpcddp.cli.verify.verify", lambda *_: result)
     (tmp_path / "train.py").write_text("pass\n")
     (tmp_path / "job.sh").write_text("#!/bin/bash\n#SBATCH --nodes=2\nsrun python a.py\n#SBATCH --time=1:00:00\n")
