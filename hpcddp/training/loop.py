@@ -493,7 +493,7 @@ class TrainingLoop:
             raise self._error(row, kind=one.kind)
         if self._backwards:
             if self._calls.are_watched:
-                self._calls.check_averaged(is_early=self._had_backward < 2)
+                self._calls.check_averaged()
             if self._gradients.looks_before_steps and not self.stepped:
                 self._gradients.collect(batch.parts[-1].micro)
         one.check_step(self._nth_batch, self._reaches_any, has_closure=has_closure)
