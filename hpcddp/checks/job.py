@@ -195,6 +195,8 @@ class Checker:
         try:
             while not self._is_complete(launcher) and self._left_s() > 0:
                 time.sleep(_PAUSE_S)
+            for host in self.nodes:
+                self._set_clock(host)
             self._find_names()
             return self._judge(launcher)
         finally:
@@ -223,6 +225,7 @@ class Checker:
         return subprocess.Popen(words, env=dict(self._env), stdin=subprocess.DEVNULL, stdout=2)
 
     def _left_s(self) -> float:
+        """Seconds that are left for the processes to describe themselves."""
         return self._began + LOOK_S * self._request.patience - time.monotonic()
 
     def _is_complete(self, launcher: subprocess.Popen[bytes]) -> bool:
@@ -306,6 +309,15 @@ class Checker:
             thread.join()
         return answers
 
+    # Clocks, and rank 0's name.
+
+    def _set_clock(self, host: str) -> None:
+        before = time.time()
+        answer = self._ask({host: {"do": "clock"}}, NAME_S).get(host)
+        if answer is not None:
+            ahead, behind = answer["time"] - time.time(), before - answer["time"]
+            self.nodes[host] = self.nodes[host]._replace(clock_s=max(ahead, 0.0) or -max(behind, 0.0))
+
     def _find_names(self) -> None:
         """Every node calls rank 0's host, by the name under which its ranks will look for it."""
         rank_0 = next((process.host for process in self._processes.values() if process.rank == 0), None)
@@ -328,6 +340,7 @@ class Checker:
     # Links.
 
     def _exchange(self, hosts: Sequence[str], on_gpu: bool) -> dict[Pair, LinkSpeed]:
+        """The best that each pair has measured."""
         found: dict[Pair, LinkSpeed] = {}
         rounds = (each for pairs in plan_pairs(hosts, found, on_gpu=on_gpu) for each in split_rounds(pairs))
         for each in rounds:
@@ -340,6 +353,7 @@ class Checker:
         return found
 
     def _has_time(self, needed_s: float) -> bool:
+        """Whether another part may begin that takes so long at most."""
         return time.monotonic() - self._began < (MOST_S - needed_s) * self._request.patience
 
     def _run_groups(

@@ -58,8 +58,8 @@ class Process(Record):
 
 class CheckedNode(Record):
     """One node. `cpus`: how many its processes may use at once, by affinity and control group. `shm_mb`: free, and in
-    all. `disks`: a folder -> MiB and files that may still be written, and why a small one could not be. `errors`:
-    what it finds wrong itself, by the names of ERRORS."""
+    all. `disks`: a folder -> MiB and files that may still be written, and why a small one could not be. `clock_s`: how
+    far its clock is before the checker's, at least. `errors`: what it finds wrong itself, by the names of ERRORS."""
 
     host: str
     cpus: float | None = None
@@ -69,6 +69,7 @@ class CheckedNode(Record):
     gpus: tuple[Gpu, ...] = ()
     leftover: Sequence[str] = ()
     versions: Mapping[str, str] = _NOTHING
+    clock_s: float | None = None
     errors: Mapping[str, str] = _NOTHING
 
 
@@ -105,6 +106,7 @@ if TYPE_CHECKING:
 SHM = "/dev/shm"  # noqa: S108  # its size is asked for, nothing is written
 _LEAST_SHM_MB, _SMALL_SHM_MB, _LEAST_FILES = 16, 512, 1024
 _LEAST_DISK_MB, _LEAST_INODES = 1024, 1000  # with less a folder of a job is taken to be full
+_MOST_CLOCK_S = 1.0
 _LEFT_MB = 1024  # of a GPU's memory, that no process of this check holds
 _OF_MEDIAN = 1 / 2
 _OF_DATA_SHEET, _OF_GPUS = 0.4, 0.7  # the floor of a type; of the median of the job's
@@ -253,6 +255,14 @@ def check_variables(node: CheckedNode, job: CheckedJob) -> Found:
     return ("; ".join(told[:4]), "env: {NAME: …} in the job file, which every rank gets") if told else None
 
 
+def check_clock(node: CheckedNode, _job: CheckedJob) -> Found:
+    """A clock that differs: logs mislead, certificates and time limits fail."""
+    if node.clock_s is None or abs(node.clock_s) < _MOST_CLOCK_S:
+        return None
+    told = f"its clock is {abs(node.clock_s):.1f} s {'ahead of' if node.clock_s > 0 else 'behind'} the first host's"
+    return told, "tell the site: chronyc tracking"
+
+
 class NodeCheck(Record):
     """One check of a node. `state`: what it makes of the node."""
 
@@ -276,6 +286,7 @@ NODE_CHECKS = (
     NodeCheck("disk", check_disk),
     NodeCheck("versions", check_versions),
     NodeCheck("environment", check_variables, WARNING),
+    NodeCheck("clock", check_clock, WARNING),
 )
 
 

@@ -397,6 +397,10 @@ class CheckedProcess:
             self._workers.pop().close()
         return {"address": self._find_address(), **answer}
 
+    def clock(self) -> dict[str, float]:
+        """The time here."""
+        return {"time": time.time()}
+
     def close(self) -> None:
         """End what was started."""
         for worker in self._workers:

@@ -134,6 +134,10 @@ mount -t tmpfs other "$PWD"
         "echo 127.0.1.1 node1 node3 > $PWD/hosts && mount --bind $PWD/hosts /etc/hosts",
         {"rank 0's name": "rank 0's host 'node1' is 127.0.1.1 for node3: node3 itself"},
     ),
+    "a shifted clock": (
+        "export LD_PRELOAD=$(ls /usr/lib/*/faketime/libfaketime.so.1) FAKETIME=+90s FAKETIME_DONT_FAKE_MONOTONIC=1",
+        {"clock": "s ahead of the first host's"},
+    ),
     "a wrong rank": ("export RANK=1", {"ranks": "RANK=1 is exported too"}),
     "a slow host, by its control group": (
         """

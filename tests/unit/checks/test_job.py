@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from hpcddp.checks.environment import FAILED, OK
+from hpcddp.checks.environment import FAILED, OK, WARNING
 from hpcddp.checks.job import (
     Checker,
     CheckRequest,
@@ -141,6 +141,7 @@ def answer(host, process, order):
     return {
         "describe": {"node": CheckedNode(host, 8.0, files=99 if host == "n9" else 9999)._asdict(), "gpus": []},
         "measure": {"process": process, "gpus": []},
+        "clock": {"time": time.time() + (90 if host == "n11" else 0)},
         "listen": {"host": host, "port": 1} if host == "n0" else {"error": "rank 0 is elsewhere"},
         "reach": {"errors": {"rank 0's port": "no answer"} if host == "n3" else {}},
         "open_store": {"address": host, "port": 1},
@@ -165,8 +166,8 @@ def test_of_64_hosts_the_ill_ones_are_named_and_the_slow_one_after_two_rounds(tm
     env = {"PATH": os.environ["PATH"], "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     report = Checker(CheckRequest((sys.executable, str(launcher)), hosts=expected, patience=20), env).check()
     found = {host: check.name for host, check in report.checks}
-    assert found == {"n9": "open files", "n3": "rank 0's port", "n7": "slow host"}
-    assert report.hosts == dict.fromkeys(expected, OK) | dict.fromkeys(found, FAILED)
+    assert found == {"n9": "open files", "n3": "rank 0's port", "n7": "slow host", "n11": "clock"}
+    assert report.hosts == dict.fromkeys(expected, OK) | dict.fromkeys(found, FAILED) | {"n11": WARNING}
     met = [sum(host in pair for pair in report.links) for host in expected if host not in {"n3", "n9"}]
     assert met == [2] * 62
     assert report.all_reduce_gbps == 5.0

@@ -61,6 +61,7 @@ ILL: list[tuple[str, str, dict[str, object], dict[str, object]]] = [
     ("disk", "/tmp has 12 MiB left", {"disks": {"/tmp": (12, 9999, "")}}, {}),
     ("disk", "/tmp has room for 3 more files", {"disks": {"/tmp": (9999, 3, "")}}, {}),
     ("versions", "NCCL is 2.26.2, and 2.27.5 on 3 of 4", {"versions": {**VERSIONS, "NCCL": "2.26.2"}}, {}),
+    ("clock", "90.0 s ahead of the first host's", {"clock_s": 90.0}, {}),
     *[(name, "it is so", {"errors": {name: "it is so"}}, {}) for name in ERRORS],
     ("environment", "PATH is '/opt', and '/bin' in most", {}, {"env": {"PATH": "/opt"}}),
     ("environment", "NCCL_DEBUG is 'INFO', and not set in most", {}, {"env": {"PATH": "/bin", "NCCL_DEBUG": "INFO"}}),

@@ -23,7 +23,7 @@ HYDRA = world("mpich", [2, 2], 3)
 OPENMPI = world("openmpi", [2, 2], 3)
 
 
-@pytest.mark.parametrize("launcher", ["openmpi", "mpich", "intelmpi"])
+@pytest.mark.parametrize("launcher", ["openmpi", "mpich", "intelmpi", "mvapich"])
 def test_mpi_whose_daemons_srun_started_is_inside(launcher: str) -> None:
     assert resolve(DAEMON_ON_NODE2 | world(launcher, [2, 2], 3))[:3] == (launcher, 3, 4)
 

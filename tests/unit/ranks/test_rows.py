@@ -25,7 +25,8 @@ WHOLE = {
     "intelmpi": env_of("ranks/intelmpi-pypi-4x1-rsh-2021.18.1", 2),
     "srun": env_of("ranks/slurm-22.05-batch-srun", 3),
     "torchrun": env_of("ranks/torchrun-2.13.0-c10d", 3),
-    "pals": predict_environment("pals", ["a", "b"], [2, 3], 4),  # never run here: as predicted from the table
+    # Never run here: as predicted from the table.
+    **{name: predict_environment(name, ["a", "b"], [2, 3], 4) for name in ("mvapich", "pals")},
 }
 REQUIRED = [
     (name, variable)
