@@ -411,7 +411,7 @@ class TrainingLoop:
             self._known.check_frozen()
         if self._backwards:
             if self._calls.are_watched:
-                self._calls.check_averaged(is_early=self._batches < 2)
+                self._calls.check_averaged()
             self._gradients.check_step()
         if not has_closure:  # else they come inside of the step
             one.check_step(had_backward=self._backwards > 0)
