@@ -30,7 +30,8 @@ class _ChangedSteps:
     def __init__(self, optimizer: Optimizer) -> None:
         if isinstance(optimizer, LBFGS):
             raise RequestError(
-                "zero1, and exact mode in shards, step one parameter at a time, and this LBFGS steps all together",
+                "zero1, and exact mode in shards, step one parameter at a time, and this LBFGS steps all parameters"
+                " together",
                 f"torch.optim.AdamW or another one that steps each parameter by itself, or {_DDP}",
             )
         self._optimizer = optimizer

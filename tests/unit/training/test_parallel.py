@@ -122,7 +122,7 @@ def test_a_split_that_cannot_be_is_refused(run_ranks: RunRanks) -> None:
         "tied": "0.weight and 1.weight are one parameter, which tensor parallel would make two",
         "rows": "0.weight has 3 rows, which 2 tensor ranks x 1 shards cannot divide evenly",
         "exact": "exact mode needs whole layers",
-        "LBFGS": "this LBFGS steps all together",
+        "LBFGS": "this LBFGS steps all parameters together",
     }
     told = run_ranks("parallel_bodies:divide_wrongly", 2, list(expected)).check().outputs[0]
     for case, words in expected.items():
