@@ -58,7 +58,7 @@ def frozen_statistics(model: nn.Module) -> Iterator[None]:
     try:
         yield
     finally:
-        for buffer, kept in before:
-            buffer.copy_(kept)
+        for buffer, value in before:
+            buffer.copy_(value)
         for layer, mode in zip(layers, modes, strict=True):
             layer.train(mode)
