@@ -7,10 +7,10 @@ import threading
 from collections.abc import Iterator
 
 import pytest
+from hpcddp.ranks.pmi import PmiClient
 
 from hpcddp.errors import LaunchError
 from hpcddp.ranks import pmi
-from hpcddp.ranks.pmi import PmiClient
 
 # What the two launchers answered; words differ in number and order.
 MPICH = {
