@@ -48,8 +48,8 @@ def test_a_recorded_process_resolves_to_its_truth_or_is_refused(name: str) -> No
 @pytest.mark.parametrize("name", [name for name in names() if "parents" in load(name)["processes"][0]])
 def test_live_evidence_comes_to_the_same_answer(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for process in load(name)["processes"]:
-        seen = weigh_parents([(1, comm) for comm in process["parents"]], process["pmi_open"])
-        monkeypatch.setattr(resolve, "gather_evidence", lambda env, seen=seen: seen)
+        seen = weigh_parents([(1, comm) for comm in process["parents"]])
+        monkeypatch.setattr(resolve, "gather_evidence", lambda seen=seen: seen)
         expect = process["expect"]
         if "rank" in expect:
             assert not differences(Launch(process["env"], None).place.numbers, rank_numbers(expect))

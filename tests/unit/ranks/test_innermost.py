@@ -90,20 +90,14 @@ def test_the_command_that_open_mpi_started_tells_that_a_launcher_is_inside() -> 
     ],
 )
 def test_the_nearest_launcher_among_the_parents_counts(chain: list[str], launcher: str) -> None:
-    evidence = weigh_parents([(9 + i, name) for i, name in enumerate(chain)], None)
+    evidence = weigh_parents([(9 + i, name) for i, name in enumerate(chain)])
     assert choose(find_candidates(OPENMPI | world("mpich", [3], 1)), {}, evidence)[0].row.name == launcher
 
 
-def test_an_open_pmi_socket_shows_hydra_and_a_dead_one_the_other() -> None:
-    candidates = find_candidates(OPENMPI | HYDRA)
-    assert choose(candidates, {}, weigh_parents([], True))[0].key == "mpich"
-    assert choose(candidates, {}, weigh_parents([], False))[0].key == "openmpi"
-
-
 def test_a_row_whose_program_is_nowhere_among_the_parents_is_a_leftover() -> None:
-    submitted_from_a_rank = weigh_parents([(5, "slurm_script"), (4, "slurmstepd")], None)
+    submitted_from_a_rank = weigh_parents([(5, "slurm_script"), (4, "slurmstepd")])
     with pytest.raises(LaunchError, match=r"leftover of another launch: .* slurmstepd, pid 4") as error:
         choose(find_candidates(OPENMPI), {}, submitted_from_a_rank)
     assert "unset OMPI_COMM_WORLD_RANK OMPI_COMM_WORLD_SIZE OMPI_COMM_WORLD_LOCAL_RANK" in error.value.hint
-    assert choose(find_candidates(OPENMPI), {}, weigh_parents([(5, "orted"), (4, "slurmstepd")], None))
-    assert choose(find_candidates(OPENMPI), {}, weigh_parents([(5, "python3"), (4, "containerd-shim")], None))
+    assert choose(find_candidates(OPENMPI), {}, weigh_parents([(5, "orted"), (4, "slurmstepd")]))
+    assert choose(find_candidates(OPENMPI), {}, weigh_parents([(5, "python3"), (4, "containerd-shim")]))
