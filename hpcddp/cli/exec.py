@@ -90,25 +90,23 @@ def torch_variables(info: RankInfo, rendezvous: Rendezvous) -> dict[str, str]:
 
 
 def run(args: argparse.Namespace, env: Mapping[str, str]) -> int:
-    """See `run_command`; RequestError without a command."""
+    """Run the command; see `run_command`. RequestError without one."""
     if not args.command:
         raise RequestError("there is no command to run", "hpcddp exec -- python train.py")
-
-    return run_command(
-        args.command, env, parse_exec_options({name: getattr(args, name) for name in ExecOptions._fields})
-    )
+    return run_command(args.command, env, _parse_options({name: getattr(args, name) for name in ExecOptions._fields}))
 
 
 def run_plain(command: list[str], env: Mapping[str, str], words: list[str]) -> int | None:
-    """The same without argparse, for the options of a job script; None where they need it."""
-    if not words:
-        return run_command(command, env)
+    """Run the command, where each option is a whole name and its value, as in a job script; None for other words.
 
-    texts = pair_options(words)
-    return None if texts is None else run_command(command, env, parse_exec_options(texts))
+    Without argparse, which would be a tenth of exec's time on every rank."""
+    names = [word.removeprefix("--").replace("-", "_") for word in words[::2]]
+    if len(words) % 2 or not all(word.startswith("--") for word in words[::2]) or {*names} - {*ExecOptions._fields}:
+        return None
+    return run_command(command, env, _parse_options(dict(zip(names, words[1::2], strict=True))))
 
 
-def run_command(command: list[str], env: Mapping[str, str], options: ExecOptions | None = None) -> int:
+def run_command(command: list[str], env: Mapping[str, str], options: ExecOptions) -> int:
     """Replace this process by the command, with this rank's variables set, or run it beside this process.
 
     Does not return. RequestError for an empty word, which an unset variable gives.
@@ -121,8 +119,8 @@ def run_command(command: list[str], env: Mapping[str, str], options: ExecOptions
     from hpcddp.ranks.rendezvous import is_enough
 
     hostname = os.uname().nodename
-    options = options or NO_OPTIONS
-    launch = Launch(launch_environment(env, options), hostname)
+    # the command of a job of one node makes the ranks, and has no launcher: its script starts it
+    launch = Launch({**env, "HPCDDP_LAUNCHER": "none"} if options.nodes == 1 else env, hostname)
     job_output = os.dup(2)  # closed by exec
     info = None
     try:
@@ -135,7 +133,8 @@ def run_command(command: list[str], env: Mapping[str, str], options: ExecOptions
         exported |= refuse_missing_gpus(command, env, info, hostname, options.gpus_per_node)
         exported |= torch_variables(info, rendezvous)
         exported |= further_variables(command, exported, launch, options)
-        exported[COMMAND] = name_words(command)
+        words = SEPARATOR.join(command)  # by which a run is compared, whatever process of the command opens it
+        exported[COMMAND] = words if len(words) < _LONGEST_WORDS else ""
         command = fill_command(command, exported, info, options)
         # Left by an outer launcher, it would turn every rank into a client of a store that nobody serves.
         for row in LAUNCHERS.values():
@@ -147,7 +146,7 @@ def run_command(command: list[str], env: Mapping[str, str], options: ExecOptions
     agent = _make_agent(env, info, hostname)  # not before: a shared file system may show the folder late
     if agent is not None:
         marks = tuple(exported[guard.RANK_MARKS].split()) if options.nodes and guard.RANK_MARKS in exported else ()
-        return _run_with_agent(command, exported, info, hostname, job_output, log, agent, marks)
+        return _run_with_agent(command, exported, info, job_output, log, agent, marks)
     return _become(command, exported, job_output)
 
 
@@ -173,8 +172,8 @@ def _become(command: list[str], env: dict[str, str], job_output: int) -> NoRetur
 
 
 def _refuse(refusal: HpcddpError, agent: Agent | None, job_output: int, status: int | None = None) -> NoReturn:
-    """Say why the command does not run, and end. Where there is a supervisor, it says that once for all ranks.
-    `status`: another than this process's, for the supervisor."""
+    """Print why the command does not run, or have the supervisor print it once for all ranks, and end. `status`: for
+    the supervisor."""
     from hpcddp.cli.streams import tell
 
     # before this process ends: its launcher then ends the other ranks
@@ -198,15 +197,15 @@ def _run_with_agent(
     command: list[str],
     env: dict[str, str],
     info: RankInfo,
-    hostname: str,
     job_output: int,
     log: attempt.RankLog | None,
     agent: Agent,
     rank_marks: tuple[str, ...],
 ) -> NoReturn:
-    """Run the command in a process of its own, and tell the supervisor how that has ended. `rank_marks`: the variables
-    of each rank that the command starts, where it is an agent."""
-    from hpcddp.supervisor.agent import BY_WORD, RankProgram, Stderr, end_alike, write_all
+    """Run the command as a process beside this one, and report how it has ended. `rank_marks`: the variables of each
+    rank that the command starts, where it is an agent."""
+    from hpcddp.cli.streams import tell
+    from hpcddp.supervisor.agent import BY_WORD, RankProgram, Stderr, end_alike
     from hpcddp.supervisor.wire import Ended
 
     stderr = None if log else Stderr(job_output)
@@ -231,25 +230,19 @@ def _run_with_agent(
     agent.start(program.process, lambda number: program.give(number, BY_WORD))
     if info.local_rank == 0:
         agent.measure()
-    ended = program.wait(agent.send_signal)
-    status = program.read_end(ended)
+    status = program.wait(agent.send_signal)
     if stderr:
         stderr.finish()
-    from hpcddp.runs.failure import choose_lines, describe_end, format_failure, read_log_end
+    from hpcddp.runs.failure import choose_lines, read_log_end
 
     output, path = "", log.path if log else ""
     if status and not agent.was_ended:
         text = stderr.end if stderr else read_log_end(path, log.start) if log else ""
         output = "\n".join(choose_lines(text))
-    is_heard = agent.end(Ended(status, output, path, is_printed=log is None))
-    if status and not (is_heard or agent.was_ended):
-        failure = format_failure(info.rank, hostname, describe_end(status), output, path)
-        write_all(job_output, f"hpcddp: {failure}\n".encode(errors="replace"))
-    from hpcddp.cli.streams import tell
-
+    agent.end(Ended(status, output, path, is_printed=log is None))
     agent.end_left(tell)
     agent.wait_for_others()
-    end_alike(ended)
+    end_alike(status)
 
 
 def _ask_run_folder(launch: Launch, hostname: str) -> Rendezvous | None:
@@ -282,16 +275,13 @@ def _is_free(port: int) -> bool:
     import socket
 
     # as torch's store listens: on every address, IPv6 and IPv4
-    family = socket.AF_INET6 if socket.has_dualstack_ipv6() else socket.AF_INET
-    with socket.socket(family) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        if family == socket.AF_INET6:
-            probe.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
-        try:
-            probe.bind(("", port))
-        except OSError:
-            return False
-        return True
+    both = socket.has_dualstack_ipv6()
+    family = socket.AF_INET6 if both else socket.AF_INET
+    try:
+        socket.create_server(("", port), family=family, dualstack_ipv6=both).close()
+    except OSError:
+        return False
+    return True
 
 
 def _free_port() -> int:
@@ -306,8 +296,7 @@ def _free_port() -> int:
 
 
 class ExecOptions(Record):
-    """Options of `hpcddp exec`: for placeholders the batch; `nodes` and `ranks_per_node` if the command makes the ranks
-    of a node itself, else 0; how many GPUs the job has on each node."""
+    """Options of `hpcddp exec`. `nodes` and `ranks_per_node`: 0 unless the command makes the ranks of a node."""
 
     nodes: int = 0
     ranks_per_node: int = 0
@@ -316,19 +305,7 @@ class ExecOptions(Record):
     gpus_per_node: int = 0
 
 
-NO_OPTIONS = ExecOptions()
-
-
-def pair_options(words: list[str]) -> dict[str, str] | None:
-    """The options where each is a whole name and its value, as in a job script; None for other words.
-
-    Without argparse, which would be a tenth of exec's time on every rank."""
-    names = [word.removeprefix("--").replace("-", "_") for word in words[::2]]
-    plain = len(words) % 2 == 0 and all(word.startswith("--") for word in words[::2])
-    return dict(zip(names, words[1::2], strict=True)) if plain and set(names) <= set(ExecOptions._fields) else None
-
-
-def parse_exec_options(texts: Mapping[str, str | None]) -> ExecOptions:
+def _parse_options(texts: Mapping[str, str | None]) -> ExecOptions:
     """The options as numbers. RequestError for one that is none, or for half of a pair."""
     from hpcddp.units import parse_count
 
@@ -338,19 +315,13 @@ def parse_exec_options(texts: Mapping[str, str | None]) -> ExecOptions:
     return ExecOptions(**given)
 
 
-def launch_environment(env: Mapping[str, str], options: ExecOptions) -> Mapping[str, str]:
-    """The environment that says which rank this process is. A job of one node, whose command makes the ranks, has no
-    launcher: its script starts the command."""
-    return {**env, "HPCDDP_LAUNCHER": "none"} if options.nodes == 1 else env
-
-
 def refuse_missing_gpus(
     command: list[str], env: Mapping[str, str], info: RankInfo, hostname: str, each: int
 ) -> dict[str, str]:
     """The variable by which the program knows that each node has GPUs; none where it is to train on CPUs.
 
-    LaunchError where it starts Python or ranks that could find no GPU, and would train on CPUs without a word. Other
-    commands may start Python, where the guard looks, or only look at the job, as `hostname` and `hpcddp env` do.
+    LaunchError where it starts Python or ranks that could find no GPU, and would train on CPUs without a word. Where
+    other commands start Python, the guard looks.
     """
     from hpcddp.ranks.device import GPUS_PER_NODE, asks_for_cpu, no_gpu, why_no_accelerator
 
@@ -372,7 +343,12 @@ def further_variables(
 
     info = launch.info
     if options.nodes:
-        _check_one_per_node(info, options.nodes)
+        if info.world_size != options.nodes or info.local_world_size not in (None, 1):
+            raise LaunchError(
+                f"the command makes the ranks of each of {options.nodes} nodes, but {info.launcher} started it"
+                f" {info.world_size} times ({info.local_world_size or '?'} on this node)",
+                "start it once per node, or use a script of `hpcddp render`",
+            )
         from hpcddp.ranks.launch_commands import find_node_agent
         from hpcddp.ranks.launchers import LAUNCHERS, NODE_AGENTS
 
@@ -401,21 +377,6 @@ def _guard(env: Mapping[str, str]) -> dict[str, str]:
     if node_agent is not None:
         found[guard.AGENT_NAMES] = " ".join((node_agent.name, node_agent.marks[0], node_agent.num_nodes))
     return found
-
-
-def _check_one_per_node(info: RankInfo, nodes: int) -> None:
-    if info.world_size != nodes or info.local_world_size not in (None, 1):
-        raise LaunchError(
-            f"the command makes the ranks of each of {nodes} nodes, but {info.launcher} started it {info.world_size}"
-            f" times ({info.local_world_size or '?'} on this node)",
-            "start it once per node, or use a script of `hpcddp render`",
-        )
-
-
-def name_words(command: list[str]) -> str:
-    """The words by which a run is compared, whatever process of the command opens it; "" if too long for a variable."""
-    words = SEPARATOR.join(command)
-    return words if len(words) < _LONGEST_WORDS else ""
 
 
 def fill_command(command: list[str], env: Mapping[str, str], info: RankInfo, options: ExecOptions) -> list[str]:

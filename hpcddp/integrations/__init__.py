@@ -66,7 +66,7 @@ def loop(
 
     `global_batch`: samples per optimizer step over all ranks, if the loop finds its place in the data on another number
     of ranks as long as that stays the same. None: a resume on another number of ranks is refused. `save_every`: a
-    number of steps, or a time such as "30m"; None: only at a stop. `keep_checkpoints`: how many stay. LaunchError
+    number of steps, or a time such as "30m"; None: every ten minutes. `keep_checkpoints`: how many stay. LaunchError
     outside of a job script and of `hpcddp launch`, and without a process group.
     """
     with two_lines():

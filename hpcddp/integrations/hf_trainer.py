@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, MutableMapping
-from contextlib import suppress
 from importlib import import_module
 from typing import Any
 
 from hpcddp.errors import RequestError
-from hpcddp.integrations.run import Run, check_all_ranks, is_new, opened
+from hpcddp.integrations.run import Run, check_all_ranks, opened, print_no_run
 from hpcddp.runs.folder import find_attempt
 from hpcddp.training.arguments import read_save_every
 
@@ -20,7 +19,8 @@ def attach(trainer: Any, env: MutableMapping[str, str], save_every: int | str | 
     """See `hpcddp.integrations.attach`."""
     attempt, args = find_attempt(env), trainer.args
     base = import_module("transformers").TrainerCallback
-    if not is_new(trainer, attempt, env) or attempt is None:
+    if attempt is None:
+        print_no_run(env)
         return
     every = read_save_every(save_every, "hpcddp.integrations.attach(trainer, save_every={})")
     if every.steps is not None:
@@ -41,11 +41,11 @@ def attach(trainer: Any, env: MutableMapping[str, str], save_every: int | str | 
                 env,
                 "trainer.train()",
                 global_batch=batch,
-                keep=_MOST_NOTES,
+                keep=_MOST_KEPT,
                 save_every=every,
                 fixed="DeepSpeed's optimizer is saved per rank" if args.deepspeed else "",
                 seed=args.seed,
-                samples=_count(trainer),
+                samples=len(trainer.train_dataset) if hasattr(trainer.train_dataset, "__len__") else None,
             ) as run:
                 callback = type("HpcddpCallback", (TransformersHooks, base), {})(run)
                 trainer.add_callback(callback)
@@ -59,14 +59,7 @@ def attach(trainer: Any, env: MutableMapping[str, str], save_every: int | str | 
     trainer.train = resuming(trainer.train)
 
 
-def _count(trainer: Any) -> int | None:
-    """The samples of its training data, if they say it."""
-    with suppress(TypeError):
-        return len(trainer.train_dataset)
-    return None
-
-
-_MOST_NOTES = 1000  # notes on checkpoints, whose files the Trainer itself removes (save_total_limit)
+_MOST_KEPT = 1000  # notes on checkpoints, whose files the Trainer itself removes (save_total_limit)
 
 
 def _check_arguments(args: Any) -> None:
@@ -75,11 +68,6 @@ def _check_arguments(args: Any) -> None:
         raise RequestError(
             "TrainingArguments(save_only_model=True) saves no optimizer: nothing can be resumed from that",
             "leave out save_only_model",
-        )
-    if getattr(args, "enable_jit_checkpoint", False):
-        raise RequestError(
-            "TrainingArguments(enable_jit_checkpoint=True) stops each rank for itself, at its own SIGTERM",
-            "leave out enable_jit_checkpoint: hpcddp.integrations.attach(trainer) stops all ranks after one step",
         )
     if args.save_total_limit == 1:  # the old one would be removed before the new one is known to be complete
         args.save_total_limit = 2
@@ -90,7 +78,6 @@ class TransformersHooks:
 
     def __init__(self, run: Run) -> None:
         self._run = run
-        self._has_loss = False
 
     def on_train_begin(self, _args: Any, state: Any, control: Any, **_: Any) -> Any:
         """The number of steps is known."""
@@ -99,14 +86,10 @@ class TransformersHooks:
         return control
 
     def on_log(self, _args: Any, _state: Any, control: Any, logs: Any = None, **_: Any) -> Any:
-        """The Trainer has the mean loss since its last log, over all ranks; of one that is shorter than its
-        `logging_steps`, that of all steps at its end."""
-        names = ("loss", "learning_rate") if self._has_loss else ("loss", "learning_rate", "train_loss")
-        loss, lr, *whole = ((logs or {}).get(name) for name in names)
-        loss = next((one for one in (loss, *whole) if isinstance(one, (int, float))), None)
-        if loss is not None:
-            self._has_loss = True
-            self._run.note_loss(loss, lr if isinstance(lr, (int, float)) else None)
+        """The Trainer has the mean loss since its last log, over all ranks."""
+        loss, lr = ((logs or {}).get(name) for name in ("loss", "learning_rate"))
+        if isinstance(loss, (int, float)):
+            self._run.record_loss(loss, lr if isinstance(lr, (int, float)) else None)
         return control
 
     def on_step_end(self, _args: Any, state: Any, control: Any, **_: Any) -> Any:
@@ -114,9 +97,7 @@ class TransformersHooks:
         stops = self._run.count_step(state.global_step, int(state.epoch or 0))
         if stops and state.global_step < state.max_steps:
             control.should_save = control.should_training_stop = True
-            if control.should_evaluate:
-                self._run.say(f"the evaluation at step {state.global_step} is left out: no time is left for it")
-            control.should_evaluate = False  # with save_strategy="best" it would decide
+            control.should_evaluate = False  # no time is left for it; with save_strategy="best" it would decide
         elif self._run.is_save_due:
             control.should_save = True
         return self.on_epoch_end(None, None, control)
@@ -130,7 +111,7 @@ class TransformersHooks:
     def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> Any:
         """Record that this rank has saved."""
         path = f"{args.output_dir}/checkpoint-{state.global_step}"
-        self._run.note_saved(path, state.global_step, int(state.epoch or 0))
+        self._run.framework_saved(path, state.global_step, int(state.epoch or 0))
         return control
 
     def on_train_end(self, _args: Any, state: Any, control: Any, **_: Any) -> Any:

@@ -6,7 +6,6 @@ import functools
 import inspect
 import itertools
 import signal
-import sys
 import threading
 from collections.abc import Callable, Iterator, MutableMapping
 from contextlib import ExitStack, contextmanager
@@ -15,9 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.utils.data import SequentialSampler
 
 from hpcddp.integrations.ranks import join_ranks
-from hpcddp.integrations.run import Run, check_all_ranks, ended, is_new
+from hpcddp.integrations.run import Run, check_all_ranks, ended, print_no_run
 from hpcddp.integrations.saved import FrameworkCheckpoint, check_world, find_newest
 from hpcddp.runs.folder import AttemptFolder, find_attempt
 from hpcddp.training.arguments import SaveEvery, read_save_every
@@ -38,42 +38,44 @@ def count_global_batch(trainer: Any) -> int | None:
 
 
 def skip_batches(trainer: Any, restore: Callable[[], object]) -> str | None:
-    """Go on in the resumed epoch at its next batch; returns a line to say where that cannot be.
+    """Continue the resumed epoch at its next batch; returns a line to print where that cannot be.
 
     The loaders were iterated already, and of another epoch if the last one had just ended. `restore` sets the random
     state of the save: to iterate over a loader draws a number, which inside an epoch was drawn before that.
     """
-    fit_loop = trainer.fit_loop
-    if any(hasattr(loader, "load_state_dict") for loader in _loaders(trainer)):  # it goes on by itself
+    fit_loop, loaders = trainer.fit_loop, _loaders(trainer)
+    if any(hasattr(loader, "load_state_dict") for loader in loaders):  # Lightning has restored its position
         restore()
         return None
     done = fit_loop.epoch_loop.batch_progress.current.ready
     if done >= trainer.num_training_batches:
         done = 0
-    cannot = []
-    for loader in _loaders(trainer):
+    for loader in loaders:
         for sampler in (getattr(loader, "sampler", None), getattr(loader.batch_sampler, "sampler", None)):
             if callable(set_epoch := getattr(sampler, "set_epoch", None)):
                 set_epoch(trainer.current_epoch)
-        if done and getattr(loader, "batch_sampler", None) is None:
-            cannot.append(
-                f"a {type(loader.dataset).__name__} is read from its start: its data begin again in the epoch"
-            )
-        elif done:
-            # to begin again draws a number: where that is due next, all of the loader is skipped
-            skipped = (done - 1) % len(loader) + 1 if _begins_again(trainer) else done
+        if done and loader.batch_sampler is not None:
             # a DataLoader lets nobody set this, because its workers have it already: they are made anew
-            object.__setattr__(loader, "batch_sampler", RestOfEpoch(loader.batch_sampler, skipped))
+            object.__setattr__(loader, "batch_sampler", RestOfEpoch(loader.batch_sampler, done))
             drop_iterator(loader)
-        if done and not _is_same_again(loader):
-            name = type(loader.sampler).__name__
-            cannot.append(f"the order of {name} is drawn anew: DistributedSampler repeats it")
     if not done:
         restore()
     iter(fit_loop._data_fetcher)
     if done:
         restore()
-    return f"warning: resumed inside an epoch, and {'; '.join(cannot)}" if cannot else None
+    if not done or all(map(_is_repeatable, loaders)):
+        return None
+    return (
+        "warning: resumed inside an epoch, in another order of the data than before: a DistributedSampler repeats its"
+        " order, a stream and other samplers do not"
+    )
+
+
+def _is_repeatable(loader: Any) -> bool:
+    """Whether the loader gives the samples of an epoch in the same order again."""
+    sampler = getattr(loader, "sampler", None)
+    repeats = hasattr(sampler, "set_epoch") or isinstance(sampler, SequentialSampler)
+    return loader.batch_sampler is not None and repeats
 
 
 class RestOfEpoch:
@@ -99,16 +101,6 @@ def _loaders(trainer: Any) -> list[Any]:
     return list(combined.flattened) if combined is not None else []
 
 
-def _begins_again(trainer: Any) -> bool:
-    """Whether a shorter one of several loaders is read again within the epoch."""
-    return getattr(trainer.fit_loop._combined_loader, "_mode", None) == "max_size_cycle"
-
-
-def _is_same_again(loader: Any) -> bool:
-    sampler = getattr(loader, "sampler", None)
-    return hasattr(sampler, "set_epoch") or type(sampler).__name__ == "SequentialSampler"
-
-
 FRAMEWORK = "Lightning's Trainer"
 _FILE = "lightning.ckpt"
 
@@ -127,11 +119,11 @@ def restore_random_state(path: Path) -> None:
 def attach(trainer: Any, env: MutableMapping[str, str], save_every: int | str | None) -> None:
     """See `hpcddp.integrations.attach`."""
     attempt = find_attempt(env)
-    if not is_new(trainer, attempt, env) or attempt is None:
+    if attempt is None:
+        print_no_run(env)
         return
     every = read_save_every(save_every, "hpcddp.integrations.attach(trainer, save_every={})")
     check_all_ranks(env, trainer.world_size, "leave out devices= and num_nodes=: hpcddp exec says them to Lightning")
-    _turn_off_requeue(trainer)
     package = next(kind.__module__ for kind in type(trainer).__mro__ if kind.__name__ == "Trainer")
     base = import_module(f"{package.partition('.trainer')[0]}.callbacks").Callback
 
@@ -160,17 +152,6 @@ def attach(trainer: Any, env: MutableMapping[str, str], save_every: int | str | 
         return fit_in_run
 
     trainer.fit = resuming(trainer.fit)
-
-
-def _turn_off_requeue(trainer: Any) -> None:
-    """Lightning would requeue the job, which the chain has followed by another one."""
-    environment: Any = trainer._accelerator_connector.cluster_environment  # a strategy of one device has none
-    if getattr(environment, "auto_requeue", False):
-        environment.auto_requeue = False
-        if trainer.is_global_zero:
-            print(
-                "hpcddp: Lightning's auto_requeue is off: the job's chain resumes the run", file=sys.stderr, flush=True
-            )
 
 
 class LightningHooks:
@@ -203,14 +184,11 @@ class LightningHooks:
         with self._until_end:
             yield
 
-    def setup(self, trainer: Any, _module: Any, stage: str) -> None:
+    def setup(self, _trainer: Any, _module: Any, stage: str) -> None:
         """The process group is there."""
         if self._run is not None or stage != "fit":
             return
         ranks = join_ranks(self._env, "trainer.fit()")
-        with two_lines():
-            if self._saved is not None and type(trainer.strategy).__name__.startswith("DeepSpeed"):
-                check_world(self._saved, ranks.world_size, None, fixed="DeepSpeed's optimizer is saved per rank")
         self._run = Run(
             FRAMEWORK, self._attempt, ranks, self._env, self._signals, self._saved, save_every=self._save_every_in_epoch
         )
@@ -219,7 +197,8 @@ class LightningHooks:
             self._run.open()
 
     def on_train_start(self, trainer: Any, _module: Any) -> None:
-        """All is loaded, and no batch was read. Lightning has its own handler of SIGTERM now, which communicates."""
+        """All is loaded, and no batch was read. Lightning's handlers of signals, which communicate or requeue the job,
+        give way to those of before."""
         run = self._opened()
         if threading.current_thread() is threading.main_thread():
             for number, handler in self._handlers.items():
@@ -237,7 +216,7 @@ class LightningHooks:
         state = name_random_state(Path(self._saved.path), run.ranks.rank)
         for text in (line, skip_batches(trainer, lambda: restore_random_state(state))):
             if text:
-                run.say(text)
+                run.print_line(text)
 
     def on_train_batch_end(self, trainer: Any, *_: Any, **__: Any) -> None:
         """Agree with all ranks, after an optimizer step, whether to stop."""
@@ -248,7 +227,7 @@ class LightningHooks:
         if trainer.global_step % max(trainer.log_every_n_steps, 1) == 0:
             loss = trainer.callback_metrics.get("train_loss")  # on every rank: it may have to be added up
             if loss is not None:
-                run.note_loss(float(loss))
+                run.record_loss(float(loss))
         if stops and _is_last_step(trainer):
             run.forget_stop()
         elif stops:

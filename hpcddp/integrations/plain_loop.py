@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, MutableMapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 
 from hpcddp.errors import LaunchError
 from hpcddp.integrations.run import Run, opened
 from hpcddp.runs.folder import find_attempt
-from hpcddp.training.arguments import read_optional, read_save_every, read_whole
+from hpcddp.training.arguments import SaveEvery, read_optional, read_save_every, read_whole
+from hpcddp.training.options import DEFAULT_SAVE_S
 from hpcddp.training.stopping import StopTraining
 
 FRAMEWORK = "a loop of its own"
@@ -23,7 +24,7 @@ class Loop:
         self._run = run
         self.resume = Path(run.saved.path) if run.saved else None  # the folder of the newest complete checkpoint
         self.step = run.step  # of that checkpoint: the optimizer steps of the attempts before
-        self.epoch = run.epoch  # as it was given to `checkpoint`
+        self.epoch = run.epoch  # as it was given to `after_step`
         self.is_main = run.ranks.is_first
 
     def after_step(self, step: int, save: Callable[[Path], object], epoch: int = 0) -> None:
@@ -32,20 +33,12 @@ class Loop:
         `save(folder)` is called on every rank when a checkpoint is due. If the run has to stop, before the walltime or
         by a signal to any rank, the `with` body is left after it, on all ranks at the same step.
         """
-        stops = self.stop(step, epoch)
+        stops = self._run.count_step(read_whole(step, "run.after_step({}, save)", least=0), epoch)
         if stops or self._run.is_save_due:
-            with self.checkpoint(step, epoch) as folder:
+            with self._run.saving(step, epoch) as folder:
                 save(folder)
         if stops:
             raise StopTraining
-
-    def stop(self, step: int, epoch: int = 0) -> bool:
-        """The question alone, in place of `after_step`: whether to save by `checkpoint` and leave the loop."""
-        return self._run.count_step(read_whole(step, "run.stop({})", least=0), epoch)
-
-    def checkpoint(self, step: int, epoch: int = 0) -> AbstractContextManager[Path]:
-        """A folder for the body, in which every rank saves what it has to; complete once all have left the body."""
-        return self._run.saving(read_whole(step, "run.checkpoint({})", least=0), epoch)
 
 
 @contextmanager
@@ -55,6 +48,8 @@ def open_loop(
     """See `hpcddp.integrations.loop`, which calls this with the process's environment."""
     global_batch = read_optional(global_batch, f"{_CALL}(global_batch={{}})")
     every = read_save_every(save_every, f"{_CALL}(save_every={{}})")
+    if every == SaveEvery():
+        every = SaveEvery(seconds=DEFAULT_SAVE_S)
     keep = read_whole(keep, f"{_CALL}(keep_checkpoints={{}})")
     attempt = find_attempt(env)
     if attempt is None:

@@ -5,14 +5,10 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping, MutableMapping
+from collections.abc import Iterator, Mapping, MutableMapping
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
-
-from torch import Tensor
-from torch.optim import Optimizer
-from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from hpcddp.errors import LaunchError, RequestError
 from hpcddp.integrations.ranks import Ranks, join_ranks
@@ -33,49 +29,20 @@ from hpcddp.runs.state import open_attempt, read_finish, write_failure
 from hpcddp.training.activity import at_files
 from hpcddp.training.arguments import SaveEvery
 from hpcddp.training.checkpoint.attempt import AttemptSaves
-from hpcddp.training.checkpoint.checkpointer import guess_save_s
 from hpcddp.training.checkpoint.settings import OnFirst, RunSettings
 from hpcddp.training.stopping import SAVE, STOP_FLAGS, SignalFlag, StopTraining, StopWatch, read_deadline
 from hpcddp.training.watchdog import beating
 from hpcddp.uncaught import two_lines
 
-
-@contextmanager
-def list_stepping() -> Iterator[dict[int, Optimizer]]:
-    """Inside the body: the optimizers that have made a step, by id, whoever holds them: frameworks wrap them."""
-    found: dict[int, Optimizer] = {}
-    handle = register_optimizer_step_post_hook(lambda optimizer, *_: found.update({id(optimizer): optimizer}))
-    try:
-        yield found
-    finally:
-        handle.remove()
+_FIRST_SAVE_S = 30.0  # until one is measured
+_LINES_S = 1.0  # between two lines on how far the loop is
 
 
-def count_saved_bytes(optimizers: Iterable[Optimizer]) -> int:
-    """Bytes of this rank's parameters and of their optimizers' state; of a sharded tensor, those of this rank's
-    shard."""
-    tensors: list[Any] = []
-    for optimizer in optimizers:
-        tensors += [parameter for group in optimizer.param_groups for parameter in group["params"]]
-        tensors += [value for state in optimizer.state.values() for value in state.values()]
-    shards = [one.to_local() if hasattr(one, "to_local") else one for one in tensors if isinstance(one, Tensor)]
-    return sum(shard.numel() * shard.element_size() for shard in shards)
-
-
-_NOTES_S = 1.0  # between two lines on how far the loop is
-_ATTACHED = "_hpcddp_is_attached"  # what a trainer has then
-
-
-def is_new(trainer: Any, attempt: AttemptFolder | None, env: Mapping[str, str]) -> bool:
-    """Whether there is a run to take part in, and this trainer does not yet. Says on rank 0 that there is none."""
-    if attempt is None:
-        if env.get("RANK", "0") == "0":
-            what = "no run folder (HPCDDP_RUN_DIR, HPCDDP_ATTEMPT): nothing stops or resumes this training"
-            print(f"hpcddp: {what}\nhint: hpcddp launch -- python train.py", file=sys.stderr, flush=True)
-        return False
-    was = getattr(trainer, _ATTACHED, False)
-    setattr(trainer, _ATTACHED, True)
-    return not was
+def print_no_run(env: Mapping[str, str]) -> None:
+    """Print, on rank 0, that there is no run to take part in."""
+    if env.get("RANK", "0") == "0":
+        what = "no run folder (HPCDDP_RUN_DIR, HPCDDP_ATTEMPT): nothing stops or resumes this training"
+        print(f"hpcddp: {what}\nhint: hpcddp launch -- python train.py", file=sys.stderr, flush=True)
 
 
 def check_all_ranks(env: Mapping[str, str], world_size: int, hint: str) -> None:
@@ -114,12 +81,11 @@ class Run:
         self._keep = keep
         self._save_every = save_every
         self._saves = AttemptSaves(attempt, self._watch, is_first=ranks.is_first, every_s=save_every.seconds)
-        self._asks_save = False
-        self._optimizers: dict[int, Optimizer] = {}  # that step, until a save was measured
+        self._has_asked = False
         self._saved_at = (self.step, self.epoch)
         self._metrics = MetricsFile(None)
-        self._noted = (0.0, self.step)  # when the metrics last had a line, and of which step
-        self._knows_save_s = self._was_finished = False
+        self._written = (0.0, self.step)  # when the metrics last had a line, and of which step
+        self._was_finished = False
         self._planned: dict[str, int] | None = None
         self._until_end = ExitStack()
         self._save_began = time.monotonic()
@@ -129,7 +95,6 @@ class Run:
         """The ranks are there, and what `saved` says was loaded, or will be. RequestError if they have not all found
         the same checkpoint; LaunchError if this process has trained in the run before."""
         self._until_end.enter_context(opening_once(self.attempt.run))
-        self._optimizers = self._until_end.enter_context(list_stepping())
         pulse = self._until_end.enter_context(beating(self._env))
         self._until_end.enter_context(pulse.following(lambda: self.step, self._watch.move_deadline))
         self._was_finished = read_finish(self.attempt.run) is not None
@@ -143,10 +108,10 @@ class Run:
         if self.ranks.is_first:
             open_attempt(self.attempt)
             self._metrics = self._until_end.enter_context(MetricsFile(self.attempt.metrics))
-        self._noted = (time.monotonic(), self.step)
+        self._written = (time.monotonic(), self.step)
+        self._watch.pace.expect_save(_FIRST_SAVE_S if self.saved is None else self.saved.seconds)
         if self.saved is not None:
-            self._expect_save(self.saved.seconds)
-            self.say(f"resumed from step {self.step}: {self.saved.path}")
+            self.print_line(f"resumed from step {self.step}: {self.saved.path}")
         self._watch.pace.step_began()
         self._saves.begin_training()
 
@@ -170,26 +135,22 @@ class Run:
         settings.settle({}, self.step if self.saved else None)
         settings.record(is_finished=self._was_finished)
 
-    def say(self, line: str) -> None:
+    def print_line(self, line: str) -> None:
         """Print a line on rank 0, to stderr."""
         if self.ranks.is_first:
             print(f"hpcddp: {line}", file=sys.stderr, flush=True)
 
     def count_step(self, step: int, epoch: int = 0) -> bool:
         """The optimizer has made step number `step`; whether the loop ends here, to be resumed."""
-        pace = self._watch.pace
         self._framework_save.close()  # one that did not come about
         self._save_began = time.monotonic()
         self.step, self.epoch = step, epoch
-        if time.monotonic() - self._noted[0] >= _NOTES_S:
-            self._note("at")
-        pace.step_ended()
-        if self._watch.deadline is not None and self.ranks.is_first and not self._knows_save_s:
-            self._expect_save(guess_save_s(count_saved_bytes(self._optimizers.values())))
-            pace.training_resumed()
+        if time.monotonic() - self._written[0] >= _LINES_S:
+            self._write_line("at")
+        self._watch.pace.step_ended()
         flags = self._watch.flags()
-        if self._saves.is_time and not self._asks_save:
-            self._asks_save = True  # the others hear it one step late
+        if self._saves.is_time and not self._has_asked:
+            self._has_asked = True  # the others hear it one step late
             flags += (SAVE,)
         self._saves.note_stop(self.ranks.exchange(step, flags))
         return self.stop_reason is not None
@@ -199,16 +160,16 @@ class Run:
         self._planned = {"steps": total}
         self._metrics.write("expect", total_steps=total)
 
-    def note_loss(self, loss: float, lr: float | None = None) -> None:
+    def record_loss(self, loss: float, lr: float | None = None) -> None:
         """The framework has logged this loss after the step that was counted last."""
-        self._note("step", loss=loss, lr=lr)
+        self._write_line("step", loss=loss, lr=lr)
 
-    def _note(self, kind: str, **numbers: float | None) -> None:
+    def _write_line(self, kind: str, **numbers: float | None) -> None:
         """A line of the metrics, which `status`, `watch` and a sweep's best read. A disk that is full ends no training
         that its framework goes on with."""
-        began, before = self._noted
+        began, before = self._written
         now, batch = time.monotonic(), self.global_batch
-        self._noted = now, self.step
+        self._written = now, self.step
         speed = batch * (self.step - before) / (now - began) if batch and now > began and self.step > before else None
         with suppress(OSError):
             self._metrics.write(kind, step=self.step, epoch=self.epoch, samples_per_s=speed, **numbers)
@@ -220,11 +181,6 @@ class Run:
         if self._save_every.steps is not None:
             return self.step % self._save_every.steps == 0
         return SAVE in self.ranks.agreement.heard and self._saved_at[0] < self.step
-
-    def _expect_save(self, seconds: float) -> None:
-        """Set the expected seconds of a save, until one is measured."""
-        self._knows_save_s = True
-        self._watch.pace.expect_save(seconds)
 
     @contextmanager
     def saving(self, step: int, epoch: int = 0) -> Iterator[Path]:
@@ -244,7 +200,7 @@ class Run:
         self._framework_save.close()
         self._framework_save.enter_context(at_files())
 
-    def note_saved(self, path: str, step: int, epoch: int) -> None:
+    def framework_saved(self, path: str, step: int, epoch: int) -> None:
         """The framework has saved to `path`, on this rank; the checkpoint counts once all ranks say so."""
         self._framework_save.close()
         self._begin_save(step)
@@ -264,9 +220,8 @@ class Run:
             entries |= {"world_size": self.ranks.world_size, "seconds": time.monotonic() - began}
             complete_checkpoint(self.attempt, step, self._keep, entries | more)
         self.ranks.wait()
-        self._asks_save = False
+        self._has_asked = False
         self.ranks.agreement.heard.clear()
-        self._knows_save_s = True
         self._saved_at = step, epoch
         self._saves.note_saved(step, epoch, time.monotonic() - began)
         self._saves.save_returns()
@@ -274,11 +229,11 @@ class Run:
     def finish(self) -> None:
         """The loop has ended without an error."""
         self.ranks.leave()
-        if self._noted[1] < self.step:
-            self._note("at")
+        if self._written[1] < self.step:
+            self._write_line("at")
         if self.stop_reason:
             self._saves.end(*self._saved_at, self.stop_reason)
-            self.say(
+            self.print_line(
                 f"stopped after step {self.step} ({self.stop_reason}): unfinished, saved at step {self._saved_at[0]}"
             )
         else:
@@ -345,7 +300,7 @@ def opened(
                 run.open()
                 run.compare_settings(global_batch=global_batch, **compared)
             if line:
-                run.say(line)
+                run.print_line(line)
             yield run
     if run.stop_reason:
         end_script("hpcddp: the script ends here" if ranks.is_first else "", 0)

@@ -3,8 +3,6 @@
 `checkpoints/step-00001200/` in the run folder holds what the framework saved, or a `manifest.json` with the path of it.
 The folder has another name until every rank has written; the manifest, which says the size of each file, is last.
 Runs may share the folder that a framework saves to: a mark in it says whose the newest files are.
-
-A file that cannot be read is no damage: the file system may be away for a moment, or on this host.
 """
 
 from __future__ import annotations
@@ -13,7 +11,6 @@ import os
 import secrets
 import shutil
 import sys
-import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -25,7 +22,6 @@ from hpcddp.runs.jsonfile import DamagedFileError, UnreadableFileError
 from hpcddp.runs.state import Manifest, read_manifest
 from hpcddp.training.activity import at_files
 from hpcddp.training.checkpoint.files import commit, find_file_fault, remove_old
-from hpcddp.training.checkpoint.resume import PAUSES_S
 from hpcddp.units import format_count
 
 _MARK = "hpcddp-run"  # a file in a folder that a framework has saved to
@@ -50,7 +46,7 @@ def find_newest(run: RunFolder, framework: str) -> FrameworkCheckpoint | None:
     """
     faults: list[str] = []
     for folder in reversed(list_checkpoints(run.checkpoints)):
-        manifest, fault = _look(folder)
+        manifest, fault = _inspect(folder)
         if manifest is not None and manifest.framework != framework:
             raise RequestError(
                 f"checkpoint {folder} was written by {manifest.framework or 'hpcddp.runtime'}, not by {framework}",
@@ -71,31 +67,26 @@ def find_newest(run: RunFolder, framework: str) -> FrameworkCheckpoint | None:
     return None
 
 
-def _look(folder: str) -> tuple[Manifest | None, str | None]:
+def _inspect(folder: str) -> tuple[Manifest | None, str | None]:
     """The manifest if there is a complete one, and why the checkpoint cannot be loaded; None if it can. LaunchError if
-    it cannot be read, also some seconds later."""
-    why: OSError | UnreadableFileError | None = None
-    for pause_s in (0.0, *PAUSES_S):
-        time.sleep(pause_s)
-        try:
-            manifest = read_manifest(folder)
-            if manifest is None or manifest.files is None:
-                return None, f"it has no complete {MANIFEST}"
-            below = Path(manifest.path or folder)
-            fault = find_file_fault(below, manifest.files)
-            if fault is None and manifest.mark is not None and _read_mark(below) != manifest.mark:
-                fault = f"{below} was written over by another run"
-            return manifest, fault
-        except (OSError, UnreadableFileError) as error:
-            why = error
-        except DamagedFileError as error:
-            return None, error.message
-    what = why.message if isinstance(why, UnreadableFileError) else str(why)
-    host = os.uname().nodename
-    raise LaunchError(
-        f"{host} cannot read checkpoint {folder}, which stays as it is: {what}",
-        f"look at it on {host}: ls -l {folder}",
-    )
+    this host cannot read it: the file system may be away, and that is no damage."""
+    try:
+        manifest = read_manifest(folder)
+        if manifest is None or manifest.files is None:
+            return None, f"it has no complete {MANIFEST}"
+        below = Path(manifest.path or folder)
+        fault = find_file_fault(below, manifest.files)
+        if fault is None and manifest.mark is not None and _read_mark(below) != manifest.mark:
+            fault = f"{below} was written over by another run"
+        return manifest, fault
+    except (OSError, UnreadableFileError) as error:
+        host = os.uname().nodename
+        raise LaunchError(
+            f"{host} cannot read checkpoint {folder}, which stays as it is: {getattr(error, 'message', error)}",
+            f"look at it on {host}: ls -l {folder}",
+        ) from error
+    except DamagedFileError as error:
+        return None, error.message
 
 
 def _read_mark(folder: Path) -> str | None:
@@ -108,7 +99,7 @@ def _read_mark(folder: Path) -> str | None:
 def check_world(
     saved: FrameworkCheckpoint, world_size: int, global_batch: int | None, *, fixed: str = ""
 ) -> str | None:
-    """A line to say before this checkpoint is resumed on so many ranks; None: there is nothing to say. RequestError if
+    """A line to print before this checkpoint is resumed on so many ranks, or None. RequestError if
     the resume would be wrong.
 
     Frameworks count steps and batches per rank: their place in the data, and the learning rate's, are right only as

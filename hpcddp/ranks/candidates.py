@@ -154,7 +154,6 @@ def _read_layout(row: Launcher, numbers: dict[str, int | None], source: dict[str
 
 
 def _command(row: Launcher) -> str:
-    """The command that starts this launcher's ranks. A row of a special form has its launcher's."""
     return (row.command or LAUNCHERS[row.name].command).format(n="N") or row.name
 
 

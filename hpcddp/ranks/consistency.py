@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from hpcddp.errors import LaunchError
-from hpcddp.ranks.launcher import NUMBERS, shows
+from hpcddp.ranks.launcher import NUMBERS
 from hpcddp.record import TYPE_CHECKING
 from hpcddp.schedulers.allocation import holds
 from hpcddp.schedulers.registry import all_schedulers
-from hpcddp.units import read_number, shorten
+from hpcddp.units import shorten
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Mapping
 
     from hpcddp.ranks.candidates import Candidate
     from hpcddp.ranks.launcher import Launcher
@@ -37,33 +37,21 @@ def check_bounds(chosen: Candidate) -> None:
             raise contradiction(chosen, small, f"{chosen.source[large]} says {large} {b}")
 
 
-def check_echoes(chosen: Candidate, env: Mapping[str, str]) -> None:
-    """LaunchError if the launcher says one number twice, differently: two launches are mixed."""
-    for number, variable in chosen.row.echoes:
-        value, text = chosen.numbers[number], env.get(variable, "")
-        if value is not None and read_number(text) not in (None, value):
-            raise contradiction(chosen, number, f"{variable}={text}")
-
-
 def check_torch_variables(chosen: Candidate, env: Mapping[str, str], torch: Launcher) -> None:
     """LaunchError if an exported number (RANK, NODE_RANK, …; `torch` is their row) differs from the launcher's.
 
     `hpcddp exec` exports them, and people do by hand.
     """
-    own = [(number, getattr(torch, number)) for number in NUMBERS[:-1]]  # the number of nodes is torchrun's own
-    for number, variable in (*own, *torch.echoes):
-        value, text = chosen.numbers[number], env.get(variable, "")
-        if value is not None and text and read_number(text) != value:
-            raise LaunchError(
-                f"{chosen.source[number]} says {number} {value}, but {variable}={shorten(text)} is exported too",
-                f"unset {variable}"
-                + (", or, if that is the right one: HPCDDP_LAUNCHER=env" if (number, variable) in own else ""),
-            )
+    numbers = [(number, getattr(torch, number)) for number in NUMBERS[:-1]]  # the number of nodes is torchrun's own
+    for number, variable in (*numbers, *(("node_rank", name) for name in torch.other_node_ranks)):
+        value = chosen.numbers[number]
+        if value is not None:
+            check_exported(env, {variable: str(value)}, f"{chosen.source[number]} says {number} {value}")
 
 
 def check_node_rank(env: Mapping[str, str], node_rank: int, torch: Launcher) -> None:
     """The same for the node's number, where not the launcher has said it but the job's list of hosts."""
-    names = (torch.node_rank, *(name for number, name in torch.echoes if number == "node_rank"))
+    names = (torch.node_rank, *torch.other_node_ranks)
     check_exported(env, dict.fromkeys(names, str(node_rank)), f"this is node {node_rank} of the launch")
 
 
@@ -74,17 +62,6 @@ def check_exported(env: Mapping[str, str], told: Mapping[str, str], because: str
         if text not in {"", value} and not (text == "0" and not value):
             usual = f"this launch sets {name}={value}" if value else "hpcddp sets the rendezvous of the nodes"
             raise LaunchError(f"{because or usual}, but {name}={shorten(text)} is exported too", f"unset {name}")
-
-
-def check_agent_store(env: Mapping[str, str], rows: Iterable[Launcher]) -> None:
-    """LaunchError if torch would wait for an agent that is not there: all ranks clients, and nobody serves."""
-    for row in rows:
-        value = env.get(row.agent_store, "")
-        if value.lower() in {"true", "1"} and not any(shows(env, mark) for mark in row.marks):
-            raise LaunchError(
-                f"{row.agent_store}={value}, but no {row.name} started this process: nobody would serve the store",
-                f"unset {row.agent_store}",
-            )
 
 
 def check_host(chosen: Candidate, env: Mapping[str, str], hostname: str | None, allocation: Allocation) -> None:

@@ -29,9 +29,8 @@ _ACCELERATORS = ("nvidia", "kfd", "renderD", "dxg", "accel", "habana", "hl", "da
 def visible_devices(env: Mapping[str, str], mask: str = "CUDA_VISIBLE_DEVICES") -> tuple[str, ...] | None:
     """The entries of a mask: indices, `GPU-<uuid>` or `MIG-…`. None: it is not set (all devices); empty: it hides all.
 
-    As CUDA reads it: an entry that means no device (`-1`, `NoDevFiles`) hides what follows. LaunchError on an entry
-    that comes twice, which CUDA takes for no device at all. The mask is the scheduler's: it is read, never written,
-    for another one might take another job's device.
+    As CUDA reads it: an entry that means no device (`-1`, `NoDevFiles`) hides what follows. The mask is the
+    scheduler's: it is read, never written, for another one might take another job's device.
     """
     if mask not in env:
         return None
@@ -39,11 +38,6 @@ def visible_devices(env: Mapping[str, str], mask: str = "CUDA_VISIBLE_DEVICES") 
     for entry in (word.strip() for word in env[mask].split(",")):
         if not (entry.replace(".", "").isdigit() or entry.startswith(("GPU-", "MIG-"))):
             break
-        if entry in entries:
-            raise LaunchError(
-                f"{mask}={env[mask]} names {entry} twice, so no device is visible",
-                "name each device once",
-            )
         entries.append(entry)
     return tuple(entries)
 
@@ -60,7 +54,7 @@ def count_visible_gpus(env: Mapping[str, str], devices: str = "/dev") -> int:
 
 def why_no_accelerator(env: Mapping[str, str], devices: str = "/dev") -> str:
     """Say why no program can use a GPU or another accelerator here: there is none, or masks hide all.
-    Empty where one could be found. LaunchError as of `visible_devices`."""
+    Empty where one could be found."""
     names = {*_list(devices), *_list(os.path.join(devices, "dri"))}
     if not any(name.startswith(_ACCELERATORS) for name in names):
         return f"this host has no GPU: there is no {devices}/nvidia*, {devices}/kfd or the like"
@@ -126,32 +120,21 @@ def choose_devices(
     """
     if visible == each:
         return tuple(range(each))
-    if visible < each:
+    devices = "one device" if each == 1 else f"{each} devices"
+    if visible < each or local_rank is None or local_world_size is None:
+        why = "the launcher does not say which rank of its node this is" if visible > each else f"it is to have {each}"
         raise LaunchError(
-            f"this rank is to have {each} devices ({GPUS_PER_RANK}), and sees {format_count(visible, 'device')}",
-            f"show each rank {each} devices{_option(each)}, or ask for fewer by gpus_per_rank",
+            f"this rank sees {format_count(visible, 'device')}, and {why}", f"show each rank {devices}{_option(each)}"
         )
-    if local_rank is None or local_world_size is None:
+    if local_world_size * each > visible:
+        share = "; backend='gloo' lets ranks share a device" if each == 1 else ""
         raise LaunchError(
-            f"{visible} devices are visible, but the launcher does not say which rank of its node this is",
-            f"show each rank {'one device' if each == 1 else f'{each} devices'}{_option(each)}, or use a launcher that"
-            " sets a local rank",
-        )
-    if local_world_size * each > visible and each > 1:
-        raise LaunchError(
-            f"{local_world_size} ranks on this node are to have {each} devices each ({GPUS_PER_RANK}), and see"
-            f" {visible}",
-            f"use --ranks-per-node {max(visible // each, 1)}, or ask for more",
-        )
-    if local_world_size > visible:
-        raise LaunchError(
-            f"{local_world_size} ranks on this node see {format_count(visible, 'device')}",
-            f"use --ranks-per-node {visible}, or ask for more; backend='gloo' lets ranks share a device",
+            f"{local_world_size} ranks on this node are to have {devices} each, and see {visible}",
+            f"use --ranks-per-node {max(visible // each, 1)}, or ask for more{share}",
         )
     return tuple(range(local_rank * each, (local_rank + 1) * each))
 
 
 def _option(each: int) -> str:
-    """The schedulers' options for that."""
     options = [(row.title, row.gpus_per_rank_option) for row in all_schedulers() if row.gpus_per_rank_option]
     return f" ({', '.join(f'{title}: {option}={each}' for title, option in options)})"

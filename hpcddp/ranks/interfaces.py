@@ -1,23 +1,22 @@
 """This host's network interfaces and their addresses, and the one on the route to another host.
 
-From the kernel, by the standard library alone: SIOCGIFCONF (netdevice(7)) for IPv4 with secondary addresses,
+From the kernel, by the standard library alone: SIOCGIFADDR (netdevice(7)) for each interface's first IPv4 address,
 /proc/net/if_inet6 for IPv6. No packet is sent.
 """
 
 from __future__ import annotations
 
-import array
 import fcntl
 import socket
 import struct
+from contextlib import suppress
 
 from hpcddp.record import TYPE_CHECKING, Record
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-_SIOCGIFCONF, _SIOCGIFFLAGS = 0x8912, 0x8913  # linux/sockios.h
-_IFREQ = 40  # sizeof(struct ifreq) on 64-bit Linux
+_SIOCGIFFLAGS, _SIOCGIFADDR = 0x8913, 0x8915  # linux/sockios.h
 _UP, _LOOPBACK, _RUNNING = 0x1, 0x8, 0x40  # linux/if.h
 _GLOBAL = 0x00  # scope in /proc/net/if_inet6; 0x20 is link-local, which a name alone cannot reach
 
@@ -33,12 +32,15 @@ class Interface(Record):
 
 
 def list_interfaces() -> list[Interface]:
-    """Every (interface, address) of this host: IPv4 first, then IPv6, as getifaddrs(3) orders them."""
+    """Every (interface, address) of this host: IPv4 first, then IPv6."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        found = _list_ipv4(probe)
-        for name, address, scope in _list_ipv6():
-            flags = _flags(probe, name)
-            found.append(_interface(name, address, flags, is_global=scope == _GLOBAL))
+        flags = {name: _read_flags(probe, name) for _, name in socket.if_nameindex()}
+        addresses = [(name, address, True) for name in flags if (address := _read_ipv4(probe, name))]
+    found = []
+    for name, address, is_global in (*addresses, *_list_ipv6()):
+        flag = flags.get(name, 0)
+        is_up, is_loopback = flag & _UP != 0 and flag & _RUNNING != 0, flag & _LOOPBACK != 0
+        found.append(Interface(name, address, is_up, is_loopback, is_global and not is_loopback))
     return found
 
 
@@ -73,38 +75,28 @@ def address_toward(host: str) -> str | None:
     return None
 
 
-def _list_ipv4(probe: socket.socket) -> list[Interface]:
-    buffer = array.array("B", bytes(_IFREQ * 256))
-    request = struct.pack("iP", len(buffer), buffer.buffer_info()[0])
-    size = struct.unpack("iP", fcntl.ioctl(probe.fileno(), _SIOCGIFCONF, request))[0]
-    answer = buffer.tobytes()[:size]
-    found = []
-    for at in range(0, size, _IFREQ):
-        name = answer[at : at + 16].partition(b"\0")[0].decode(errors="replace").partition(":")[0]  # eth0:1 is an alias
-        address = socket.inet_ntoa(answer[at + 20 : at + 24])
-        found.append(_interface(name, address, _flags(probe, name), is_global=not address.startswith("127.")))
-    return found
-
-
-def _list_ipv6() -> list[tuple[str, str, int]]:
-    """(interface, address, scope)."""
+def _list_ipv6() -> list[tuple[str, str, bool]]:
+    """(interface, address, whether another host reaches it by a name alone)."""
     try:
         with open("/proc/net/if_inet6", encoding="ascii") as file:
             rows = [line.split() for line in file]
     except OSError:  # a kernel without IPv6
         return []
     rows.sort(key=lambda row: (int(row[1], 16), int(row[3], 16)))
-    return [(row[5], socket.inet_ntop(socket.AF_INET6, bytes.fromhex(row[0])), int(row[3], 16)) for row in rows]
+    return [
+        (row[5], socket.inet_ntop(socket.AF_INET6, bytes.fromhex(row[0])), int(row[3], 16) == _GLOBAL) for row in rows
+    ]
 
 
-def _interface(name: str, address: str, flags: int, *, is_global: bool) -> Interface:
-    is_up = flags & _UP != 0 and flags & _RUNNING != 0
-    return Interface(name, address, is_up, flags & _LOOPBACK != 0, is_global and not flags & _LOOPBACK)
+def _read_ipv4(probe: socket.socket, name: str) -> str:
+    with suppress(OSError):  # it has none
+        answer = fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
+        return socket.inet_ntoa(answer[20:24])
+    return ""
 
 
-def _flags(probe: socket.socket, name: str) -> int:
-    try:
+def _read_flags(probe: socket.socket, name: str) -> int:
+    with suppress(OSError):
         answer = fcntl.ioctl(probe.fileno(), _SIOCGIFFLAGS, struct.pack("256s", name.encode()[:15]))
-    except OSError:
-        return 0
-    return int(struct.unpack_from("H", answer, 16)[0])
+        return int(struct.unpack_from("H", answer, 16)[0])
+    return 0

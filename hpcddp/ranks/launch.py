@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cached_property
+
 from hpcddp.ranks.rendezvous import find_key, find_parent_key, find_rendezvous
 from hpcddp.ranks.resolve import find_rank, require_info
 from hpcddp.record import TYPE_CHECKING
@@ -9,23 +11,11 @@ from hpcddp.schedulers.registry import find_allocation
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-    from functools import cached_property
 
     from hpcddp.ranks.launcher import RankInfo
     from hpcddp.ranks.rendezvous import Rendezvous
     from hpcddp.ranks.resolve import FoundRank
     from hpcddp.schedulers.allocation import Allocation
-else:
-
-    class cached_property:  # noqa: N801  # the name of functools', whose import takes longer than all that is read here
-        """A property that is read once."""
-
-        def __init__(self, read):
-            self.read = read
-
-        def __get__(self, launch, _owner):
-            value = launch.__dict__[self.read.__name__] = self.read(launch)
-            return value
 
 
 class Launch:

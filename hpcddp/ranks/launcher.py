@@ -38,8 +38,6 @@ class JobStep(Record):
     find_rank_0: Callable[[Mapping[str, str], RankInfo], tuple[str | None, str]]
     #: From the process id of its daemon to the id of the shell that this runs; "" for a task.
     find_shell: Callable[[int], str]
-    #: In a shell: number and the variable that looks like it.
-    in_shell: tuple[tuple[str, str], ...]
 
 
 class FrontEnd(Record):
@@ -75,8 +73,8 @@ class Launcher(Record):
     identity: tuple[str, ...] = ()
     excluded_by: tuple[str, ...] = ()
     optional: tuple[str, ...] = ()
-    #: Variables with which the launcher says a number again: (number, variable). They must agree.
-    echoes: tuple[tuple[str, str], ...] = ()
+    #: Other variables in which people set the node's number.
+    other_node_ranks: tuple[str, ...] = ()
     #: For a protocol that many launchers speak, its name: alone, the row is what is left of an unknown launcher.
     protocol: str = ""
     #: Whether people set these variables by hand, so that they need not be from a launcher.
@@ -150,10 +148,9 @@ class Launcher(Record):
     program: str = ""
     #: The schedulers under which it starts processes; empty: every scheduler that lists a job's hosts.
     schedulers: tuple[str, ...] = ()
-    #: Whether the scheduler brings it: it is on PATH in every job, and it is the first choice there.
+    #: Whether the scheduler brings it: it is on PATH in every job, it is the first choice there, and its ranks get the
+    #: warning signal from the scheduler (sbatch --signal).
     of_scheduler: bool = False
-    #: Whether the scheduler itself sends the warning signal to its ranks (sbatch --signal).
-    warned_by_scheduler: bool = False
     #: Its options that say how many there are: `nodes`, `processes` in all, or `per_node`. Also what `env` sets for it.
     counts: Mapping[str, str] = _NO_OPTIONS
     #: How it is told which of the job's hosts to start on: a line of a file of hosts, its option for the file, and
@@ -170,7 +167,6 @@ class Launcher(Record):
     line: Callable[[LaunchRequest], Iterable[Words]] | None = None
     #: Whether, on a single machine, the one of the Python environment goes before the others on PATH.
     environment_first: bool = False
-
     #: The variable that sends the ranks to the store that its agent hosts, where it is `True`.
     agent_store: str = ""
     #: The variable with the CPUs per rank that the job asked for, and the one by which this launcher has to be given

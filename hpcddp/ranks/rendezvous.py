@@ -95,7 +95,6 @@ def is_on_one_node(info: RankInfo) -> bool:
 
 
 def _find_address(launch: Launch) -> tuple[str | None, str, tuple[str, ...]]:
-    """(address, where it came from, remarks)."""
     info, given = launch.info, launch.env.get("MASTER_ADDR", "")
     certain, because, settled = _where_rank_0_is(launch)
     remarks: tuple[str, ...] = ()

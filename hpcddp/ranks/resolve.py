@@ -248,11 +248,8 @@ def _check(chosen: Candidate, env: Mapping[str, str], *, pinned: bool) -> None:
             row.without_size,
         )
     consistency.check_bounds(chosen)
-    consistency.check_echoes(chosen, env)
-    if not pinned:
-        consistency.check_agent_store(env, LAUNCHERS.values())
-        if row.rank != LAUNCHERS["env"].rank:  # else they are the row's own
-            consistency.check_torch_variables(chosen, env, LAUNCHERS["env"])
+    if not pinned and row.rank != LAUNCHERS["env"].rank:  # else they are the row's own
+        consistency.check_torch_variables(chosen, env, LAUNCHERS["env"])
 
 
 def _check_allocation(chosen: Candidate, launch: Launch, allocation: Allocation, *, pinned: bool) -> None:
@@ -302,8 +299,7 @@ def _refuse_stray(env: Mapping[str, str]) -> None:
 def not_launched(allocation: Allocation, env: Mapping[str, str]) -> LaunchError:
     """The error for a shell or script that a scheduler started and no launcher did."""
     where = "an interactive shell" if allocation.interactive else "a batch script or shell"
-    why = find_scheduler(allocation.scheduler).no_slots
-    empty = f", and {allocation.source} is empty{f' ({why})' if why else ''}" if allocation.hosts == () else ""
+    empty = f", and {allocation.source} is empty" if allocation.hosts == () else ""
     return LaunchError(
         f"not launched: this is {where} of {allocation.scheduler} job {allocation.job_id or '(no id)'}, "
         f"and no launcher started this process as a rank{empty}",
@@ -319,7 +315,7 @@ def command(allocation: Allocation, env: Mapping[str, str]) -> str:
 def launch_line(allocation: Allocation, env: Mapping[str, str]) -> str:
     """The launcher's words for the ranks that this allocation was requested for."""
     scheduler = find_scheduler(allocation.scheduler)
-    row = LAUNCHERS[scheduler.launcher or launchers_under(scheduler.name)[0]]
+    row = LAUNCHERS[launchers_under(scheduler.name)[0]]
     ranks = scheduler.count_ranks(allocation.slots, env)
     if not ranks and row.of_scheduler:
         return row.program  # it asks the scheduler

@@ -25,33 +25,15 @@ _FIRST_SPECIAL_STEP = 0xFFFFFFF0  # ids from here on are Slurm's own: batch (…
 def _is_task(env: Mapping[str, str]) -> bool:
     """Whether Slurm started this process as a task of a step.
 
-    Not so in a batch script (no step id; -5 from Slurm 26.05; or another job's, if it was submitted from a task), in an
-    interactive step (4294967290), and in salloc's older shell: a step of one task that was told to keep the job's
-    SLURM_NTASKS (`srun --preserve-env --pty`). Sources: Slurm src/common/env.c, slurm_protocol_defs.h.
+    Not so in a batch script (no step id; -5 from Slurm 26.05), in an interactive step (4294967290), and in salloc's
+    older shell: a step of one task that was told to keep the job's SLURM_NTASKS (`srun --preserve-env --pty`).
+    Sources: Slurm src/common/env.c, slurm_protocol_defs.h.
     """
     step = env.get("SLURM_STEP_ID", "")
     number = read_number(step)
     if number is None or number >= _FIRST_SPECIAL_STEP:
         return False
-    if env.get("SLURM_STEP_NUM_TASKS") == "1" and (read_number(env.get("SLURM_NTASKS", "1")) or 1) > 1:
-        return False
-    return not _is_inherited_step(env)
-
-
-def _is_inherited_step(env: Mapping[str, str]) -> bool:
-    """Whether the step is another job's, from a task of which this batch script was submitted.
-
-    The script's own SLURM_PROCID, SLURM_NODEID and SLURM_GTIDS are 0, and its job's nodes are its own; only the step's
-    variables are left from before. So the step shows more ranks on this node, or nodes that are not the job's.
-    """
-    if not env.get("SLURM_PROCID") == env.get("SLURM_NODEID") == env.get("SLURM_GTIDS") == "0":
-        return False
-    if env.get("SLURM_STEP_TASKS_PER_NODE", "1").partition(",")[0].partition("(")[0] != "1":
-        return True
-    step, job = env.get("SLURM_STEP_NODELIST", ""), env.get("SLURM_JOB_NODELIST", "")
-    if not step or not job or step == job:
-        return False
-    return not set(expand_nodelist(step, "SLURM_STEP_NODELIST")) <= set(expand_nodelist(job, "SLURM_JOB_NODELIST"))
+    return env.get("SLURM_STEP_NUM_TASKS") != "1" or (read_number(env.get("SLURM_NTASKS", "1")) or 1) == 1
 
 
 def _check(chosen: Candidate, env: Mapping[str, str], hostname: str | None) -> None:
@@ -123,5 +105,4 @@ SLURM_STEP = JobStep(
     check=_check,
     find_rank_0=_find_rank_0,
     find_shell=_find_shell,
-    in_shell=(("rank", "SLURM_PROCID"), ("world_size", "SLURM_NTASKS"), ("local_rank", "SLURM_LOCALID")),
 )

@@ -156,7 +156,6 @@ def expand_nodelist(text: str, where: str = "nodelist") -> list[str]:
 
 
 def _split_names(text: str, where: str) -> list[str]:
-    """The names between the commas outside of brackets."""
     names: list[str] = []
     pieces: list[str] = []
     depth = 0
@@ -174,16 +173,11 @@ def _split_names(text: str, where: str) -> list[str]:
 def _expand_numbers(inside: str, text: str, where: str) -> list[str]:
     numbers: list[str] = []
     for part in inside.split(","):
-        if part.isdigit():
-            numbers.append(part)
-            continue
-        low, _, high = part.partition("-")
-        first, last = read_number(low), read_number(high)
+        low, dash, high = part.partition("-")
+        first, last = read_number(low), read_number(high if dash else low)
         if first is None or last is None or not first <= last < first + _MOST:
             raise _bad(text, where)
         numbers += [f"{n:0{len(low)}d}" for n in range(first, last + 1)]
-    if not inside.isascii():  # other scripts' digits are digits to Python
-        raise _bad(text, where)
     return numbers
 
 

@@ -1,4 +1,4 @@
-"""PBS Pro, OpenPBS, and Torque where a site's size is `nodes`. Recorded answers: tests/captures/pbs."""
+"""PBS Pro, OpenPBS, and scripts for Torque where a site's size is `nodes`. Recorded answers: tests/captures/pbs."""
 
 from __future__ import annotations
 
@@ -24,43 +24,37 @@ if TYPE_CHECKING:
     from typing import Any
 
 
-# PBS's jobs as text: what `qstat -x -f -F json` prints of them (OpenPBS 23.06), and Torque's `qstat -x` in XML.
+# PBS's jobs as text: what `qstat -x -f -F json` prints of them (OpenPBS 23.06).
 
 
 # qstat's exit status where jobs are unknown, and where they have ended and -x was not asked for: it shows the others.
 _SOME_UNKNOWN = {0, 35, 153}
 _BY_QDEL = 91  # substate
-_BY_QRERUN = range(60, 64)  # substates of a job that is started again, until it is queued (job.h of OpenPBS, Torque)
+_BY_QRERUN = range(60, 64)  # substates of a job that is started again, until it is queued (job.h of OpenPBS)
 
 
 def parse_jobs(answer: CommandAnswer, states: Mapping[str, str]) -> JobsFound:
     """The jobs of an answer. `states`: its letter -> our word."""
-    text = answer.stdout.strip()
-    if text.startswith("<"):
-        found = _read_xml(text)
-    else:
-        found = _read_json(text) if text else ([] if answer.status in _SOME_UNKNOWN else None)
-        found = _read_json(_mend(text)) if found is None and text else found
+    found = _read_json(answer.stdout)
     problem = "qstat: its answer cannot be read" if found is None else ""
     if answer.status not in _SOME_UNKNOWN:  # it may show some, and not those of the server that did not answer
         problem = answer.why("qstat")
-    return JobsFound(tuple(_describe(job, about, states) for job, about in found or () if job[:1].isdigit()), problem)
+    jobs = (found or {}).items()
+    return JobsFound(tuple(_describe(job, about, states) for job, about in jobs if job[:1].isdigit()), problem)
 
 
-def _read_json(text: str) -> list[tuple[str, Mapping[str, Any]]] | None:
-    """Id and attributes of each job; None if the text is not what qstat prints."""
+def _read_json(text: str) -> dict[str, Mapping[str, Any]] | None:
+    """The attributes of each job; None if the text is not what qstat prints."""
     import json
 
+    if not text.strip():
+        return {}
     try:
-        content = json.loads(text, strict=False)
+        content = json.loads(_mend(text), strict=False)
     except (ValueError, RecursionError):
         return None
-    if not isinstance(content, dict):
-        return None
-    jobs = content.get("Jobs", {})
-    if not isinstance(jobs, dict):
-        return None
-    return [(str(job), about) for job, about in jobs.items() if isinstance(about, dict)]
+    jobs = content.get("Jobs", {}) if isinstance(content, dict) else None
+    return {job: about for job, about in jobs.items() if isinstance(about, dict)} if isinstance(jobs, dict) else None
 
 
 def _mend(text: str) -> str:
@@ -75,35 +69,16 @@ def _mend(text: str) -> str:
     return re.sub(r'^(\t+"[^"\n]*":\t)([^"{\[\n]*?)(,?)$', r'\1"\2"\3', text, flags=re.MULTILINE)
 
 
-def _read_xml(text: str) -> list[tuple[str, Mapping[str, Any]]] | None:
-    """The same from `<Data><Job><Job_Id>1.host</Job_Id><job_state>R</job_state>…`."""
-    from xml.etree import ElementTree  # the scheduler's own answer; expat refuses entities that explode
-
-    try:
-        root = ElementTree.fromstring(text)  # noqa: S314  # the same
-    except ElementTree.ParseError:
-        return None
-    if root.tag != "Data":
-        return None
-    found: list[tuple[str, Mapping[str, Any]]] = []
-    for job in root.iter("Job"):
-        about: dict[str, Any] = {}
-        for one in job:
-            about[one.tag] = {part.tag: part.text for part in one} if len(one) else one.text or ""
-        found.append((str(about.get("Job_Id", "")), about))
-    return found
-
-
 def _describe(job: str, about: Mapping[str, Any], states: Mapping[str, str]) -> JobFound:
     state = states.get(str(about.get("job_state", "")), "unknown")
     after = _read_after(about.get("depend"))
-    status = _number(about.get("Exit_status", about.get("exit_status")))
+    status = _number(about.get("Exit_status"))
     comment = printable(str(about.get("comment") or "")).strip()
-    starts, ends = _time(about.get("stime", about.get("start_time"))), None
+    starts, ends = _time(about.get("stime")), None
     if state == "finished":
         state, ends = (
             _judge_end(about, status, comment, is_array="[]" in job),
-            _time(about.get("obittime", about.get("comp_time"))),
+            _time(about.get("obittime")),
         )
         if status is None and not comment and about.get("depend"):
             comment = "deleted by the server: its dependency can never be met"
@@ -256,7 +231,6 @@ def _node(resources: Mapping[str, Any]) -> _Node:
 
 
 def _mapping(value: object, key: str) -> Mapping[str, Any]:
-    """The mapping under a key; an empty one for anything else."""
     found = _get(value, key)
     return found if isinstance(found, dict) else _NOTHING
 
@@ -415,7 +389,6 @@ SCHEDULER = Scheduler(
         parse_jobs=parse_jobs,
         jobs=("qstat", "-t", "-x", "-f", "-F", "json", "{ids}"),  # -x: also jobs that have ended
         live_jobs=("qstat", "-t", "-f", "-F", "json", "{ids}"),
-        older_jobs=("qstat", "-t", "-x", "{ids}"),  # Torque's
         keeps_none="not configured to maintain job history",
         starter=("pbs_tmrsh", "{host}"),
         remote_shell=TMRSH,
@@ -438,10 +411,8 @@ SCHEDULER = Scheduler(
         "E": "exiting",
         "X": "finished",  # one job of an array
         "F": "finished",
-        "C": "finished",  # Torque's
         "M": "moved",
     },
     find_hostfile_copy=find_hostfile_copy,
-    no_slots="mpiprocs=0",
     owns_bare_hostfile=True,
 )

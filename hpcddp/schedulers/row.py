@@ -216,14 +216,12 @@ class Commands(Record):
     parse_job: Callable[[JobId, CommandAnswer, Mapping[str, str], Mapping[str, str]], JobFound | None] = (
         lambda _job, _answer, _states, _env: None
     )
-    #: Shows the jobs {ids}, or all of the users {user}; `older_jobs` is asked where the first is refused as unknown,
-    #: `live_jobs` where the scheduler keeps no word of jobs that have ended. `parse_jobs`:
-    #: their answers, by the row's `states`.
+    #: Shows the jobs {ids}, or all of the users {user}; `live_jobs` is asked where the scheduler keeps no word of jobs
+    #: that have ended. `parse_jobs`: their answers, by the row's `states`.
     jobs: tuple[str, ...] = ()
     parse_jobs: Callable[[CommandAnswer, Mapping[str, str]], JobsFound] = lambda _answer, _states: JobsFound()
     live_jobs: tuple[str, ...] = ()
     keeps_none: str = ""  # a part of what it says then
-    older_jobs: tuple[str, ...] = ()
     ended: tuple[str, ...] = ()  # shows one job {} that `jobs` has forgotten
     parse_ended: Callable[[CommandAnswer, Mapping[str, str]], JobsFound] = lambda _answer, _states: JobsFound()
     ask_env: Mapping[str, str] = _NOTHING  # what the commands that ask need in their environment
@@ -258,8 +256,6 @@ class Scheduler(Record):
     find_hostfile_copy: Callable[[Mapping[str, str]], str | None] = lambda _env: None
     #: What a launch needs that is made beside what is left of another one in the same job.
     overlap: Mapping[str, str] = _NOTHING
-    no_slots: str = ""  # the request with which a job has no slot, so that its list of hosts is empty
     owns_bare_hostfile: bool = False  # whether a host file without any job around it is taken for this scheduler's
     #: (slots, environment) -> how many ranks a job was asked for; None: it does not say.
     count_ranks: Callable[[int | None, Mapping[str, str]], int | None] = lambda slots, _env: slots
-    launcher: str = ""  # the row of the launcher that comes with it, where no job script can use that one

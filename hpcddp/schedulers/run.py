@@ -191,10 +191,9 @@ def ask_jobs(
     commands = scheduler.commands
     if not commands.jobs or not ids:
         return JobsFound()
-    questions = [words for words in (commands.jobs, commands.live_jobs, commands.older_jobs) if words]
     found = JobsFound()
     users = ",".join(dict.fromkeys(map(name_user, (os.getuid(), *owners))))
-    for words in questions:
+    for words in filter(None, (commands.jobs, commands.live_jobs)):
         argv = [w for word in words for w in (ids if word == "{ids}" else [word.replace("{user}", users)])]
         try:
             answer = run_program(argv, {**env, **commands.ask_env}, patience_s=patience_s)
@@ -203,15 +202,13 @@ def ask_jobs(
         if commands.keeps_none and commands.keeps_none in answer.stderr:
             found = JobsFound((), f"{argv[0]}: {commands.keeps_none}")
             continue
-        if "invalid option" not in answer.stderr and "usage:" not in answer.stderr.lower():
-            found = scheduler.commands.parse_jobs(answer, scheduler.states)
-            left = [] if found.problem or "{ids}" not in words else _list_missing(ids, found, answer)
-            for job in left if len(ids) > 1 else ():
-                if alone is None or job in alone:
-                    more = ask_jobs(name, [job], env, owners, patience_s)
-                    found = JobsFound((*found.jobs, *more.jobs), found.problem or more.problem)
-            return found
-        found = JobsFound((), f"{argv[0]} does not know the options {' '.join(words[1:-1])}")
+        found = commands.parse_jobs(answer, scheduler.states)
+        left = [] if found.problem or "{ids}" not in words else _list_missing(ids, found, answer)
+        for job in left if len(ids) > 1 else ():
+            if alone is None or job in alone:
+                more = ask_jobs(name, [job], env, owners, patience_s)
+                found = JobsFound((*found.jobs, *more.jobs), found.problem or more.problem)
+        break
     return found
 
 
@@ -231,7 +228,6 @@ def ask_job(name: str, job: str, env: Mapping[str, str]) -> JobsFound:
 
 
 def _list_missing(ids: Sequence[str], found: JobsFound, answer: CommandAnswer) -> list[str]:
-    """The jobs of which an answer says nothing at all."""
     said = [*(one.id for one in found.jobs), *map(parse_id, answer.stderr.split())]
     return [job for job in ids if not any(parse_id(job).matches(one) for one in said)]
 

@@ -148,7 +148,6 @@ def _read_line(row: list[str], counted: bool) -> QueueFound:
 
 
 def _join(lines: list[QueueFound]) -> QueueFound:
-    """Join the lines for a partition's kinds of nodes."""
     largest = max(lines, key=lambda line: (line.gpus or 0, line.cpus or 0))
     kinds = {(line.cpus, line.gpus, line.gpu) for line in lines}
     of_it = [line for line in lines if (line.cpus, line.gpus) == (largest.cpus, largest.gpus)]

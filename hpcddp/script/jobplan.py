@@ -350,7 +350,7 @@ class JobPlan(Record):
     def warns_s(self) -> int:
         """When the supervisor warns the ranks, seconds before the end; 0: never, or the scheduler does it. That would
         signal agents as well, which end at it."""
-        by_scheduler = self.outer is not None and self.outer.warned_by_scheduler and not self.agents
+        by_scheduler = self.outer is not None and self.outer.of_scheduler and not self.agents
         return 0 if by_scheduler else self.options.signal_s
 
     @property

@@ -457,7 +457,7 @@ def plan_job(spec: JobSpec, site: Site, planned_by: PlannedBy) -> JobPlan:
     check_separator((*command, *(spec.stage_in or ()), *swept), outer_launcher)
     account, account_option, account_remarks = plan_account(spec, site)
     by_agents = LAUNCHERS[launcher].is_node_agent
-    warns = outer_launcher != "" and LAUNCHERS[outer_launcher].warned_by_scheduler and not by_agents
+    warns = outer_launcher != "" and LAUNCHERS[outer_launcher].of_scheduler and not by_agents
     requested = requested_options(spec, site, warned_by_scheduler=warns)
     options = plan_scheduler_options(spec, site, requested)
     words = plan_site_words(spec, site)

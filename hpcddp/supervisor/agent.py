@@ -51,7 +51,6 @@ class Agent:
         host: str,
         env: Mapping[str, str],
     ) -> None:
-        """`env`: of this process."""
         self._attempt, self._listener, self._env, self._host = attempt, listener, env, host
         self._rank, self._hello = rank, wire.Hello(listener.key, attempt.name, rank, world_size, host)
         self._launcher = os.getppid()
@@ -71,12 +70,11 @@ class Agent:
         self._unheard_s = 0  # for how long the supervisor was not heard before the rank was ended for that
         self._alive: int | None = None  # open as long as this process is there
         self.was_ended = False  # by the supervisor's word, or since it was not heard any more
-        # what the environment of all that the rank has started has; the page is this process's alone
+        # in the environment of all that the rank has started; the page is this process's alone
         self._marks = {"HPCDDP_ATTEMPT": attempt.name, "HPCDDP_HEARTBEAT": self.path}
 
     @property
     def path(self) -> str:
-        """The page, for the rank."""
         return self._page.path
 
     def start(self, program: int, give: Callable[[int], None] = lambda _: None) -> None:
@@ -91,7 +89,6 @@ class Agent:
         UsageSampler(self._attempt, self._host, self._env, self._read_phases).start()
 
     def _read_phases(self) -> list[float]:
-        """The seconds in each phase, of the first rank that reports them."""
         return next((list(one.phases) for one in self._page.read_entries() if one.phases), [])
 
     def send_signal(self, number: int) -> None:
@@ -141,7 +138,6 @@ class Agent:
             self._socket.close()
 
     def end_left(self, tell: Callable[[str], None]) -> None:
-        """End what the rank has started, once it has ended: on the other hosts nobody else does."""
         end_left(self._marks, self._env, tell, f"rank {self._rank}", _EXIT_S)
         if self._alive is not None:
             signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGPIPE})
@@ -201,7 +197,6 @@ class Agent:
         return None
 
     def _converse(self, connection: _socket.socket) -> None:
-        """Send and receive until the connection breaks, or the rank is to end."""
         poll = select.poll()
         poll.register(connection.fileno(), select.POLLIN)
         incoming, every_s = wire.Incoming(), self._listener.every_s
@@ -254,7 +249,6 @@ class Agent:
             self._looks[one.rank] = one.looks
 
     def _send_stacks(self, request: str) -> None:
-        """Send the ranks' stacks. Runs in a thread, since a stopped rank never answers."""
         found = [(one.rank, *read_stacks(one)) for one in self._page.read_entries()]
         if not found:
             found = [(self._rank, "", "no Python of it has begun yet, or what started it has changed its environment")]
@@ -334,14 +328,11 @@ _NO_ANSWER = {
 def read_stacks(one: PageEntry) -> tuple[str, str]:
     """The stacks of this rank, or "" and why it writes none."""
     path = f"/proc/{one.process}/fd/{one.stacks}"
-    state = _read_state(one.process)
-    if state in _NO_ANSWER and state != "D":
-        return "", _NO_ANSWER[state]
     try:
         before = size = os.stat(path).st_size
         os.kill(one.process, ASK_FOR_STACKS)
         until = time.monotonic() + _ANSWER_S
-        while time.monotonic() < until:
+        while time.monotonic() < until and _read_state(one.process) not in {"", "Z", "T"}:
             time.sleep(_LOOK_S)
             last, size = size, os.stat(path).st_size
             if size == last > before:  # it has come to its end
@@ -368,15 +359,15 @@ _LATER_S = 0.5  # by which the scheduler's own comes behind what it, or a launch
 
 
 class SignalCount:
-    """The signals that a program has had. `clock`: seconds, from anywhere."""
+    """Counts the signals that a program has had. `clock`: seconds, from anywhere."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._came: dict[int, list[tuple[float, str]]] = {}
 
     def is_new(self, number: int, way: str) -> bool:
-        """Count one that has come. Whether it is none that the program has had already, since it came in another way:
-        mpirun passes on what a scheduler sends to mpirun and to the ranks alike."""
+        """Count one. Whether the program has not had it already in another way: mpirun passes on what a scheduler sends
+        to mpirun and to the ranks alike."""
         now = self._clock()
         came = [(at, one) for at, one in self._came.get(number, ()) if now - at < _SAME_S]
         had = max((sum(one == other for _, other in came) for one in (TO_ALL, TO_THIS, BY_WORD)), default=0)
@@ -384,18 +375,14 @@ class SignalCount:
         self._came[number] = came
         return sum(one == way for _, one in came) > had
 
-    def has_come(self, number: int) -> bool:
-        """Whether this one has come at all."""
-        return number in self._came
-
 
 class RankProgram:
-    """A rank's program, as a process of its own beside this one. OSError if it cannot run.
+    """A rank's program, as a process beside this one, which it does not outlive. OSError if it cannot run.
 
-    `stderr`: its own, if given. `apart`: whether it has a process group of its own, so that a launcher's signals to
-    the group of this process come to this one alone. `in_step`: whether this is part of a step whose every process the
-    scheduler signals, and its launcher, which passes that on. `rank_marks`: of a program that starts the ranks of this
-    node (torchrun), the variables that it sets for each. It does not outlive this process, whatever ends that.
+    `stderr`: its own, if given. `apart`: it has a process group of its own, so that a launcher's signals to the group
+    of this process come to this one alone. `in_step`: the scheduler signals every process of this step, and its
+    launcher, which passes that on. `rank_marks`: of a program that starts the ranks of this node (torchrun), the
+    variables that it sets for each.
     """
 
     def __init__(
@@ -462,8 +449,7 @@ class RankProgram:
                 record(came.si_signo)
 
     def _wait_for_signal(self, status: int, record: Callable[[int], None]) -> None:
-        """Wait for the signal that may have ended the program: a scheduler sends it to every process of a step, and the
-        program may get it first."""
+        """Wait for the signal that may have ended the program, which may get it before this process."""
         may_end_so = ENDING & {os.WTERMSIG(status)} if os.WIFSIGNALED(status) else ENDING
         is_sent_to_all = self._in_step or not self._apart
         came = signal.sigtimedwait(may_end_so, _LATER_S) if status and is_sent_to_all and may_end_so else None
@@ -471,15 +457,9 @@ class RankProgram:
             self._count.is_new(came.si_signo, TO_ALL)
             record(came.si_signo)
 
-    def read_end(self, status: int) -> int:
-        """The program's wait status, for people. Python ends by SIGINT where nobody catches a KeyboardInterrupt: one
-        that the program has raised itself is its own error."""
-        is_error = os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGINT
-        return 128 + signal.SIGINT << 8 if is_error and not self._count.has_come(signal.SIGINT) else status
-
     def _is_to_all(self, came: signal.struct_siginfo) -> bool:
-        """Whether the program has had this signal, too. A terminal sends its own to the whole group; what another user
-        sends is a scheduler's daemon's or the system's. A sender outside of this container has the number 0."""
+        """Whether the program has had this signal, too: a terminal sends its own to the whole group; another user is a
+        scheduler's daemon or the system. A sender outside of this container has the number 0."""
         if came.si_code > 0:
             return not self._apart
         if came.si_uid != os.getuid():
@@ -498,12 +478,11 @@ def _choose_signal(process: int, number: int) -> int:
 
 
 def _ends_by(process: int, number: int) -> bool:
-    """Whether the process neither catches, ignores nor blocks the signal."""
     return not _handles(process, number, b"SigCgt", b"SigIgn", b"SigBlk")
 
 
 def _handles(process: int, number: int, *ways: bytes) -> bool:
-    """Whether the process catches the signal (SigCgt), ignores it (SigIgn) or holds it back (SigBlk)."""
+    """Whether the process catches the signal (SigCgt), ignores (SigIgn) or blocks it (SigBlk)."""
     with suppress(OSError, IndexError, ValueError), open(f"/proc/{process}/status", "rb") as file:
         text = file.read()
         return any(int(text.split(way + b":")[1].split()[0], 16) >> (number - 1) & 1 for way in ways)
@@ -511,8 +490,7 @@ def _handles(process: int, number: int, *ways: bytes) -> bool:
 
 
 def end_alike(status: int) -> NoReturn:
-    """End this process with the exit status or the signal that ended the program, without taking the interpreter apart:
-    nobody needs that, and it takes time."""
+    """End this process at once with the exit status or the signal that ended the program."""
     with suppress(OSError):
         sys.stdout.flush()
     if not os.WIFSIGNALED(status):
@@ -540,7 +518,6 @@ class Stderr:
 
     @property
     def entry(self) -> int:
-        """The descriptor that the program has as its stderr."""
         return self._write
 
     def start(self) -> None:
@@ -555,7 +532,6 @@ class Stderr:
 
     @property
     def end(self) -> str:
-        """The last that the program wrote."""
         return self._end.decode(errors="replace")
 
     def _pass_on(self) -> None:

@@ -178,7 +178,6 @@ class MovingEnd:
 
 
 def _name_source(commands: Commands) -> str:
-    """The source of an end: the command that is asked for it."""
     return f"as {(commands.state or commands.jobs)[0]} says"
 
 
@@ -200,7 +199,6 @@ class StackRequests:
         self._until = 0.0
 
     def poll(self) -> None:
-        """Answer one request at a time."""
         now, answer = self._clock(), self._reports.stacks
         if answer is not None and (not answer.awaited or now >= self._until):
             self._reports.stacks = None
@@ -273,7 +271,6 @@ class FollowUp:
             self._deciding = ask_in_thread(lambda: self._end_chain(came))
 
     def wait(self) -> None:
-        """Wait until it is known what becomes of the chain after the signals that came."""
         if self._deciding is not None:
             self._deciding.get()
             self._deciding = None
@@ -284,7 +281,6 @@ class FollowUp:
         self._cancel(why)
 
     def is_queued(self) -> bool:
-        """Whether it is there, and was not deleted meanwhile."""
         self.wait()
         return self.id is not None and is_queued(self._job.scheduler, self.id, self._env)
 

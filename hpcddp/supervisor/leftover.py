@@ -94,7 +94,6 @@ def kill_left(marks: Mapping[str, str], env: Mapping[str, str]) -> tuple[str, ..
 
 
 def _describe_job(env: Mapping[str, str]) -> tuple[list[str], list[bytes]]:
-    """The variables that tell jobs apart, and what they are in the one that `env` is of."""
     names = job_variables(env)
     return names, _lines({name: env[name] for name in names if name in env})
 

@@ -52,11 +52,9 @@ class Notify(Record):
 
     @property
     def ways(self) -> tuple[str, ...]:
-        """The ways in which a notice is sent."""
         return tuple(name for name in ("webhook", "mail", "command") if getattr(self, name))
 
     def to_json(self) -> str:
-        """The value of `hpcddp supervise --notify`."""
         return json.dumps({name: value for name, value in self._asdict().items() if value}, separators=(",", ":"))
 
 
@@ -166,8 +164,6 @@ def _post(address: str, form: str, message: Message, env: Mapping[str, str]) -> 
     import urllib.request
 
     class NoRedirect(urllib.request.HTTPRedirectHandler):
-        """The message goes to the named host alone."""
-
         def redirect_request(self, *_args: object) -> None:
             return None
 
@@ -200,7 +196,6 @@ def format_body(form: str, message: Message) -> tuple[bytes, str]:
 
 
 def _run(notify: Notify, way: str, message: Message, env: Mapping[str, str]) -> None:
-    """Run a program with the message on its standard input; no shell reads its words."""
     words, text = list(notify.command), f"{message.title}\n{message.text}\n"
     if way == "mail":
         words = [next(filter(os.path.exists, ("/usr/sbin/sendmail", "/usr/lib/sendmail")), "sendmail"), "-t", "-i"]
@@ -230,7 +225,6 @@ def _make(event: str, attempt: AttemptFolder, what: str, text: str) -> Message:
 
 
 def _send_all(notify: Notify, attempt: AttemptFolder, message: Message, env: Mapping[str, str]) -> list[str]:
-    """Send it each way; what did not work, which is left."""
     began = time.time_ns() // 1_000_000
     places = {way: os.path.join(_folder(attempt), f"{began}-{message.event}-{way}") for way in notify.ways}
     return [problem for way, place in places.items() for problem in _send_one(notify, way, message, place, env)]
@@ -258,11 +252,9 @@ class Notices:
                 write_object(_settings(attempt), json.loads(self._notify.to_json()))
 
     def stall(self, attempt: AttemptFolder, text: str) -> None:
-        """The ranks wait for each other. `text`: where they stand."""
         self._send(ON_STALL, attempt, "makes no progress", lambda: text)
 
     def restart(self, attempt: AttemptFolder, why: str) -> None:
-        """The ranks are started again, in this attempt."""
         self.open(attempt)
         self._send(ON_RESTART, attempt, "is started again", lambda: why)
 
@@ -293,7 +285,6 @@ class Notices:
 
 
 def _find_cause(attempt: AttemptFolder, why: str) -> str:
-    """The first cause that the ranks' logs and the supervisor's word show."""
     from hpcddp.diagnose.cause import format_cause
     from hpcddp.diagnose.job_record import add_record
     from hpcddp.diagnose.judge import diagnose  # no job that ends well needs it

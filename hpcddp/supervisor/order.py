@@ -100,7 +100,6 @@ def find_run_folder(order: Order, env: Mapping[str, str]) -> str:
 
 
 def describe_job(order: Order) -> PlanFile:
-    """The `plan.json` of the job."""
     line = order.line
     return PlanFile(
         site=order.site,
@@ -134,7 +133,6 @@ def take_index(order: Order, env: Mapping[str, str], tell: Callable[[str], None]
 
 
 def _count_hosts(scheduler: str, env: Mapping[str, str]) -> int:
-    """The number of hosts of the job; 0 where nobody lists them."""
     found = None if find_scheduler(scheduler).this_machine else find_allocation(env)
     return len(found.hosts or ()) if found is not None else 0
 

@@ -70,7 +70,6 @@ class Signals:
             signal.signal(number, _wake_up)
 
     def read(self) -> list[int]:
-        """Read the ending signals that came since the last call."""
         with suppress(BlockingIOError):
             return [number for number in os.read(self.entry, 4096) if number in ENDING]
         return []
@@ -125,7 +124,6 @@ class LauncherProcess:
         return status if status >= 0 else 128 - status
 
     def finish_output(self) -> None:
-        """Wait for the rest of the output; not for what something that was left behind still writes."""
         self._copied.acquire(timeout=_DRAIN_S)
 
 
@@ -159,7 +157,6 @@ class Writer:
         _thread.start_new_thread(self._write_on, ())
 
     def write(self, descriptor: int, data: bytes) -> None:
-        """Write soon; never blocks."""
         with self._lock:
             self.left += len(data)
         self._queue.put((descriptor, data))
@@ -204,7 +201,6 @@ class Output:
         return done
 
     def finish(self, signals: Signals) -> None:
-        """Wait until all is written; not for long once a signal comes."""
         until = None
         while (self._printed.left or self._logged.left) and (until is None or time.monotonic() < until):
             time.sleep(_STEP_S)
@@ -250,7 +246,6 @@ class Passing:
         self._waiting: list[_Waiting] = []
 
     def receive(self, number: int) -> None:
-        """Queue a signal that came to this process."""
         answer = ask_in_thread(self._is_ending) if self._is_ending is not None and number == signal.SIGTERM else None
         is_printed = self.by_hand and number == signal.SIGINT
         self._waiting.append(_Waiting(number, time.monotonic() + self._settle_s, answer, is_printed))
@@ -353,7 +348,6 @@ class Teardown:
         return _LOOK_S / 4
 
     def kill(self) -> None:
-        """End the ranks now, whatever they do."""
         self._ended_at = self._ended_at or time.monotonic()
         self._reports.end_all()
 

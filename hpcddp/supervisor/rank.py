@@ -60,8 +60,6 @@ STATES = {
 
 
 class PlainRank:
-    """A rank of a plain script, by where it stands."""
-
     def __init__(self) -> None:
         self.stand: Stand | None = None  # None: it says no more
         self.told = 0.0  # when it said so
@@ -113,7 +111,6 @@ class Rank:
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing more is to be expected of it."""
         return self.status is not None or (self.is_noted and not self.is_there)
 
     @property
@@ -209,7 +206,6 @@ class StuckDetector:
 
 
 def describe_stand(one: Rank) -> str:
-    """Why this rank counts as stuck, for the message."""
     if one.beat.is_stopped:
         return "was stopped by a signal"
     return f"stands at {one.place.text}" if one.place.text else NOWHERE
@@ -282,7 +278,6 @@ def find_late(ranks: Iterable[Rank], now: float) -> list[int]:
 
 
 def describe_late(rank: int, ranks: Collection[Rank], now: float) -> str:
-    """Say where a late rank is, and where the others wait for it."""
     stand = find_stands(ranks, now).get(rank)
     owner = next(one for one in ranks if rank in one.plain)
     others = [(one, plain) for one in ranks for other, plain in one.plain.items() if other != rank and plain.waited]

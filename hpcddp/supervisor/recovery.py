@@ -69,25 +69,91 @@ def list_hosts(env: Mapping[str, str]) -> tuple[str, ...]:
     return tuple(name for name, _ in (allocation.hosts or ())) if allocation is not None else ()
 
 
-class Hosts:
-    """The hosts of one job; `names` in its order, with the host of the script first, which is alone where no scheduler
-    names the others."""
+def is_this_host(name: str) -> bool:
+    return same_host(name, os.uname().nodename)
+
+
+_LEAST_LEFT_S = 60  # before the job's end: a start and a step would not fit
+
+
+class Recovery:
+    """Decides what follows an attempt of one job: the end, a restart, or other hosts. `names`: all hosts of the job,
+    spare ones too, the host of the script first, which is alone where no scheduler names the others. `chosen`: those
+    of the next start; (): as the script has it. `is_too_few`: the program has refused the number of nodes that are
+    left, not the request's."""
 
     def __init__(self, order: Order, job: CurrentJob, env: Mapping[str, str], tell: Callable[[str], None]) -> None:
         self._order, self._job, self._env, self._tell = order, job, env, tell
         self._commands = find_scheduler(job.scheduler).commands
-        self.names = (list_hosts(env) if job.id else ()) or (os.uname().nodename,)
+        self._starter = self._find_starter()
+        self._restarts = 0
+        self._fits = (*order.fewer_nodes, order.line.nodes)
+        self._opened: list[RunFolder] = []  # that the job's script has opened
+        self._ends = set[tuple[object, ...]]()  # how the attempts so far have ended
         self._left_out: set[str] = set()
         self._blamed: dict[str, int] = {}
-        self._starter = self._find_starter()
+        self.is_too_few = False
+        self.names = (list_hosts(env) if job.id else ()) or (os.uname().nodename,)
+        self.chosen = self.names[: order.line.nodes] if len(self.names) > order.line.nodes else ()
 
-    def blame(self, host: str) -> None:
-        """An attempt failed there. Its name may be a shorter or a longer one than the scheduler's."""
+    def start_without(self, unfit: Mapping[str, str]) -> bool:
+        """Whether the ranks can be started, on the hosts `chosen` then, without these, each of which has its reason."""
         for name in self.names:
-            if same_host(name, host):
-                self._blamed[name] = self._blamed.get(name, 0) + 1
+            why = next((why for host, why in unfit.items() if same_host(name, host)), None)
+            if why is not None:
+                self._leave_out(name, why)
+        self.chosen = self._choose(self._usable)
+        return bool(self.chosen)
 
-    def find_usable(self, attempt: AttemptFolder, suspects: set[str]) -> tuple[str, ...]:
+    def find_obstacle(self, attempt: AttemptFolder, cause: Event, end: EndTime, suspects: set[str]) -> str:
+        """Why the ranks are not started again; empty: they are, on the hosts `chosen` then. `suspects`: hosts that the
+        attempt has lost."""
+        self._tell(f"the first cause: {cause}")
+        before = self.chosen
+        why_not = self._judge(attempt, cause, end) or self._choose_hosts(attempt, cause, suspects)
+        repeats = "" if why_not else self._find_repeat(attempt, cause)
+        return why_not or (repeats if (self.chosen or self.names) == (before or self.names) else "")
+
+    def _judge(self, attempt: AttemptFolder, cause: Event, end: EndTime) -> str:
+        """Why the ranks are not started again; empty: they are."""
+        self._opened += [run for run in list_opened(attempt) if run not in self._opened]
+        self.is_too_few = cause.is_refusal and 0 < len(self.chosen) < self._order.line.nodes
+        if end.at is not None and time.time() > end.at - _LEAST_LEFT_S:
+            return "the job ends soon"
+        if self._restarts >= self._order.max_restarts:
+            return f"they were already, {format_count(self._restarts, 'time')} (max_restarts)"
+        if self.is_too_few:
+            count = len(self.chosen)
+            self._fits = tuple(number for number in self._fits if number < count)
+            return "" if self._fits else f"the program does not work out on {count}, and fewer are not allowed"
+        return "that is no node's fault" if cause.is_mistake else ""
+
+    def _choose_hosts(self, attempt: AttemptFolder, cause: Event, suspects: set[str]) -> str:
+        # a broken GPU shows as an error, too: a bug would come again at the same step, or on other hosts
+        is_of_host = (cause.is_loss or cause.kind == ERROR) and cause.kind != UNHEARD and not self.is_too_few
+        if is_of_host and cause.host and cause.is_sure and not cause.is_of_another:
+            for name in self.names:
+                self._blamed[name] = self._blamed.get(name, 0) + same_host(name, cause.host)
+        usable, count = self._find_usable(attempt, suspects), len(self.names)
+        if count > 1:
+            self.chosen = self._choose(usable)
+        if self.chosen or (count == 1 and usable):
+            return ""
+        fits = " or ".join(map(str, self._fits))
+        return f"of {format_count(count, 'host')} {len(usable)} can be used, and this job can go on with {fits}"
+
+    def _choose(self, usable: tuple[str, ...]) -> tuple[str, ...]:
+        """Choose as many of the usable hosts as the request can have, without those that were blamed twice if it works
+        out without them. Empty: it does not work out."""
+        first = self.names[0]  # the script is there, and the address of the rendezvous
+        good = [name for name in usable if name == first or self._blamed.get(name, 0) < _MOST_BLAMED]
+        for candidates in (good, list(usable)):
+            count = max((number for number in self._fits if number <= len(candidates)), default=0)
+            if count:
+                return tuple(candidates[:count])
+        return ()
+
+    def _find_usable(self, attempt: AttemptFolder, suspects: set[str]) -> tuple[str, ...]:
         """The hosts on which ranks may be started, none of this `attempt` being left there. Who does not answer twice,
         or is not well, is left out for good; the silence of `suspects` counts as the first of the two."""
         silent = self._find_silent(suspects)
@@ -125,27 +191,7 @@ class Hosts:
         for name, reason in reasons.items():
             self._leave_out(name, reason)
 
-    def leave_out(self, unfit: Mapping[str, str]) -> tuple[str, ...]:
-        """Leave out these hosts for good, each with its reason; the others."""
-        for name in self.names:
-            why = next((why for host, why in unfit.items() if same_host(name, host)), None)
-            if why is not None:
-                self._leave_out(name, why)
-        return self._usable
-
-    def choose(self, usable: tuple[str, ...], fits: tuple[int, ...]) -> tuple[str, ...]:
-        """Choose as many of the usable hosts as the request can have, without those that were blamed twice if it works
-        out without them. Empty: it does not work out."""
-        first = self.names[0]  # the script is there, and the address of the rendezvous
-        good = [name for name in usable if name == first or self._blamed.get(name, 0) < _MOST_BLAMED]
-        for candidates in (good, list(usable)):
-            count = max((number for number in fits if number <= len(candidates)), default=0)
-            if count:
-                return tuple(candidates[:count])
-        return ()
-
     def _find_silent(self, suspects: set[str]) -> list[str]:
-        """The hosts that are gone, as far as that can be found out."""
         others = [name for name in self._usable if not is_this_host(name)]
         suspected = [name for name in others if any(same_host(name, one) for one in suspects)]
         if not others:
@@ -212,74 +258,6 @@ class Hosts:
             return error.message
         return answer.stderr.strip() if answer.status else ""
 
-
-def is_this_host(name: str) -> bool:
-    """Whether this is the host of the job script."""
-    return same_host(name, os.uname().nodename)
-
-
-# What has happened to a job, and what follows from it.
-
-
-_LEAST_LEFT_S = 60  # before the job's end: a start and a step would not fit
-
-
-class Recovery:
-    """Decides what follows an attempt of one job: the end, a restart, or other hosts."""
-
-    def __init__(self, order: Order, job: CurrentJob, env: Mapping[str, str], tell: Callable[[str], None]) -> None:
-        self._order, self._job, self._env, self._tell = order, job, env, tell
-        self._hosts = Hosts(order, job, env, tell)
-        self._restarts = 0
-        self._fits = (*order.fewer_nodes, order.line.nodes)
-        self.is_too_few = False  # the program has refused the number of nodes that are left, not the request's
-        self._opened: list[RunFolder] = []  # that the job's script has opened
-        self._ends = set[tuple[object, ...]]()  # how the attempts so far have ended
-        self.names = self._hosts.names  # of all hosts of the job, spare ones too
-        self.chosen = self.names[: order.line.nodes] if len(self.names) > order.line.nodes else ()  # (): as the script
-
-    def start_without(self, unfit: Mapping[str, str]) -> bool:
-        """Whether the ranks can be started, on the hosts `chosen` then, without these, each of which has its reason."""
-        self.chosen = self._hosts.choose(self._hosts.leave_out(unfit), self._fits)
-        return bool(self.chosen)
-
-    def find_obstacle(self, attempt: AttemptFolder, cause: Event, end: EndTime, suspects: set[str]) -> str:
-        """Why the ranks are not started again; empty: they are, on the hosts `chosen` then. `suspects`: hosts that the
-        attempt has lost."""
-        self._tell(f"the first cause: {cause}")
-        before = self.chosen
-        why_not = self._judge(attempt, cause, end) or self._choose_hosts(attempt, cause, suspects)
-        repeats = "" if why_not else self._find_repeat(attempt, cause)
-        return why_not or (repeats if (self.chosen or self.names) == (before or self.names) else "")
-
-    def _choose_hosts(self, attempt: AttemptFolder, cause: Event, suspects: set[str]) -> str:
-        """Why there are not enough hosts; empty: there are, and they are `chosen`."""
-        # a broken GPU shows as an error, too: a bug would come again at the same step, or on other hosts
-        is_of_host = (cause.is_loss or cause.kind == ERROR) and cause.kind != UNHEARD and not self.is_too_few
-        if is_of_host and cause.host and cause.is_sure and not cause.is_of_another:
-            self._hosts.blame(cause.host)
-        usable, count = self._hosts.find_usable(attempt, suspects), len(self.names)
-        if count > 1:
-            self.chosen = self._hosts.choose(usable, self._fits)
-        if self.chosen or (count == 1 and usable):
-            return ""
-        fits = " or ".join(map(str, self._fits))
-        return f"of {format_count(count, 'host')} {len(usable)} can be used, and this job can go on with {fits}"
-
-    def _judge(self, attempt: AttemptFolder, cause: Event, end: EndTime) -> str:
-        """Why the ranks are not started again; empty: they are."""
-        self._opened += [run for run in list_opened(attempt) if run not in self._opened]
-        self.is_too_few = cause.is_refusal and 0 < len(self.chosen) < self._order.line.nodes
-        if end.at is not None and time.time() > end.at - _LEAST_LEFT_S:
-            return "the job ends soon"
-        if self._restarts >= self._order.max_restarts:
-            return f"they were already, {format_count(self._restarts, 'time')} (max_restarts)"
-        if self.is_too_few:
-            count = len(self.chosen)
-            self._fits = tuple(number for number in self._fits if number < count)
-            return "" if self._fits else f"the program does not work out on {count}, and fewer are not allowed"
-        return "that is no node's fault" if cause.is_mistake else ""
-
     def _find_repeat(self, attempt: AttemptFolder, cause: Event) -> str:
         """Why the next attempt would end as this one on the same hosts; empty: it need not. An earlier one has ended
         so, at the same step and with the same newest checkpoints; where neither is known, by an error or a crash of the
@@ -291,7 +269,6 @@ class Recovery:
         return "an earlier start ended the same way, on the same hosts and without a new checkpoint" if is_again else ""
 
     def _list_newest(self, attempt: AttemptFolder) -> tuple[str, ...]:
-        """The newest checkpoint of each run of the job that has one."""
         saved = [list_checkpoints(run.checkpoints) for run in (attempt.run, *self._opened)]
         return tuple(paths[-1] for paths in saved if paths)
 

@@ -100,7 +100,6 @@ class Reports:
         self._expect("", "")
 
     def _expect(self, attempt: str, records: str) -> None:
-        """The ranks of this attempt. `records`: the folder in which each that is started leaves a file."""
         self._attempt, self._records = attempt, records
         self._opened = self._awake = self._clock()  # when this process looked last
         self._stuck, self._hang = StuckDetector(self._limit_s), PlainHang(*self._hang_limits)
@@ -116,12 +115,10 @@ class Reports:
 
     @property
     def entry(self) -> int:
-        """The descriptor that is readable when an agent has sent something."""
         return self._poll.fileno()
 
     @property
     def lost_hosts(self) -> set[str]:
-        """Hosts whose ranks are gone or silent."""
         return {event.host for event in self.events if event.kind in {GONE, SILENT}}
 
     def open(self, attempt: AttemptFolder) -> None:
@@ -132,7 +129,6 @@ class Reports:
             wire.write_listener(attempt, self._address)
 
     def read(self) -> None:
-        """Read what has come."""
         self._forgive_pause()
         self._accept()
         for number, _ in self._poll.poll(0):
@@ -166,14 +162,12 @@ class Reports:
         self._report_failure(is_over=True)
 
     def end_all(self) -> None:
-        """End every rank at once, also those that still call."""
         self._is_ending = True
         self._let_end()
         for one in self._connected:
             self._send(one, wire.Kill())
 
     def close(self) -> None:
-        """Hear nobody any more."""
         for caller in [*self._callers.values()]:
             self._close(caller)
         self._listener.close()
@@ -185,7 +179,6 @@ class Reports:
             self._send(one, wire.Until(at))
 
     def give(self, number: int) -> None:
-        """Give every rank this signal once, also one that calls later."""
         self._signals.append((number, self._clock()))
         for one in self._connected:
             self._give(one, len(self._signals))
@@ -198,7 +191,6 @@ class Reports:
 
     @property
     def is_deferring(self) -> bool:
-        """Whether the agent of a rank that has ended waits for ranks that still save."""
         return any(one.state == DEFERRED for one in self.ranks.values())
 
     @property
@@ -210,7 +202,6 @@ class Reports:
 
     @property
     def all_over(self) -> bool:
-        """Whether every rank that was seen has ended, or is gone."""
         return all(one.is_over for one in self.ranks.values())
 
     @property
@@ -232,7 +223,6 @@ class Reports:
                 one.forgive(now)
 
     def _find_lost(self, now: float, away_s: float, silent_s: float) -> None:
-        """Ranks whose connection broke, or that say nothing, for longer than that."""
         for one in self.ranks.values():
             since, heard = one.since, one.heard
             if one.state == DISCONNECTED and now - since > away_s and one.change(STAYS_AWAY, now):
@@ -348,7 +338,6 @@ class Reports:
 
     @property
     def _connected(self) -> list[Rank]:
-        """The ranks, also of an attempt before, whose agents are connected."""
         return [caller.rank for caller in self._callers.values() if caller.rank is not None]
 
     def _send(self, one: Rank, message: wire.Message) -> None:
@@ -446,7 +435,6 @@ class Reports:
         return max(last + SAVES_S - now, 0.0)
 
     def _let_end(self) -> None:
-        """The agents that wait for others end now."""
         for one in self._connected:
             if one.status is not None:
                 self._disconnect(one)

@@ -188,7 +188,6 @@ class Attempts:
             self._recovery = Recovery(order, job, self._env, tell)
 
     def run(self, left: int) -> AttemptEnd:
-        """Run the attempts; the end of the last one. `left`: how many jobs of a chain may follow."""
         if self._end.end.at is not None:
             self._tell(f"the job ends at {self._end.end}")
         self._record_end()
@@ -223,7 +222,6 @@ class Attempts:
                 os.rmdir(os.path.dirname(attempt.run.path))
 
     def _make_environment(self) -> dict[str, str]:
-        """The variables of the launcher and the ranks of this attempt."""
         at = self._end.end.at
         return {
             **self._env,
@@ -375,7 +373,6 @@ class Attempts:
             ask_in_thread(self._record_end)  # a file system may hang
 
     def _warn_at(self) -> int | None:
-        """When the ranks are warned, as the job file's signal asks."""
         warns_s, at = self._order.signal_s, self._end.end.at
         return at - warns_s if warns_s and at is not None else None
 

@@ -76,7 +76,6 @@ class Cgroup:
 
     @property
     def is_there(self) -> bool:
-        """Whether it is known, so that shared memory counts once."""
         return bool(self._folder)
 
     def read(self) -> dict[str, int]:
@@ -146,7 +145,6 @@ class UsageSampler:
         self._began = time.monotonic()
 
     def start(self) -> None:
-        """Look from now on, in a thread."""
         _thread.start_new_thread(self._run, ())
 
     def _run(self) -> None:

@@ -173,7 +173,6 @@ class Incoming:
         self.rest = b""  # of a line that is not complete
 
     def add(self, data: bytes = b"") -> list[Message]:
-        """The messages that are complete now."""
         *lines, self.rest = (self.rest + data).split(b"\n")
         return [message for message in map(read, lines) if message is not None]
 
@@ -214,7 +213,6 @@ def write_listener(attempt: AttemptFolder, listener: Listener) -> None:
 
 
 def read_listener(attempt: AttemptFolder) -> Listener | None:
-    """Read the address of the attempt's supervisor; None if there is none."""
     with suppress(OSError, ValueError), open(_path(attempt), encoding="utf-8") as file:
         port, key, every_s, lease_s, *hosts = file.read().split()
         return Listener(int(port), key, float(every_s), float(lease_s), tuple(hosts))

@@ -202,7 +202,6 @@ class TrainingLoop:
         self._batch, self._at, self._in_backward, self._nested = None, At.OUTSIDE, False, 0
 
     def _error(self, row: mistakes.Mistake, **values: object) -> RequestError:
-        """The error of this mistake, at this batch."""
         parts = len(self._batch.parts) if self._batch is not None else 0
         when = " (it was over)" if self._batches else ""
         return row.error(done="some", all=parts, when=when, **values)
@@ -411,7 +410,7 @@ class TrainingLoop:
             self._known.check_frozen()
         if self._backwards:
             if self._calls.are_watched:
-                self._calls.check_averaged(is_early=self._batches < 2)
+                self._calls.check_averaged()
             self._gradients.check_step()
         if not has_closure:  # else they come inside of the step
             one.check_step(had_backward=self._backwards > 0)

@@ -153,13 +153,6 @@ LAYER_UNUSED = Mistake(
     remedy=_SEARCH,
     cost="none: DDP says that a gradient is missing",
 )
-LAYER_REPLACED = Mistake(
-    condition="on several ranks, a layer of a model is replaced after `rt.prepare`",
-    message="{name} of the {kind} was replaced after rt.prepare: the ranks' gradients of what came in its place would"
-    " not be averaged",
-    remedy="change the layers of the model first, then make the optimizer from its parameters, then " + _PREPARE,
-    cost="the names of the parameters are compared in the first two steps",
-)
 MODEL_TWICE = Mistake(
     condition="on several ranks, a model is reached by two backward passes after one call, as by two forward passes"
     " before two backward passes",
@@ -174,13 +167,6 @@ MODEL_UNWRAPPED = Mistake(
     message="rt.backward(loss) reached the {kind}, but not through the model that rt.prepare returned: the ranks'"
     " gradients would not be averaged",
     remedy=_PREPARE + ", then call model(x): not model.module, rt.unwrap(model) or the old one",
-    cost="one comparison per backward pass",
-)
-NO_SYNC = Mistake(
-    condition="on several ranks, the model is called in `model.no_sync()`",
-    message="the model was called in model.no_sync(), or rt.backward(loss) came in it: the ranks' gradients were not"
-    " averaged",
-    remedy="leave model.no_sync() out: the ranks average once per batch",
     cost="one comparison per backward pass",
 )
 

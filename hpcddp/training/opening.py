@@ -87,19 +87,18 @@ def open_run(folder: AttemptFolder | None, group: Group, env: Mapping[str, str])
     attempt have stopped in time before: the signal was for the job, or its end is as near as it was.
     """
     with ExitStack() as stack:
-        opened, error, message = OpenedRun(None), None, ""
+        opened, error, message = OpenedRun(None), None, None
         try:
             if folder is not None and group.is_first:
                 opened = stack.enter_context(_start(folder, env))
         except (HpcddpError, SystemExit) as found:
-            error = found
-            if isinstance(error, HpcddpError):
-                message = str(error)
-                claim_failure(group, error)
-        failed, message, opened = ask_all((error is not None, message, opened), group.world_size)[0]
+            error, message = found, str(found) if isinstance(found, HpcddpError) else ""
+            if message:
+                claim_failure(group, found)
+        message, opened = ask_all((message, opened), group.world_size)[0]
         if error is not None:
             raise error
-        if failed:
+        if message is not None:
             raise PeerFailedError(Failure(0, group.members[0].host, message)) if message else SystemExit(0)
         yield opened
 

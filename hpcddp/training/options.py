@@ -31,10 +31,7 @@ ANEW = "begin a new run: another run_dir"
 
 
 class Exactness(NamedTuple):
-    """How an exact run sums gradients, and into how many fixed slices it cuts each global batch.
-
-    Both are part of the result.
-    """
+    """How an exact run sums gradients, and into how many slices it cuts each global batch: both change the result."""
 
     method: str
     slices: int
@@ -157,16 +154,9 @@ class RunSetup:
     trial: TrialHooks
 
 
-# Whether all ranks were given the same options. Each rank works out by itself which samples it gets, when it saves and
-# when the ranks meet. With another seed than the others it would get other ranks' samples again, and with another
-# `save_every` it would wait for them.
-
-
 def check_same_options(options: RuntimeOptions, global_batch: int | None, parallel: Parallel, group: Group) -> None:
-    """RequestError, on every rank, if the ranks were given other options that they have to agree on. A collective.
-
-    Not compared is what one rank may have otherwise: `keep_checkpoints` and `log_to`, which rank 0 alone uses, time
-    limits, and the folder, which rank 0 chooses.
+    """RequestError, on every rank, if the ranks were given other options that they have to agree on: each works out by
+    itself which samples it gets and when it saves. A collective.
     """
     mine = {
         "seed": options.seed,

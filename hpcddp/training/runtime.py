@@ -172,19 +172,18 @@ class Runtime:
     ) -> TrainingLoader:
         """The training data: this rank's share of each global batch, on the device. `prepare` calls it.
 
-        Of a DataLoader its data set, batch_size (the global batch), workers, persistent_workers, collate_fn,
-        shuffle, drop_last and memory pinning are taken over. For a data set the arguments say them; None means torch's
-        collate function, shuffled, no workers. Workers stay from epoch to epoch, and see no later change of the data
-        set. `count(batch)` returns how many parts (tokens, pixels) of a micro batch count, or their weights' sum, on
-        the host; None: its samples. An IterableDataset has its own order.
+        Of a DataLoader its options are taken over; batch_size is the global batch. For a data set the arguments say
+        them; None means torch's collate function, shuffled, no workers. `count(batch)` returns how many parts (tokens,
+        pixels) of a micro batch count, or their weights' sum, on the host; None: its samples. An IterableDataset has
+        its own order.
 
         A DataLoader with `batch_sampler` or `batch_size=None` makes its own batches. Each is one rank's micro batch,
         and `items_per_step` of them, over all ranks, are a step.
 
         The second one is more data for the same steps, as `for a, b in zip(first, second)`; see `SecondLoader`.
         """
-        reading: dict[str, Any] = {"num_workers": num_workers, "collate_fn": collate_fn, "shuffle": shuffle}
-        return self._preparation.loader(data, count=count, items_per_step=items_per_step, **reading)
+        how = {"num_workers": num_workers, "collate_fn": collate_fn, "shuffle": shuffle}
+        return self._preparation.loader(data, count=count, items_per_step=items_per_step, **how)
 
     def evaluation_loader(
         self, data: Dataset[Any] | DataLoader[Any], batch_size: int | None = None, *, num_workers: int | None = None
@@ -212,12 +211,7 @@ class Runtime:
 
     def batches(self, steps: int) -> Iterator[Any]:
         """The batches of the training loader, pass after pass, until the run has made so many steps, which count from
-        its start: a loop without epochs. A run that resumes goes on where it was.
-
-            for x, y in rt.batches(10_000):
-                …
-                if (rt.steps + 1) % 500 == 0:
-                    rt.save_best(evaluate(model))
+        its start: `for x, y in rt.batches(10_000): …`, a loop without epochs. A run that resumes goes on where it was.
 
         If the run has to stop before its end, the `with` body is left from here. A loop that `break` or `return` leaves
         has finished early.
@@ -226,13 +220,8 @@ class Runtime:
 
     def micro_batches(self, batch: Any) -> Iterator[Any]:
         """The micro batches of a batch, each as its samples collate, on the device. With `max_micro_batch` or `exact`
-        every loop needs it:
-
-            for batch in loader:
-                optimizer.zero_grad()
-                for x, y in rt.micro_batches(batch):
-                    rt.backward(loss_fn(model(x), y))
-                optimizer.step()
+        every loop needs it: `for x, y in rt.micro_batches(batch): rt.backward(loss_fn(model(x), y))`, between
+        `optimizer.zero_grad()` and `optimizer.step()`.
 
         A second loop over the same batch is another pass over it, as two optimizers that take turns need. In a run
         without either it gives the batch as it is.
@@ -240,8 +229,8 @@ class Runtime:
         return self._loop.micro_batches(batch)
 
     def backward(self, loss: Tensor, *, summed: bool = False, scaler: GradScaler | None = None, of: Any = None) -> None:
-        """In place of `loss.backward()`: weighted so that the gradients, behind the last micro batch, are those of the
-        mean over the global batch.
+        """In place of `loss.backward()`: the gradients, behind the last micro batch, are those of the mean over the
+        global batch.
 
         The loss is the mean over what counts in this rank's batch or micro batch: samples, or the result of the
         loader's `count`. With `summed` it is a sum over its samples, and the gradients are those of the sum over the

@@ -5,13 +5,13 @@ from __future__ import annotations
 import platform
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 import torch
 
 import hpcddp
 
-_CPU_INFO = "/proc/cpuinfo"
 # these may differ between runs and ranks: they change no number
 _HARMLESS = {"hpcddp", "python", "machine"}
 
@@ -40,9 +40,6 @@ def list_numerics(device: torch.device) -> dict[str, Any]:
         "gpu": torch.cuda.get_device_name(device) if on_gpu else None,
         "cudnn": torch.backends.cudnn.version() if on_gpu else None,  # type: ignore[no-untyped-call]  # torch does not annotate it
         "matmul_precision": torch.get_float32_matmul_precision(),  # other than "highest": TF32 or bf16 inside
-        "cudnn_tf32": torch.backends.cudnn.allow_tf32 if on_gpu else None,
-        "cudnn_benchmark": torch.backends.cudnn.benchmark if on_gpu else None,
-        "deterministic": torch.are_deterministic_algorithms_enabled(),
     }
 
 
@@ -59,10 +56,6 @@ def name_differences(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> list
 
 
 def _name_cpu() -> str | None:
-    """The processor's name as Linux gives it, else Python's."""
-    try:
-        with open(_CPU_INFO, encoding="utf-8", errors="replace") as file:
-            names = (line.partition(":")[2].strip() for line in file if line.startswith("model name"))
-            return next(names, None) or platform.processor() or None
-    except OSError:
-        return platform.processor() or None
+    with suppress(OSError, StopIteration), open("/proc/cpuinfo", encoding="utf-8", errors="replace") as file:
+        return next(line for line in file if line.startswith("model name")).partition(":")[2].strip()
+    return platform.processor() or None

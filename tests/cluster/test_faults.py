@@ -172,7 +172,7 @@ def test_more_ranks_than_devices_on_a_node_are_refused(cluster: Cluster, shared:
     srun = ["srun", "-N2", "--ntasks-per-node=3", "--gpus-per-node=2", PYTHON, PLACE, str(shared)]
     cluster.ok(srun, cwd=shared)
     for place in cluster.places(shared):
-        assert "3 ranks on this node see 2 devices\nhint: " in place["device"]
+        assert "3 ranks on this node are to have one device each, and see 2\nhint: " in place["device"]
 
 
 def test_a_rank_that_never_comes_is_named(cluster: Cluster, shared: Path) -> None:

@@ -14,7 +14,7 @@ from types import SimpleNamespace
 import pytest
 
 from hpcddp import guard
-from hpcddp.cli.exec import NO_OPTIONS, further_variables
+from hpcddp.cli.exec import ExecOptions, further_variables
 from hpcddp.guard import hpcddp_guard
 from hpcddp.ranks.launch import Launch
 
@@ -345,7 +345,7 @@ def test_a_torchrun_in_each_rank_is_watched_if_it_is_alone(
 
 def test_the_names_of_the_agents_variables_are_handed_on() -> None:
     launch = Launch({"RANK": "0", "WORLD_SIZE": "2"}, "here", live=False)
-    assert further_variables(["true"], {}, launch, NO_OPTIONS)[guard.AGENT_NAMES] == AGENT
+    assert further_variables(["true"], {}, launch, ExecOptions())[guard.AGENT_NAMES] == AGENT
 
 
 @pytest.mark.slow

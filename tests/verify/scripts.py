@@ -467,6 +467,16 @@ MISTAKES = {
         optimizer.step()
         """,
     ),
+    "cleared in each micro batch": Script(
+        runtime=", max_micro_batch=3",
+        batch="batch",
+        step="""
+        for x, y in rt.micro_batches(batch):
+            optimizer.zero_grad()
+            rt.backward(F.cross_entropy(model(x), y))
+        optimizer.step()
+        """,
+    ),
 }
 
 # What is the same training on any number of ranks, however it looks.

@@ -133,7 +133,6 @@ class TreeSum:
         return self._reducer.sum_in_tree(flat)
 
     def clear(self) -> None:
-        """Before the next global batch."""
         self._levels.clear()
 
 
@@ -178,7 +177,6 @@ class IntegerSum:
         return total
 
     def clear(self) -> None:
-        """Before the next global batch."""
         self._slices.clear()
 
 
@@ -261,7 +259,6 @@ class ExactGradients(Gradients):
         self._aside: list[tuple[nn.Parameter, Tensor]] = []  # gradients from before this pass
 
     def wrap(self, model: nn.Module, _wanted: WrapOptions) -> nn.Module:
-        """The model on its device, with the weights of rank 0; options are those of a wrapper."""
         check_layers(model)
         model = model.to(self._device)
         spread_weights(model, self._device, self._layout)
@@ -289,7 +286,6 @@ class ExactGradients(Gradients):
             yield
 
     def _set_aside(self) -> None:
-        """Set aside the gradients that the parameters have before a pass."""
         self._aside = [(parameter, parameter.grad) for parameter in self._parameters if parameter.grad is not None]
         for parameter, _ in self._aside:
             parameter.grad = None

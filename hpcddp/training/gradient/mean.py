@@ -18,7 +18,7 @@ from hpcddp.training.gradient.buffers import frozen_statistics
 from hpcddp.training.gradient.gradients import Gradients
 from hpcddp.training.parallel.layout import Layout
 from hpcddp.training.parallel.sameness import UsedAlike
-from hpcddp.training.parallel.sharded import ShardedModel, WrapOptions, check_steps
+from hpcddp.training.parallel.sharded import ShardedModel, WrapOptions
 from hpcddp.training.parallel.strategy import place, split_model
 from hpcddp.training.rendezvous.group import Group
 
@@ -68,8 +68,6 @@ class MeanGradients(Gradients):
     def check(self, objects: dict[str, Any]) -> None:
         for model in self._sharded:
             model.check_optimizers(objects)
-        if self._sharded:
-            check_steps(objects, self._split)
 
     @contextmanager
     def micro(self, micro: MicroBatch) -> Iterator[None]:

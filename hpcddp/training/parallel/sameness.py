@@ -7,7 +7,6 @@ that follows is lost, and a checkpoint would take the place of the last good one
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -26,8 +25,9 @@ _ROUNDINGS = 4
 
 
 class SameWeights:
-    """Looks at the weights before checkpoints, at the end, and, as for the ranks' being alike, after the first steps of
-    an attempt. `others` are models that are prepared and not trained, such as averages and teachers.
+    """Compares the weights in the first steps of an attempt and before checkpoints, and the evaluations of the ranks.
+
+    `others` are models that are prepared and not trained, such as averages and teachers.
 
     Counts how many loops over evaluation data this rank began, and how many went on after their first batch. An
     evaluation ran on some ranks only if one rank has gone on in more loops than another has begun. Else it may be that
@@ -57,35 +57,29 @@ class SameWeights:
         self._gone_on += 1
 
     def check(self, step: int, *, at_end: bool = False) -> None:
-        """See `check_finite` and `compare`. Nothing if that was done at this step; at the end of the run there may
-        have been evaluations since then, and changes of the weights."""
+        """See `check_finite` and `compare`; once a step. At the end of the run, rank 0 may have made its model another
+        one, to export it: the weights are not compared."""
         is_new, self._checked_at = self._checked_at != step, step
         if is_new:
             check_finite(self._models, self._layout, step)
         if is_new or at_end:
-            self.compare(step, at_end=at_end)
+            self.compare(step, weights=not at_end)
 
-    def compare(self, step: int, *, at_end: bool = False) -> None:
+    def compare(self, step: int, *, weights: bool = True) -> None:
         """RequestError, on every rank, if a parameter or the evaluations differ between data ranks.
 
         A collective: one sum of bits per parameter, and one small exchange. Only if that shows a difference, the
-        numbers themselves are compared: they may differ by the rounding of `step` steps. `at_end`, behind the last
-        checkpoint, rank 0 may have made its model another one, to export it: that one has no like.
+        numbers themselves are compared: they may differ by the rounding of `step` steps.
         """
         layout, device = self._layout, self._device
         if layout.data_size == 1:
             return
-        weights = _list_weights(self._models, self._others())
-        if at_end:
-            mine = [(weight.name, str(weight.tensor.dtype), tuple(weight.tensor.shape)) for weight in weights]
-            forms = ask_all(mine, layout.data_size, layout.data_group)
-            weights = weights if all(form == mine for form in forms) else []
+        compared = _list_weights([*self._models, *self._others()]) if weights else []
         loops = torch.tensor([self._started, self._gone_on], device=device)
-        sums = torch.stack([*loops, *(sum_bits(weight.tensor).to(device) for weight in weights)])
+        sums = torch.stack([*loops, *(sum_bits(tensor).to(device) for _, tensor in compared)])
         both = torch.cat((sums, -sums))
         dist.all_reduce(both, dist.ReduceOp.MAX, group=layout.data_group)
         largest, smallest = both[: len(sums)], -both[len(sums) :]
-        differ = (largest != smallest).tolist()
         most, least = int(largest[1]), int(smallest[0])
         if most > least:
             raise RequestError(
@@ -93,10 +87,11 @@ class SameWeights:
                 f" rank went {format_count(most, 'time')} over evaluation data, and another {least}",
                 "evaluate on every rank, rt.sum(…) or rt.gather(…) the results, then `if rt.is_main:` or rt.print(…)",
             )
-        for weight, bits, differs in zip(weights, sums[2:], differ[2:], strict=True):
-            apart = _measure(weight.tensor.to(device), layout, step) if differs else None
+        differ = (largest != smallest).tolist()[2:]
+        for (name, tensor), bits, differs in zip(compared, sums[2:], differ, strict=True):
+            apart = _measure(tensor.to(device), layout, step) if differs else None
             if apart is not None:
-                raise _differ(weight, apart, bits, layout, step)
+                raise _differ(name, apart, bits, layout, step)
 
 
 def check_finite(models: Sequence[nn.Module], layout: Layout, step: int) -> None:
@@ -125,23 +120,15 @@ def _local(parameter: nn.Parameter) -> Tensor:
     return tensor.detach()
 
 
-class _Weight(NamedTuple):
-    """A parameter that is whole on this rank."""
-
-    name: str
-    tensor: Tensor
-    is_trained: bool  # by an optimizer of the run
-
-
-def _list_weights(models: Sequence[nn.Module], others: Sequence[nn.Module]) -> list[_Weight]:
-    """Each parameter once, though a model holds those of another: as one of a trained model, if it is."""
-    found: dict[int, _Weight] = {}
-    for model, is_trained in (*((model, True) for model in models), *((model, False) for model in others)):
+def _list_weights(models: Iterable[nn.Module]) -> list[tuple[str, Tensor]]:
+    """Each parameter that is whole on this rank, once, though a model may hold those of another."""
+    found: dict[int, tuple[str, Tensor]] = {}
+    for model in models:
         for name, parameter in model.named_parameters():
-            weight = _Weight(f"{name} of {type(model).__name__}", parameter.detach(), is_trained)
             if is_whole(parameter):
-                found.setdefault(id(parameter), weight)
-    return list(found.values())
+                label = f"{name} of {type(model).__name__}"
+                found.setdefault(id(parameter), (label, parameter.detach()))
+    return [*found.values()]
 
 
 def is_whole(tensor: Tensor) -> bool:
@@ -167,33 +154,22 @@ def _measure(tensor: Tensor, layout: Layout, step: int) -> float | None:
     return apart if apart > _ROUNDINGS * step * unit * float(both.abs().max()) else None
 
 
-def _differ(weight: _Weight, apart: float, mine: Tensor, layout: Layout, step: int) -> RequestError:
+def _differ(name: str, apart: float, mine: Tensor, layout: Layout, step: int) -> RequestError:
     found = ask_all(int(mine), layout.data_size, layout.data_group)
     ranks = [rank for rank, sums in zip(layout.data_ranks, found, strict=True) if sums != found[0]]
     words = f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks[:8]))}{', …' if len(ranks) > 8 else ''}"
-    others = f"after step {step} the weights of {words} are not those of rank {layout.data_ranks[0]}"
-    if not weight.is_trained:
-        return RequestError(
-            f"{others}: {weight.name}, which is prepared and not trained, differs by up to {apart:.2g}",
-            "call what changes it on every rank, not under `if rt.is_main:`: ema.update_parameters(model),"
-            " load_state_dict(…)",
-        )
     return RequestError(
-        f"{others}: {weight.name} differs by up to {apart:.2g}",
-        "call the model that rt.prepare returned, give the optimizer its parameters, and change weights and learning"
-        " rates on every rank alike: scheduler.step(rt.sum(loss)), where it follows a loss;"
-        " random numbers that change weights, too: rt.broadcast(torch.randn(…))",
+        f"after step {step} the weights of {words} are not those of rank {layout.data_ranks[0]}: {name} differs by up"
+        f" to {apart:.2g}",
+        "call the model that rt.prepare returned, give the optimizer its parameters, and change weights, averages and"
+        " learning rates on every rank alike, not under `if rt.is_main:`: scheduler.step(rt.sum(loss)), where it"
+        " follows a loss; random numbers that change weights, too: rt.broadcast(torch.randn(…))",
     )
 
 
-# Whether the ranks that average gradients in shards (FSDP2) have gradients of the same parameters.
-
-
-_PASSES_CHECKED = 2  # passes over a global batch in an attempt
-
-
 class UsedAlike:
-    """Compares the parameters that have a gradient, in the first passes of an attempt."""
+    """Compares, in the first passes of an attempt, which parameters have a gradient on the ranks that average gradients
+    in shards (FSDP2)."""
 
     def __init__(self, layout: Layout, device: torch.device) -> None:
         self._layout = layout
@@ -203,18 +179,18 @@ class UsedAlike:
     def check(self, models: Iterable[nn.Module]) -> None:
         """Check the models after the last backward pass of a step. RequestError, on every rank, for a parameter that
         only some ranks have used. A collective in the first steps."""
-        if self._checked == _PASSES_CHECKED or self._layout.data_size == 1:
+        layout = self._layout
+        if self._checked == CHECKED_FIRST or layout.data_size == 1:
             return
         self._checked += 1
-        trained = [(model, name, p) for model in models for name, p in model.named_parameters() if p.requires_grad]
-        used = torch.tensor([p.grad is not None for _, _, p in trained], dtype=torch.int64, device=self._device)
-        dist.all_reduce(used, group=self._layout.data_group)
-        for (model, name, _), count in zip(trained, used.tolist(), strict=True):
-            if 0 < count < self._layout.data_size:
-                kind = type(model).__name__.removeprefix("FSDP")  # torch has put it in front
+        trained = [(name, p) for model in models for name, p in model.named_parameters() if p.requires_grad]
+        used = torch.tensor([p.grad is not None for _, p in trained], dtype=torch.int64, device=self._device)
+        dist.all_reduce(used, group=layout.data_group)
+        for (name, _), count in zip(trained, used.tolist(), strict=True):
+            if 0 < count < layout.data_size:
                 raise RequestError(
-                    f"only {count} of {self._layout.data_size} ranks have a gradient for {name} of the {kind} in this"
-                    " step: in shards torch would add it to that of another parameter",
+                    f"only {count} of {layout.data_size} ranks have a gradient for {name} in this step: in shards torch"
+                    " would add it to that of another parameter",
                     'hpcddp.runtime(parallel="ddp") with rt.wrap(model, find_unused_parameters=True); or let every rank'
                     " use the layer in each step: output + 0 * layer(x)",
                 )

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import nn
-from torch.optim import Adafactor, Optimizer
+from torch.optim import Optimizer
 
 from hpcddp.errors import RequestError
 from hpcddp.parallelism import Split
@@ -126,15 +126,3 @@ def make_meshes(group: Group, layout: Layout, split: Split) -> tuple[Any, Any]:
         return DeviceMesh(group.device.type, ranks.reshape(sizes), mesh_dim_names=names), None
     whole = DeviceMesh(group.device.type, ranks.reshape(*sizes, split.tensor), mesh_dim_names=(*names, "tensor"))
     return whole[names], whole["tensor"]
-
-
-def check_steps(objects: dict[str, Any], split: Split) -> None:
-    """RequestError for an optimizer whose step torch cannot make on parameters in parts."""
-    for name, thing in objects.items():
-        if isinstance(thing, Adafactor):
-            raise RequestError(
-                f"{name}, of class {type(thing).__name__}, takes means over the rows and columns of each parameter, and"
-                f" parallel {split.kind} gives it parts of them",
-                'hpcddp.runtime(parallel="zero1"), which shares out its state, or parallel="ddp"'
-                + ("" if split.tensor > 1 else "; or exact=True, which steps whole parameters"),
-            )

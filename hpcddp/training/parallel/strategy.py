@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -28,24 +28,19 @@ def place(model: nn.Module, device: torch.device) -> nn.Module:
     return model if len(list_accelerators(model)) > 1 else model.to(device)
 
 
-def check_places(places: Iterable[torch.device], own: Sequence[torch.device], split: Split, *, exact: bool) -> None:
-    """RequestError for a model on several accelerators, if one is not this rank's `own`, or for what takes a model on
-    one only."""
-    several = list(places)
-    if len(several) < 2:
+def check_places(places: Sequence[torch.device], own: Sequence[torch.device], split: Split, *, exact: bool) -> None:
+    """RequestError for a model on several accelerators, if one is not this rank's `own`, or if it is not DDP's."""
+    if len(places) < 2:
         return
-    lies = f"the model lies on {' and '.join(map(str, several))}"
-    if not set(several) <= set(own):
+    lies = f"the model lies on {' and '.join(map(str, places))}"
+    if not set(places) <= set(own):
         raise RequestError(
             f"{lies}, and this rank has {' and '.join(map(str, own))}",
             "rt.devices for its parts, and gpus_per_rank in the job file for how many there are",
         )
-    for what, is_asked in (
-        (f"parallel {split.kind}", split.kind != "ddp" or split.tensor > 1),
-        ("exact mode", exact),
-    ):
-        if is_asked:
-            raise RequestError(f"{lies}, and {what} takes a model on one", 'hpcddp.runtime(parallel="ddp")')
+    if exact or split.kind != "ddp" or split.tensor > 1:
+        what = "exact mode" if exact else f"parallel {split.kind}"
+        raise RequestError(f"{lies}, and {what} takes a model on one", 'hpcddp.runtime(parallel="ddp")')
 
 
 def wrap_ddp(model: nn.Module, device: torch.device, options: dict[str, Any]) -> DistributedDataParallel:

@@ -1,6 +1,5 @@
-"""ZeRO-1: each rank has the whole model, and the optimizer's state of the parameters that it owns.
+"""Changed steps of an optimizer: ZeRO-1, and whole parameters in exact mode with shards.
 
-After DDP has averaged the gradients, each data rank steps its own parameters, and all get the new numbers of those.
 torch's ZeroRedundancyOptimizer would be another object than the script's optimizer, which its scheduler, its gradient
 scaler and the loop hold already: here it stays the script's own, and torch's hooks around its step do the rest. The
 weights are those of DDP, bit for bit, if the step of one parameter takes nothing from the others.
@@ -8,7 +7,6 @@ weights are those of DDP, bit for bit, if the step of one parameter takes nothin
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any
 
@@ -23,25 +21,19 @@ from hpcddp.training.parallel.layout import Layout
 from hpcddp.training.parallel.tensor import replicate
 from hpcddp.training.torch_compat import bare_step
 
-Arguments = tuple[tuple[Any, ...], dict[str, Any]]  # of a step, with the optimizer first, as torch gives them to a hook
-
-
-def change_closure(
-    args: tuple[Any, ...], kwargs: dict[str, Any], change: Callable[[Callable[[], Any]], Callable[[], Any]]
-) -> Arguments:
-    """The arguments of a step, with another closure in the place of its own, if it has one."""
-    optimizer, *others = args
-    changed = [change(value) if callable(value) else value for value in others]
-    return (optimizer, *changed), {name: change(one) if callable(one) else one for name, one in kwargs.items()}
-
-
-_HINT = 'torch.optim.AdamW or another one that steps each parameter by itself, or hpcddp.runtime(parallel="ddp")'
+_DDP = 'hpcddp.runtime(parallel="ddp")'
 
 
 class _ChangedSteps:
     """Around an optimizer's step, of which `super().step()` is a part: the groups have other parameters in it."""
 
     def __init__(self, optimizer: Optimizer) -> None:
+        if isinstance(optimizer, LBFGS):
+            raise RequestError(
+                "zero1, and exact mode in shards, step one parameter at a time, and this LBFGS steps all parameters"
+                " together",
+                f"torch.optim.AdamW or another one that steps each parameter by itself, or {_DDP}",
+            )
         self._optimizer = optimizer
         self._whole: list[list[Any]] = []  # the groups' parameters, while they have others
         self._depth = 0  # of steps, one in the other
@@ -50,89 +42,71 @@ class _ChangedSteps:
         """Install the hooks that make each step the changed one (collective)."""
         until_end.callback(self._optimizer.register_step_pre_hook(self._start_step).remove)
         until_end.callback(self._optimizer.register_step_post_hook(self._end_step).remove)
-        until_end.callback(self._restore)
+        until_end.callback(self._put_back)
 
-    def _start_step(self, _: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments | None:
+    def _start_step(self, _: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if any(map(callable, (*args[1:], *kwargs.values()))):
+            raise RequestError(
+                "zero1, and exact mode in shards, take no closure: this optimizer has a part of the parameters then",
+                f"optimizer.step() behind rt.backward(loss), or {_DDP}",
+            )
         self._depth += 1
-        return self._start(args, kwargs) if self._depth == 1 else None
-
-    def _start(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments:
-        raise NotImplementedError
+        if self._depth == 1:
+            self._whole = [group["params"] for group in self._optimizer.param_groups]
+            self._start(args[1:], kwargs)
 
     def _end_step(self, *_: Any) -> None:
         self._depth -= 1
         if self._depth == 0:
-            self._restore()
+            self._put_back()
             self._end()
-
-    def _end(self) -> None:
-        """The step is over, and the groups have their parameters again."""
 
     def _put_back(self) -> None:
         for group, parameters in zip(self._optimizer.param_groups, self._whole, strict=False):
             group["params"] = parameters
         self._whole = []
 
-    def _restore(self) -> None:
-        self._put_back()
-        self._depth = 0
+    def _start(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        raise NotImplementedError
+
+    def _end(self) -> None:
+        """The step is over, and the groups have their parameters again."""
 
 
 class ZeroSteps(_ChangedSteps):
-    """One optimizer whose parameters are shared out among the data ranks. RequestError for one that cannot be."""
+    """ZeRO-1: each rank has the whole model, and the optimizer's state of the parameters that it owns.
+
+    After DDP has averaged the gradients, each data rank steps its own parameters, and all get the new numbers of those.
+    """
 
     def __init__(self, optimizer: Optimizer, layout: Layout, device: torch.device) -> None:
-        if hasattr(optimizer, "consolidate_state_dict") or isinstance(optimizer, LBFGS):
-            why = "steps all parameters together" if isinstance(optimizer, LBFGS) else "is ZeRO already"
-            raise RequestError(
-                f"parallel zero1 shares out the steps of an optimizer, and {_name(optimizer)} {why}", _HINT
-            )
         super().__init__(optimizer)
         self.layout = layout
         self.device = device
         self._owners: dict[int, int] = {}  # by the parameter's id
         self._load = [0] * layout.data_size  # numbers that each data rank owns
-        self.share_out()
+        self._share_out()
         for parameter in [*optimizer.state]:  # of a state that the script has loaded
             if isinstance(parameter, Tensor) and not self._is_mine(parameter):
                 del optimizer.state[parameter]
 
-    def share_out(self) -> None:
-        """Give each parameter without an owner one, the same on all ranks: the largest first, to who has the least."""
+    def _share_out(self) -> None:
+        """Give each parameter without an owner one, the same on all ranks: the largest first, to who has the least. A
+        group may be added later."""
         new = [parameter for parameter in self._list() if id(parameter) not in self._owners]
         for parameter in sorted(new, key=Tensor.numel, reverse=True):
-            owner = self._load.index(min(self._load))
-            self._owners[id(parameter)] = owner
+            owner = self._owners[id(parameter)] = self._load.index(min(self._load))
             self._load[owner] += parameter.numel()
 
     def list_owners(self) -> list[int]:
         """The data rank of each parameter, in the order that `state_dict()` counts them in."""
-        self.share_out()
+        self._share_out()
         return [self._owners[id(parameter)] for parameter in self._list()]
 
-    def _start(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments:
-        """The step is that of this rank's own parameters."""
-        self.share_out()
-        self._cut()
-        return change_closure(args, kwargs, self._run_whole)
-
-    def _cut(self) -> None:
-        groups = self._optimizer.param_groups
-        self._whole = [group["params"] for group in groups]
-        for group in groups:
+    def _start(self, _args: tuple[Any, ...], _kwargs: dict[str, Any]) -> None:
+        self._share_out()
+        for group in self._optimizer.param_groups:
             group["params"] = [parameter for parameter in group["params"] if self._is_mine(parameter)]
-
-    def _run_whole(self, closure: Callable[[], Any]) -> Callable[[], Any]:
-        """The closure, in which the optimizer has all parameters, as for `zero_grad()`."""
-
-        def run() -> Any:
-            self._put_back()
-            try:
-                return closure()
-            finally:
-                self._cut()
-
-        return run
 
     @torch.no_grad()
     def _end(self) -> None:
@@ -159,39 +133,20 @@ class ZeroSteps(_ChangedSteps):
         return self._owners.get(id(parameter)) == self.layout.data_rank
 
 
-def _name(optimizer: Optimizer) -> str:
-    return f"this {type(optimizer).__name__}"
-
-
-# An optimizer's step on a sharded model, one whole parameter at a time, with the result of a step on whole ones.
-
-
 class WholeSteps(_ChangedSteps):
-    """One optimizer. Between steps it holds shards only. RequestError for one that steps all parameters together."""
+    """Exact mode with shards: step one whole parameter at a time, as if no rank held a shard. Between steps the
+    optimizer holds shards only."""
 
-    def __init__(self, optimizer: Optimizer) -> None:
-        if isinstance(optimizer, LBFGS):
-            raise RequestError(
-                "exact mode steps a sharded model one parameter at a time, and this"
-                f" {type(optimizer).__name__} steps all parameters together",
-                "torch.optim.AdamW or another one that steps each parameter by itself, or"
-                ' hpcddp.runtime(parallel="ddp")',
-            )
-        super().__init__(optimizer)
-
-    def _start(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments:
+    def _start(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Step each parameter by itself, whole. Torch's own step, behind it, then has nothing to step."""
-        args, kwargs = change_closure(args, kwargs, _run_once)  # and not for each parameter
         groups = self._optimizer.param_groups
-        self._whole = [group["params"] for group in groups]
         for group in groups:
             group["params"] = []
         for group, parameters in zip(groups, self._whole, strict=True):
             for parameter in parameters:
                 if parameter.grad is not None:
-                    self._step_one(parameter, group, args[1:], kwargs)
+                    self._step_one(parameter, group, args, kwargs)
             group["params"] = []
-        return args, kwargs
 
     def _step_one(self, parameter: Any, group: dict[str, Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         step = bare_step(type(self._optimizer))
@@ -200,31 +155,24 @@ class WholeSteps(_ChangedSteps):
             step(self._optimizer, *args, **kwargs)
             return
         states = self._optimizer.state
-        whole = nn.Parameter(gather(parameter.detach()))
-        whole.grad = gather(parameter.grad)
+        whole = nn.Parameter(_gather(parameter.detach()))
+        whole.grad = _gather(parameter.grad)
         if parameter in states:
-            states[whole] = {name: gather(value) for name, value in states.pop(parameter).items()}
+            states[whole] = {name: _gather(value) for name, value in states.pop(parameter).items()}
         group["params"] = [whole]
         step(self._optimizer, *args, **kwargs)
         with torch.no_grad():
-            parameter.copy_(cut_like(whole.detach(), parameter))
+            parameter.copy_(_cut_like(whole.detach(), parameter))
         if whole in states:
-            states[parameter] = {name: cut_like(value, parameter) for name, value in states.pop(whole).items()}
+            states[parameter] = {name: _cut_like(value, parameter) for name, value in states.pop(whole).items()}
 
 
-def _run_once(closure: Callable[[], Any]) -> Callable[[], Any]:
-    """Run it now; a function that says what it has returned."""
-    with torch.enable_grad():
-        loss = closure()
-    return lambda: loss
-
-
-def gather(value: Any) -> Any:
+def _gather(value: Any) -> Any:
     """A DTensor as a plain tensor, whole; all else as it is. A collective where it is in shards."""
     return value.full_tensor() if hasattr(value, "full_tensor") else value
 
 
-def cut_like(value: Any, parameter: Any) -> Any:
+def _cut_like(value: Any, parameter: Any) -> Any:
     """This rank's shard of what is as large as its parameter, in memory of its own; all else as it is."""
     if not isinstance(value, Tensor) or value.shape != parameter.shape:
         return value

@@ -69,19 +69,9 @@ class Group:
         return find_local_place(self.members, self.rank)[1]
 
     @property
-    def cpus(self) -> int:
-        """CPUs of this rank: those that it may use, divided among the ranks that may use the same."""
-        return share_cpus(self.members, self.rank)
-
-    @property
     def is_first(self) -> bool:
         """Rank 0: the one that prints and writes."""
         return self.rank == 0
-
-    def device_name(self, rank: int) -> str:
-        """`cpu`, or `cuda:` with the indices that this rank chose among the devices it sees."""
-        indices = device_indices(self.members, rank, self.backend, len(self.devices))
-        return f"cuda:{','.join(map(str, indices))}" if indices else "cpu"
 
     def describe(self) -> str:
         """`4 ranks on 2 nodes (node1, node2), launcher openmpi, gloo on cpu`."""
@@ -159,14 +149,10 @@ def _check_unshared(members: Members, each: int) -> None:
                 )
 
 
-def share_cpus(members: Members, rank: int) -> int:
-    """CPUs of a rank: those that it may run on, divided among the ranks that may run on the same."""
-    me = members[rank]
-    sharers = sum((m.host, m.cpus) == (me.host, me.cpus) for m in members)
-    return max(1, len(me.cpus.split(",")) // sharers)
-
-
 def set_threads(env: Mapping[str, str], members: Members, rank: int) -> None:
     """Divide CPUs among the ranks that may run on them, unless OMP_NUM_THREADS is set: torch would take them all."""
-    if "OMP_NUM_THREADS" not in env:
-        torch.set_num_threads(share_cpus(members, rank))
+    if "OMP_NUM_THREADS" in env:
+        return
+    me = members[rank]
+    sharers = sum((member.host, member.cpus) == (me.host, me.cpus) for member in members)
+    torch.set_num_threads(max(1, len(me.cpus.split(",")) // sharers))

@@ -25,6 +25,5 @@ class Model(lightning.LightningModule):
 os.environ |= {"SLURM_NTASKS": "1", "SLURM_JOB_ID": "7", "SLURM_PROCID": "0", "SLURM_LOCALID": "0"}
 quiet = {"enable_progress_bar": False, "enable_checkpointing": False, "enable_model_summary": False, "logger": False}
 trainer = lightning.Trainer(max_epochs=1, devices=1, plugins=[SLURMEnvironment()], **quiet)
-if os.environ.get("ATTACH", "yes") == "yes":
-    hpcddp.integrations.attach(trainer, save_every=2)
+hpcddp.integrations.attach(trainer, save_every=2)
 trainer.fit(Model(), DataLoader(TensorDataset(torch.arange(48.0).reshape(48, 1)), batch_size=4))

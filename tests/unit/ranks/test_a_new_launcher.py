@@ -12,11 +12,17 @@ from pathlib import Path
 import pytest
 
 REPO = Path(__file__).parents[3]
-# Flux's ranks are known, but no job script starts it. This is what its row would get.
-KNOWN = '        commands=("flux run", "flux submit"),\n'
-ROW = (
-    KNOWN
-    + """\
+# A launcher that hpcddp does not know, and an agent, which starts the ranks of one node as torchrun does. Their rows
+# stand before all others: a row's place says nothing.
+BEFORE = "    **MPI_LAUNCHERS,\n"
+FLUX = """\
+    "flux": Launcher(
+        "flux",
+        RESOURCE_MANAGER,
+        *("FLUX_TASK_RANK", "FLUX_JOB_SIZE", "FLUX_TASK_LOCAL_ID"),
+        marks=("FLUX_TASK_RANK", "FLUX_TASK_LOCAL_ID"),
+        command="flux run -n {n}",
+        commands=("flux run", "flux submit"),
         version_words=("flux-core",),
         program="flux",
         line=lambda job: [
@@ -29,11 +35,8 @@ ROW = (
         hosts=("{host} ranks={each}", "--requires=file:"),
         environment_first=True,
         root_settings=(("FLUX_ALLOW_ROOT", "1"),),
+    ),
 """
-)
-# An agent, which starts the ranks of one node as torchrun does, and does not exist.
-# Its row stands before all others: a row's place says nothing.
-BEFORE_AGENT = "    **MPI_LAUNCHERS,\n"
 AGENT = """\
     "orbit": Launcher(
         "orbit",
@@ -65,9 +68,8 @@ class Checkout:
         for name in ("hpcddp", "templates", "jobs"):
             shutil.copytree(REPO / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
         rows = folder / "hpcddp/ranks/launchers.py"
-        assert rows.read_text().count(KNOWN) == 1
-        assert rows.read_text().count(BEFORE_AGENT) == 1
-        rows.write_text(rows.read_text().replace(KNOWN, ROW).replace(BEFORE_AGENT, AGENT + BEFORE_AGENT))
+        assert rows.read_text().count(BEFORE) == 1
+        rows.write_text(rows.read_text().replace(BEFORE, AGENT + FLUX + BEFORE))
         (folder / "bin").mkdir()
         (folder / "bin/flux").write_text("#!/bin/sh\necho 'flux-core 0.60'\n")
         (folder / "bin/flux").chmod(0o755)

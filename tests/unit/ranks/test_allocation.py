@@ -62,9 +62,9 @@ def test_a_node_file_that_the_environment_names_may_be_elsewhere() -> None:
     assert allocation.slots is None
 
 
-def test_an_empty_pbs_node_file_is_told_as_mpiprocs_0(write) -> None:  # type: ignore[no-untyped-def]  # see the fixture
+def test_an_empty_node_file_is_named(write) -> None:  # type: ignore[no-untyped-def]  # see the fixture
     env = {"PBS_JOBID": "1.pbs", "PBS_NODEFILE": write("nodes", "")}
-    with pytest.raises(LaunchError, match=r"not launched: .* is empty .mpiprocs=0"):
+    with pytest.raises(LaunchError, match=r"not launched: .* is empty"):
         resolve(env)
 
 
@@ -72,7 +72,6 @@ def test_elements_of_an_array_have_job_ids_of_their_own() -> None:
     ids = {find_allocation(env).job_id for env in load("pbs/env_array")["env"].values()}  # type: ignore[union-attr]  # PBS
     assert ids == {"48[1].pbs1", "48[2].pbs1", "48[3].pbs1"}
     assert find_allocation({"JOB_ID": "7", "SGE_TASK_ID": "3"}).job_id == "7.3"  # type: ignore[union-attr]  # Grid Engine
-    assert find_allocation({"LSB_JOBID": "7", "LSB_JOBINDEX": "3"}).job_id == "7[3]"  # type: ignore[union-attr]  # LSF
 
 
 def test_grid_engines_host_file_holds_slots(write) -> None:  # type: ignore[no-untyped-def]  # see the fixture
@@ -100,25 +99,8 @@ def test_slurms_tasks_per_node_are_the_slots() -> None:
 
 
 @pytest.mark.parametrize(
-    ("env", "hosts"),
-    [
-        ({"LSB_MCPU_HOSTS": "h1 1 h2 32"}, (("h1", 1), ("h2", 32))),
-        ({"LSB_HOSTS": "h1 h2 h2"}, (("h1", 1), ("h2", 2))),
-        ({}, None),
-    ],
-)
-def test_lsf_lists_its_hosts_in_variables(env: dict[str, str], hosts: object) -> None:
-    allocation = find_allocation({"LSB_JOBID": "1"} | env)
-    assert allocation is not None
-    assert allocation.hosts == hosts
-
-
-@pytest.mark.parametrize(
     ("env", "command"),
     [
-        ({"LSB_JOBID": "1", "LSB_MCPU_HOSTS": "h1 2 h2 2"}, "mpirun -np 4 "),
-        ({"PJM_JOBID": "1"}, "mpirun -np N "),
-        ({"FLUX_ENCLOSING_ID": "f1", "FLUX_URI": "local:///x"}, "flux run -n N "),
         ({"SLURM_JOB_ID": "1"}, "srun hpcddp exec"),
         ({"SLURM_JOB_ID": "1", "SLURM_NTASKS": "6", "SLURM_HET_SIZE": "2"}, "srun hpcddp exec"),
         ({"PBS_JOBID": "1.pbs", "PBS_ENVIRONMENT": "PBS_INTERACTIVE"}, "mpirun -np N "),

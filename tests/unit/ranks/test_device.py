@@ -34,11 +34,10 @@ from .captured import load, resolve
         (8, 0, 4, 2, (0, 1)),
         (8, 3, 4, 2, (6, 7)),
         (2, None, None, 2, (0, 1)),
-        (2, 0, 4, 1, "4 ranks on this node see 2 devices"),  # and no remainder
-        (3, 0, 4, 1, "4 ranks on this node see 3 devices"),
+        (2, 0, 4, 1, "4 ranks on this node are to have one device each, and see 2"),  # and no remainder
         (2, None, None, 1, "does not say which rank of its node"),
-        (4, 0, 4, 2, "4 ranks on this node are to have 2 devices each (HPCDDP_GPUS_PER_RANK), and see 4"),
-        (1, 0, 4, 2, "this rank is to have 2 devices (HPCDDP_GPUS_PER_RANK), and sees 1 device"),
+        (4, 0, 4, 2, "4 ranks on this node are to have 2 devices each, and see 4"),
+        (1, 0, 4, 2, "this rank sees 1 device, and it is to have 2"),
     ],
 )
 def test_a_rank_takes_its_own_devices_or_it_is_an_error(
@@ -99,11 +98,6 @@ def test_labels_are_what_the_scheduler_calls_the_devices() -> None:
 )
 def test_a_mask_is_read_as_cuda_reads_it(mask: str | None, entries: tuple[str, ...] | None) -> None:
     assert visible_devices({} if mask is None else {"CUDA_VISIBLE_DEVICES": mask}) == entries
-
-
-def test_a_device_that_is_named_twice_is_an_error() -> None:
-    with pytest.raises(LaunchError, match="names 1 twice"):
-        visible_devices({"CUDA_VISIBLE_DEVICES": "1,1"})
 
 
 @pytest.mark.parametrize(

@@ -54,11 +54,6 @@ def test_a_local_rank_is_below_the_world_size() -> None:
         resolve({"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "1"})
 
 
-def test_open_mpis_rank_and_pmixs_must_agree() -> None:
-    with pytest.raises(LaunchError, match="PMIX_RANK=2"):
-        resolve(WHOLE["openmpi"] | {"PMIX_RANK": "2"})
-
-
 @pytest.mark.parametrize("record", [b"\x01\xff=1\0\x03=\0", b"RANK=0\0WORLD_SIZE=2\0RANK=1\0"])
 def test_a_record_that_is_no_environment_is_refused(tmp_path: object, record: bytes) -> None:
     path = f"{tmp_path}/env"

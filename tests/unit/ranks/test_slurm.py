@@ -33,19 +33,6 @@ def test_a_step_of_1_task_that_kept_the_jobs_task_count_is_sallocs_shell() -> No
     assert resolve(env | {"SLURM_NTASKS": "1"})[:3] == ("srun", 0, 1)
 
 
-@pytest.mark.parametrize(
-    "step",
-    [
-        {"SLURM_STEP_TASKS_PER_NODE": "2(x2)", "SLURM_STEP_NUM_TASKS": "4", "SLURM_STEP_NODELIST": "node[1-2]"},
-        {"SLURM_STEP_TASKS_PER_NODE": "1(x2)", "SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_NODELIST": "node[3-4]"},
-    ],
-    ids=["more ranks here than this one", "nodes of another job"],
-)
-def test_a_batch_script_with_the_step_of_the_job_that_it_was_submitted_from_is_no_rank(step: dict[str, str]) -> None:
-    with pytest.raises(LaunchError, match="not launched"):
-        resolve(SHELL | step | {"SLURM_STEP_ID": "0", "SLURM_STEP_NUM_NODES": "2"})
-
-
 def test_the_jobs_task_count_is_not_the_world_size() -> None:
     assert resolve(TASK | {"SLURM_NTASKS": "64"}).world_size == 4
 

@@ -59,7 +59,6 @@ SCHEDULER = Scheduler(
         site_lines=("env: {MOON_PHASE: full}",),
     ),
     states={"waiting": "queued", "aloft": "running", "landed": "finished"},
-    no_slots="--crew=0",
 )
 '''
 

@@ -40,7 +40,6 @@ def say(folder: Path, program: str, answer: CommandAnswer) -> dict[str, str]:
         ("pbs", CommandAnswer(0, pbs(job_state="R", queue="workq"), ""), "running"),
         ("pbs", CommandAnswer(0, pbs(job_state="F", Exit_status=0), ""), "finished"),
         ("pbs", CommandAnswer(0, pbs(job_state="F", substate=91, Exit_status=271), ""), "cancelled"),
-        ("pbs", CommandAnswer(0, "<Data><Job><Job_Id>41</Job_Id><job_state>Q</job_state></Job></Data>", ""), "queued"),
         ("pbs", CommandAnswer(153, "", "qstat: Unknown Job Id 41.pbs1\n"), "gone"),
         ("pbs", CommandAnswer(1, "", "Connection refused\nqstat: cannot connect to server pbs1 (errno=111)\n"), None),
         ("slurm", CommandAnswer(0, "JobId=41 JobName=x\n   JobState=COMPLETING Reason=None\n", ""), "exiting"),
@@ -62,7 +61,6 @@ def test_the_answer_says_whether_a_job_has_ended(
 def test_what_cannot_be_asked_is_not_known() -> None:
     assert ask_job_state("slurm", "41", {"PATH": "/nowhere"}) is None
     assert ask_about("pbs", "41", {"PATH": "/nowhere"}) is None
-    assert ask_about("lsf", "41", {}) is None
 
 
 def test_the_end_of_a_pbs_job_is_its_start_and_its_walltime(tmp_path: Path) -> None:

@@ -18,11 +18,6 @@ from hpcddp.schedulers.run import ask_job_state, ask_jobs
 CAPTURES = Path(__file__).parents[2] / "captures"
 SQUEUE = json.loads((CAPTURES / "slurm/squeue.json").read_text())["stdout"]
 ARRAYS = json.loads((CAPTURES / "pbs/arrays.json").read_text())["cases"]
-TORQUE = (  # by its documentation; no Torque was at hand
-    "<Data><Job><Job_Id>12.head</Job_Id><Job_Name>train</Job_Name><job_state>R</job_state>"
-    "<start_time>1795226442</start_time><Resource_List><walltime>01:00:00</walltime></Resource_List></Job>"
-    "<Job><Job_Id>13[2].head</Job_Id><job_state>C</job_state><exit_status>271</exit_status></Job></Data>"
-)
 GRIDENGINE = json.loads((CAPTURES / "gridengine/qstat.json").read_text())["cases"][0]["stdout"]
 
 
@@ -175,13 +170,6 @@ case $1 in 104*) exit 153 ;; *) printf '{answer}\\n' $1 ;; esac
     assert [line.split()[5:] for line in lines] == [asked, *([job] for job in asked[:3] if job != shown)]
 
 
-def test_torques_xml() -> None:
-    jobs = by_id(parse("pbs", TORQUE))
-    assert jobs["13", "2"].state == "failed"
-    assert (jobs["12", ""].state, jobs["12", ""].ends) == ("running", 1795226442 + 3600)
-    assert str(jobs["13", "2"].id) == "13[2].head"
-
-
 def test_what_a_real_grid_engine_printed() -> None:
     recorded = json.loads((CAPTURES / "gridengine/qstat.json").read_text())["cases"]
     running, later, none = (by_id(parse("gridengine", case["stdout"])) for case in recorded[:3])
@@ -241,20 +229,6 @@ def test_pbs_values_of_any_type(jobs: dict[str, object]) -> None:
     found = parse("pbs", json.dumps({"Jobs": jobs}))
     known = {job for job, about in jobs.items() if job != "x" and isinstance(about, dict)}
     assert len(found.jobs) == len(known)
-
-
-def test_nothing_is_asked_where_no_job_is_open(tmp_path: Path) -> None:
-    assert ask_jobs("slurm", [], {"PATH": str(tmp_path)}) == JobsFound()
-
-
-def test_torque_is_asked_in_its_own_words_where_it_does_not_know_the_first(tmp_path: Path) -> None:
-    program = tmp_path / "qstat"  # a stand-in: Torque's qstat knows no -F
-    program.write_text(
-        f"#!/bin/sh\ncase $* in *-F*) echo 'qstat: invalid option -- F' >&2; exit 2;; esac\necho '{TORQUE}'\n"
-    )
-    program.chmod(0o755)
-    found = ask_jobs("pbs", ["12.head", "13[].head"], {"PATH": f"{tmp_path}:/usr/bin:/bin"})
-    assert [str(job.id) for job in found.jobs] == ["12.head", "13[2].head"]
 
 
 @pytest.mark.parametrize("name", ["pbs", "gridengine"])

@@ -91,24 +91,6 @@ def test_a_signal_that_comes_in_several_ways_is_had_once(came: list[tuple[float,
     assert given == gets
 
 
-#: A shell ignores SIGINT for all that it starts in its background, such as these tests.
-DEFAULT_INT = "import os, signal; signal.signal(signal.SIGINT, signal.default_int_handler); "
-
-
-@pytest.mark.parametrize(
-    ("program", "status"),
-    [
-        ("raise KeyboardInterrupt", 130 << 8),
-        (f"{DEFAULT_INT}os.kill(os.getppid(), signal.SIGINT); signal.pause()", signal.SIGINT),
-    ],
-)
-def test_a_keyboard_interrupt_that_no_signal_has_caused_is_the_program_s_own_error(program: str, status: int) -> None:
-    agent = AGENT.replace("stderr.finish()", "print(program.read_end(status), flush=True)")
-    process = start(sys.executable, "-c", program, agent=agent)
-    text, _ = process.communicate(timeout=PATIENCE_S)
-    assert (int(text), process.returncode) == (status, -signal.SIGINT)
-
-
 NOTING = """
 import os, signal, sys
 def note(number, frame):

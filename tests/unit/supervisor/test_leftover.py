@@ -142,7 +142,7 @@ def test_a_job_that_a_rank_has_submitted_is_left_alone(marks: dict[str, str], ow
 
 @pytest.mark.parametrize(
     ("job", "own"),
-    [({}, {"JOB_ID": "exp-1"}), ({"SLURM_JOB_ID": "7"}, {"SLURM_JOB_ID": "7", "FLUX_JOB_ID": "f1"})],
+    [({}, {"JOB_ID": "exp-1"}), ({"SLURM_JOB_ID": "7"}, {"SLURM_JOB_ID": "7", "PBS_JOBID": "1"})],
     ids=["a variable of the program's own", "a resource manager inside the job"],
 )
 def test_what_makes_no_other_job_is_found(marks: dict[str, str], job: dict[str, str], own: dict[str, str]):

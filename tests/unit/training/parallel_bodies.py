@@ -9,9 +9,7 @@ from typing import Any, ClassVar
 import torch
 from checkpoint_bodies import CLASSES, FEATURES, make_data
 from torch import nn
-from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.functional import cross_entropy
-from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from torch.utils.data import DataLoader
 
 import hpcddp
@@ -73,18 +71,6 @@ class Shrinking(torch.optim.AdamW):
         return loss
 
 
-class Failing(torch.optim.SGD):
-    """Its second step raises, in the middle."""
-
-    fails = False
-
-    def step(self, closure: Any = None) -> Any:
-        loss = super().step(closure)
-        if self.fails:
-            raise ValueError("in the middle of a step")
-        return loss
-
-
 def make_attentive() -> nn.Module:
     torch.manual_seed(3)
     return Attentive().double()
@@ -120,11 +106,6 @@ def train(argument: dict[str, Any]) -> None:
         scaler = scalers[0] if scalers else None
         for _epoch in rt.epochs(argument.get("epochs", 2)):
             for batch in loader:
-                if argument.get("closure"):
-                    optimizer.step(lambda batch=batch: _come_closer(rt, model, optimizer, batch))
-                    scheduler.step()
-                    weights.append([_whole(parameter) for parameter in rt.unwrap(model).parameters()])
-                    continue
                 optimizer.zero_grad()
                 for x, y, _ in rt.micro_batches(batch):
                     factor = torch.inf if rt.steps == argument.get("overflow_at") else 1.0
@@ -159,41 +140,11 @@ def train(argument: dict[str, Any]) -> None:
             assert Path(f"{argument['out']}.pt").exists()
 
 
-def _come_closer(rt: Any, model: nn.Module, optimizer: torch.optim.Optimizer, batch: Any) -> float:
-    """A closure: the gradient and the loss of the batch at the weights of now."""
-    optimizer.zero_grad()
-    return rt.mean(rt.train_step(batch, lambda micro: cross_entropy(model(micro[0]), micro[1])))
-
-
 def _whole(tensor: Any) -> torch.Tensor:
     return (tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor).detach().clone()
 
 
-def average(argument: dict[str, Any]) -> None:
-    """Averaged weights of a model in a split, wrapped by themselves before it; rank 0 writes them."""
-    with hpcddp.runtime(10, seed=5, parallel=argument["parallel"]) as rt:
-        average = AveragedModel(make_model(), multi_avg_fn=get_ema_multi_avg_fn(0.9))
-        if argument["parallel"] != "ddp":
-            average = rt.wrap(average, tensor_plan={"module.0": "colwise", "module.3": "rowwise"})
-        model = rt.wrap(make_model())
-        optimizer = torch.optim.AdamW(model.parameters(), lr=0.05)
-        model, optimizer, average, loader = rt.prepare(model, optimizer, average, DataLoader(make_data(), 16))
-        for _epoch in rt.epochs(1):
-            for x, y, _ in loader:
-                optimizer.zero_grad()
-                rt.backward(cross_entropy(model(x), y))
-                optimizer.step()
-                average.update_parameters(model)
-        weights = [_whole(parameter) for parameter in average.parameters()]
-    if rt.group.is_first:
-        torch.save(weights, argument["out"])
-
-
-OTHERS: dict[str, Any] = {"exact": {"tensor": 2}, "LBFGS": "zero1", "ZeRO": "zero1"}
-TOGETHER: dict[str, Any] = {
-    "LBFGS": torch.optim.LBFGS,
-    "ZeRO": lambda parameters: ZeroRedundancyOptimizer(parameters, optimizer_class=torch.optim.SGD, lr=0.1),
-}
+OTHERS: dict[str, Any] = {"exact": {"tensor": 2}, "LBFGS": "zero1"}
 
 
 def divide_wrongly(cases: list[str]) -> None:
@@ -208,39 +159,12 @@ def divide_wrongly(cases: list[str]) -> None:
                     if case == "tied":
                         model[1].weight = model[0].weight
                     plan = {"name": {"up": "colwise"}, "style": {"0": "columns"}, "none": None}
-                    if case in TOGETHER:
-                        rt.track(model=rt.wrap(model), optimizer=TOGETHER[case](model.parameters()))
+                    if case == "LBFGS":
+                        rt.track(model=rt.wrap(model), optimizer=torch.optim.LBFGS(model.parameters()))
                     rt.wrap(model, tensor_plan=plan.get(case, {"0": "colwise"}))
             except RequestError as error:
                 if group.is_first:
                     print(f"{case}: {error.message} | {error.hint}")
-
-
-def fail_in_a_step(argument: dict[str, Any]) -> None:
-    """Each rank writes how each case ended, and which of the optimizer's parameters are in their places then."""
-    told = {}
-    with hpcddp.init() as group:
-        for case in argument["cases"]:
-            model = make_model()
-            optimizer, message = Failing([{"params": [p]} for p in model.parameters()], lr=0.1), ""
-            try:
-                with hpcddp.runtime(16, parallel=case["parallel"], group=group, exact=case.get("exact", False)) as rt:
-                    model, optimizer, loader = rt.prepare(model, optimizer, DataLoader(make_data(), 16))
-                    for batch in loader:
-                        optimizer.zero_grad()
-                        rt.train_step(batch, lambda micro, model=model: cross_entropy(model(micro[0]), micro[1]))
-                        optimizer.fails = True
-                        try:
-                            optimizer.step()
-                        except ValueError:
-                            if not case.get("caught"):
-                                raise
-            except (ValueError, RequestError) as error:
-                message = str(error)
-            held = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-            is_whole = list(map(id, held)) == list(map(id, rt.unwrap(model).parameters()))
-            told[case["name"]] = [message, is_whole]
-    Path(argument["folder"], f"{group.rank}.json").write_text(json.dumps(told))
 
 
 def choose(folder: str) -> None:

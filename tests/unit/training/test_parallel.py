@@ -114,15 +114,6 @@ def test_a_chain_of_splits_follows_one_undisturbed_run(run_ranks: RunRanks, tmp_
     assert _apart(weights, torch.load(tmp_path / "whole")["weights"]) < 1e-12
 
 
-@pytest.mark.slow
-def test_averaged_weights_are_divided_by_a_plan_of_their_own(run_ranks: RunRanks, tmp_path: Path) -> None:
-    for world_size, split in ((1, "ddp"), (4, {"shard": -1, "tensor": 2})):
-        run_ranks(
-            "parallel_bodies:average", world_size, {"parallel": split, "out": str(tmp_path / str(world_size))}
-        ).check()
-    assert _apart(torch.load(tmp_path / "4"), torch.load(tmp_path / "1")) < 1e-12
-
-
 def test_a_split_that_cannot_be_is_refused(run_ranks: RunRanks) -> None:
     expected = {
         "none": "it has no tensor plan | rt.wrap(model, tensor_plan=",
@@ -132,7 +123,6 @@ def test_a_split_that_cannot_be_is_refused(run_ranks: RunRanks) -> None:
         "rows": "0.weight has 3 rows, which 2 tensor ranks x 1 shards cannot divide evenly",
         "exact": "exact mode needs whole layers",
         "LBFGS": "this LBFGS steps all parameters together",
-        "ZeRO": "this ZeroRedundancyOptimizer is ZeRO already",
     }
     told = run_ranks("parallel_bodies:divide_wrongly", 2, list(expected)).check().outputs[0]
     for case, words in expected.items():

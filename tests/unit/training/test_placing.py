@@ -18,12 +18,12 @@ DDP, FSDP = Split("ddp", ((0,), (1,))), Split("fsdp", ((0, 1),))
 MEMBERS = tuple(Member(rank, "a", rank, rank, "0", ("0", "1", "2", "3")) for rank in range(2))
 
 
-@pytest.mark.parametrize(("backend", "taken"), [("nccl", (2, 3)), ("gloo", (2, 3))])
-def test_a_rank_takes_the_neighbours_that_its_job_gives_it(backend: str, taken: tuple[int, ...]) -> None:
-    assert device_indices(MEMBERS, 1, backend, 2) == taken
-    group = Group(1, 2, "srun", backend, OWN[0], MEMBERS, HashStore(), OWN[1:])
+def test_a_rank_takes_the_neighbours_that_its_job_gives_it_and_gloo_ranks_may_share_one() -> None:
+    group = Group(1, 2, "srun", "nccl", OWN[0], MEMBERS, HashStore(), OWN[1:])
     assert group.devices == OWN
-    assert [group.device_name(rank) for rank in range(2)] == ["cuda:0,1", "cuda:2,3"]
+    assert [device_indices(MEMBERS, rank, "nccl", 2) for rank in range(2)] == [(0, 1), (2, 3)]
+    members = tuple(member._replace(gpus=("0",)) for member in MEMBERS)
+    assert device_indices(members, 1, "gloo", 2) == (0,)
 
 
 def test_all_ranks_open_one_backend_or_none() -> None:
@@ -39,11 +39,6 @@ def test_all_ranks_open_one_backend_or_none() -> None:
         with pytest.raises(LaunchError) as caught:
             choose_backend(members, gpus)
         assert caught.value.message == words
-
-
-def test_gloo_ranks_may_share_devices_that_are_too_few() -> None:
-    members = tuple(member._replace(gpus=("0",)) for member in MEMBERS)
-    assert device_indices(members, 1, "gloo", 2) == (0,)
 
 
 def test_a_model_on_no_accelerator_or_one_goes_where_its_rank_computes() -> None:
@@ -87,6 +82,6 @@ def test_a_model_on_two_gpus_stays_there_and_ddp_takes_it(monkeypatch: pytest.Mo
     with hpcddp.runtime(4, run_dir=None) as rt:
         model = rt.wrap(Split2())
         assert list_accelerators(model) == rt.devices
-        wrapper = wrap_ddp(model, rt.device, rt.layout, {})
+        wrapper = wrap_ddp(model, rt.device, {})
         wrapper(torch.ones(4, 4, device=rt.device)).sum().backward()
         assert [part.weight.grad.device for part in parts] == list(rt.devices)

@@ -16,7 +16,7 @@ RunRanks = Callable[..., Any]
 SAID: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(
         ("by batch, fsdp", "by batch, copies"),
-        ("only 1 of 2 ranks have a gradient for first.weight of the Choosing", "find_unused_parameters=True"),
+        ("only 1 of 2 ranks have a gradient for first.weight in this step", "find_unused_parameters=True"),
     ),
     **dict.fromkeys(("unused on all", "passed through"), ()),
     **{f"Adagrad, {split}": () for split in ("ddp", "fsdp", "tensor")},
@@ -26,12 +26,6 @@ SAID: dict[str, tuple[str, ...]] = {
 SLOW: dict[str, tuple[str, ...]] = {
     **{f"whole squares, {split}": () for split in ("ddp", "tensor", "fsdp")},
     "squares, tensor": ("which the ranks have in parts (a DTensor)", "p.square().sum().full_tensor() for p in model"),
-    **dict.fromkeys(
-        ("Adafactor, fsdp", "Adafactor, tensor"),
-        ("of class Adafactor, takes means over the rows and columns", 'hpcddp.runtime(parallel="zero1")'),
-    ),
-    **dict.fromkeys(("Adafactor, exact", "Adafactor, zero1"), ()),
-    "compiled, tensor": ("tensor 2) divides the layers of a model", "this Halves has been given to torch.compile"),
 }
 
 
