@@ -289,8 +289,8 @@ class _Open(Traceback):
     def find_frame(self) -> str:
         """The innermost line of the program, as `train.py:12`."""
         found = (frame for text in reversed(self.frames) if (frame := _FRAME.search(text)))
-        own = (f"{os.path.basename(at[1])}:{at[2]}" for at in found if not _LIBRARY.search(at[1]))
-        return next(own, "")
+        lines = (f"{os.path.basename(at[1])}:{at[2]}" for at in found if not _LIBRARY.search(at[1]))
+        return next(lines, "")
 
 
 class _LogReader:
