@@ -28,12 +28,11 @@ class Cause(Record):
 
 
 def cause_record(cause: Cause) -> dict[str, object]:
-    """As JSON values."""
     record = cause._asdict()
     return {"class": record.pop("class_"), **record, "file": cause.file or None, "text": cause.text or None}
 
 
-def say_cause(cause: Cause) -> str:
+def name_cause(cause: Cause) -> str:
     """What and who, in a few words: `disk-full on rank 1 (node1)`."""
     who = "" if cause.rank is None else " on all ranks" if cause.rank == ALL else f" on rank {cause.rank}"
     where = f" ({cause.host})" if cause.host and cause.rank is not None else f" on {cause.host}" if cause.host else ""
@@ -47,7 +46,7 @@ def show_line(cause: Cause) -> str:
 
 def format_cause(cause: Cause, what: str) -> str:
     """What it is, the line that proves it, and what to type, for people."""
-    lines = [f"{what}: {say_cause(cause)}: {CLASSES[cause.class_]}"]
+    lines = [f"{what}: {name_cause(cause)}: {CLASSES[cause.class_]}"]
     if cause.text:
         lines.append(f"  {show_line(cause)}")
     if cause.remedy:

@@ -14,14 +14,14 @@ def judge_record(reason: str, status: int | None, state: str = "") -> Cause:
         return Cause(row.cause, text=text, whose=row.whose, remedy=row.remedy)
     if not status and state == "finished":
         return Cause("none", text=text)
-    own = f"hpcddp: {reason}"  # as the supervisor has printed it
+    line = f"hpcddp: {reason}"  # as the supervisor has printed it
     for row in ROWS:
-        match = row.match(own) if row.level in {CAUSE, LATE} and row.pattern.startswith("^hpcddp: ") else None
+        match = row.match(line) if row.level in {CAUSE, LATE} and row.pattern.startswith("^hpcddp: ") else None
         if match is not None:
             found = {name.removesuffix("_too"): value for name, value in match.groupdict().items() if value}
             rank = int(found["rank"]) if "rank" in found else None
             return Cause(row.cause, rank, found.get("host", ""), text=reason, whose=row.whose, remedy=row.remedy)
-    end = next((match for row in ROWS if row.level == END and (match := row.match(own))), None)
+    end = next((match for row in ROWS if row.level == END and (match := row.match(line))), None)
     if end is not None and (code := end.groupdict().get("status")) and int(code) < 128:
         return Cause("exit-status", int(end["rank"]), end["host"], text=reason, whose=PROGRAM, remedy=NO_WORD)
     number = (status or 0) - 256 if (status or 0) > 256 else (status or 0) - 128

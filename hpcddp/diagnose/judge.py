@@ -67,10 +67,12 @@ _MAY_BE_MISSING = re.compile(r": (module|nvidia-smi|ml|conda|rocm-smi): (command
 _WORDS = re.compile(r"[A-Za-z]{2,}")
 
 
-def diagnose(sources: Sequence[LogFile], *, beside: Sequence[LogFile] = (), has_failed: bool | None = None) -> Cause:
-    """The first cause. `beside`: a job's own output, which holds what is in its logs, too: of it only the scheduler's
+def diagnose(
+    sources: Sequence[LogFile], *, job_output: Sequence[LogFile] = (), has_failed: bool | None = None
+) -> Cause:
+    """The first cause. `job_output`: it holds what is in its logs, too: of it only the scheduler's
     words count. `has_failed`: what the run says; None: nobody does. RequestError for a file that cannot be read."""
-    logs = read_logs([*sources, *beside])
+    logs = read_logs([*sources, *job_output])
     for log in logs[len(sources) :]:
         of_scheduler = (CLUSTER, REQUEST, SENDER)
         log.marks = [m for m in log.marks if m.level == CAUSE and m.row is not None and m.row.whose in of_scheduler]
@@ -238,9 +240,12 @@ class _Judge:
             return None
         named = next((int(found["rank"]) for mark in said if (found := _OF_ANOTHER.match(mark.body))), None)
         first = named if named is not None else next((end.rank for end in self._ends if end.rank is not None), None)
-        own = [mark for mark in said if not _OF_ANOTHER.match(mark.body)] or said
-        mark = next((one for one in own if one.rank == first), next((one for one in own if one.rank is None), said[0]))
-        cause = self._cause(mark, named if named is not None else self._find_rank(mark, own))
+        first_hand = [mark for mark in said if not _OF_ANOTHER.match(mark.body)] or said
+        mark = next(
+            (one for one in first_hand if one.rank == first),
+            next((one for one in first_hand if one.rank is None), said[0]),
+        )
+        cause = self._cause(mark, named if named is not None else self._find_rank(mark, first_hand))
         known = [one for one in self._marks if (one.log, one.number) == (mark.log, mark.number)]
         row = next((one.row for one in known if one.row is not None and one.level in {CAUSE, RAISED}), None)
         return cause if row is None else cause._replace(class_=row.cause, whose=row.whose)
@@ -296,12 +301,12 @@ class _Judge:
         the complaints about other ranks are, only an end above them counts."""
         nobodys = min(((mark.log, mark.number) for mark in self._lost if mark.rank is None), default=None)
         left = [end for end in self._ends if nobodys is None or (end.log, end.number) < nobodys]
-        own = [end for end in left if not end.signal and end.rank is not None and end.rank not in self._waited]
-        if not own:
+        alone = [end for end in left if not end.signal and end.rank is not None and end.rank not in self._waited]
+        if not alone:
             return None
-        end, rank = own[0], own[0].rank
-        ended = {rank for one in own for rank in one.list_ranks()}
-        is_all = len(ended) > 1 and ended >= self._world - self._swept and len({one.status for one in own}) == 1
+        end, rank = alone[0], alone[0].rank
+        ended = {rank for one in alone for rank in one.list_ranks()}
+        is_all = len(ended) > 1 and ended >= self._world - self._swept and len({one.status for one in alone}) == 1
         whose = ALL if is_all else rank
         found = self._find_message(end, whose)
         if found is not None:

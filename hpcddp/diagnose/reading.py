@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 
 from hpcddp.diagnose.progress import forget_caught
 from hpcddp.diagnose.rows import CAUSE, END, LOST, NOISE, RAISED, RECORD, RESTART, ROWS, WEAK, Row
@@ -67,12 +68,8 @@ _OF_FILE = re.compile(r"(?:rank|task|proc)[-_.]?0*(\d+)\b|attempt_\d+/(\d+)/std(
 LOG_NAME = re.compile(r"\.(out|err|log|txt)$|\.[oe]\d+(\.\d+|-\d+)?$")
 _REPORT = re.compile(r"hpcddp: rank (\d+) on ([\w.-]+) .* The end of its output:")
 _KILLS = {4, 6, 7, 8, 9, 11, 15}
-_SIGNALS = {name_signal(number): number for number in range(1, 32)} | {
-    "hangup": 1, "interrupt": 2, "quit": 3, "illegal instruction": 4, "aborted": 6, "bus error": 7, "killed": 9,
-    "floating point exception": 8, "segmentation fault": 11, "terminated": 15, "file size limit exceeded": 25,
-    "trace/breakpoint trap": 5, "user defined signal 1": 10, "user defined signal 2": 12, "broken pipe": 13,
-    "alarm clock": 14, "cpu time limit exceeded": 24, "bad system call": 31,
-}  # fmt: skip
+_SIGNALS = {name_signal(number): number for number in range(1, 32)}
+_SIGNALS |= {(signal.strsignal(number) or "").lower(): number for number in range(1, 32)}  # as shells and srun say it
 
 
 class Mark(Record):
@@ -292,8 +289,8 @@ class _Open(Traceback):
     def find_frame(self) -> str:
         """The innermost line of the program, as `train.py:12`."""
         found = (frame for text in reversed(self.frames) if (frame := _FRAME.search(text)))
-        own = (f"{os.path.basename(at[1])}:{at[2]}" for at in found if not _LIBRARY.search(at[1]))
-        return next(own, "")
+        lines = (f"{os.path.basename(at[1])}:{at[2]}" for at in found if not _LIBRARY.search(at[1]))
+        return next(lines, "")
 
 
 class _LogReader:
@@ -494,29 +491,29 @@ class _LogReader:
             self._restarts.append(at + 1 + log.skipped)
             return
         named = _read_groups(match)
-        signal, status = named.get("signal", 0), named.get("status")
+        number, status = named.get("signal", 0), named.get("status")
         if status is not None and status < 0:
-            signal, status = -status, None
+            number, status = -status, None
         text = line.text
         if row.level == END and body.startswith("exitcode"):
             listed = re.search(r"rank +: (\d+)", log.read_lines(at - 2, at))
             rank = int(listed[1]) if listed is not None else rank
-        elif row.level == END and "noticed that process" in body and not signal:  # Open MPI 5 breaks the line
+        elif row.level == END and "noticed that process" in body and not number:  # Open MPI 5 breaks the line
             below = log.read_line(at + 1)
             if (found := re.match(r"signal (\d+)", below.strip())) is not None:
-                signal, text, at = int(found[1]), below, at + 1
+                number, text, at = int(found[1]), below, at + 1
         elif row.level == END and any(word in body for word in ("EXIT STRING", "KILLED BY SIGNAL", "EXIT CODE")):
             above = log.read_lines(at - 8, at)  # of MPICH and Intel MPI
             where = re.search(r"(?:RANK (\d+) )?PID (\d+) RUNNING AT (\S+)", above)
             if where is not None:
                 rank, host = int(where[1]) if where[1] else self._find_rank_of_pid(int(where[2]), rank), where[3]
             if "EXIT CODE" in body and status in _KILLS:  # of MPICH, whose string below may be cut off
-                signal, status = status, None
+                number, status = status, None
             if "EXIT STRING" in body:  # which says more than the code above it
                 log.marks = [m for m in log.marks if "EXIT CODE" not in m.body or at + log.skipped - m.number > 7]
         host = match.groupdict().get("host") or match.groupdict().get("host_too") or host
         mark = Mark(
-            row, row.level, log.number, at + 1 + log.skipped, text.strip(), body, named.get("rank", rank), host, signal,
+            row, row.level, log.number, at + 1 + log.skipped, text.strip(), body, named.get("rank", rank), host, number,
             status, ranks=_read_ranks(match), is_quoted=line.is_quoted,
         )  # fmt: skip
         last_prefix, last_at, last = self._last

@@ -143,12 +143,6 @@ def _is_time(value: str, scheduler: str) -> bool:
     return bool(re.fullmatch(r"\s*(\d+(:\d+){0,2}(\.\d*)?|\d+(:\d+)?:)?", value, re.ASCII))
 
 
-def no_name(script: Script) -> Iterator[Said]:
-    """M31: a script on qsub's standard input without a name is called STDIN."""
-    if script.scheduler == "pbs" and script.directives.options and not script.directives.get("-N"):
-        yield Said(1, "there is no -N: piped to qsub, the job is called STDIN", "#PBS -N NAME")
-
-
 def requeue(script: Script) -> Iterator[Said]:
     """M29: whether a job that lost its node starts again is the site's choice unless the script says it."""
     says, text = ("--requeue", "--no-requeue"), "#SBATCH --no-requeue"

@@ -34,7 +34,6 @@ RULES = (
     Rule("M24", False, header_rules.no_cpus_for_srun),
     Rule("M25", True, header_rules.too_many_cpus),
     Rule("M29", False, header_rules.requeue),
-    Rule("M31", False, header_rules.no_name),
     Rule("M33", True, header_rules.walltime),
     Rule("M33", False, header_rules.short_walltime),
     Rule("M34", True, header_rules.other_scheduler),

@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping
 from contextlib import suppress
 
-from hpcddp.diagnose.cause import Cause, format_cause, say_cause, show_line
+from hpcddp.diagnose.cause import Cause, format_cause, name_cause, show_line
 from hpcddp.diagnose.job_record import add_record, judge_record
 from hpcddp.diagnose.judge import diagnose
 from hpcddp.errors import HpcddpError, RequestError
@@ -54,7 +54,7 @@ def diagnose_status(run: RunFolder, status: RunStatus) -> Cause:
     if not attempts:
         cause = diagnose(output, has_failed=True)
     else:
-        cause = diagnose(list_sources(attempts[-1], None), beside=output, has_failed=status.state != "ended")
+        cause = diagnose(list_sources(attempts[-1], None), job_output=output, has_failed=status.state != "ended")
     return add_record(cause, status.why, status.exit_status)
 
 
@@ -64,7 +64,7 @@ def add_cause(run: RunFolder, status: RunStatus) -> RunStatus:
     if cause.class_ in {"unknown", "none"}:
         return status
     line = show_line(cause._replace(file=show_path(cause.file)))
-    return status._replace(cause=f"{say_cause(cause)}: {line}")
+    return status._replace(cause=f"{name_cause(cause)}: {line}")
 
 
 def send_notices(run: RunFolder, status: RunStatus, env: Mapping[str, str]) -> list[str]:

@@ -170,7 +170,6 @@ CASES: dict[str, tuple[list[str], list[str], int]] = {
         0,
     ),
     "M29": (["#!/bin/bash\n#PBS -N x\n", "#!/bin/bash\n#SBATCH -N1\n"], [PBS, SLURM], 1),
-    "M31": (["#!/bin/bash\n#PBS -r n\n"], [PBS, "#!/bin/bash\n#SBATCH -N1\n"], 1),
     "M33": (
         [
             f"{PBS}#PBS -l walltime=00:3:00:00\n",
