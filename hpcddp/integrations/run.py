@@ -131,8 +131,8 @@ class Run:
         first = OnFirst(lambda thing: agree("compare the settings", thing)[1][0], is_here=self.ranks.is_first)
         settings = RunSettings(first, self.attempt, self._env, can_keep=False)
         for name, value in values.items():
-            settings.note(name, value)
-        settings.settle({}, self.step if self.saved else None)
+            settings.add(name, value)
+        settings.compare({}, self.step if self.saved else None)
         settings.record(is_finished=self._was_finished)
 
     def print_line(self, line: str) -> None:

@@ -18,8 +18,8 @@ from hpcddp.errors import RequestError
 from hpcddp.runs.metrics import MetricsFile
 from hpcddp.training import collectives
 from hpcddp.training.arguments import read_number, read_whole
+from hpcddp.training.checkpoint.files import write_whole
 from hpcddp.training.checkpoint.tracked import unwrap
-from hpcddp.training.checkpoint.whole_model import write_whole
 from hpcddp.training.data.evaluation import EvaluationLoader
 from hpcddp.training.data.loader import TrainingLoader
 from hpcddp.training.data.weighing import Count

@@ -137,7 +137,7 @@ class Saves:
     def loop_starts(self) -> None:
         """A loop over the loader begins, perhaps over the rest of an epoch."""
         if self.open_epoch is None:
-            self.checkpointer.check_untouched(is_finished=self.is_finished)
+            self.checkpointer.begin_training(is_finished=self.is_finished)
         self.in_tail = False
         if self._save_due:
             self.save_now()

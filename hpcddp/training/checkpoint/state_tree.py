@@ -40,32 +40,27 @@ def list_tensors(tree: Any) -> dict[Path, Tensor]:
     return found
 
 
-def make_outline(tree: Any) -> Any:
+def make_outline(tree: dict[str, Any]) -> dict[str, Any]:
     """The tree with shapes in place of numbers. RequestError if it holds what a checkpoint could not be read back from.
 
     The check comes before the first checkpoint is written, so that no run finds the fault when it resumes.
     """
-    outline = map_tensors(tree, lambda _, tensor: torch.empty(tensor.shape, dtype=tensor.dtype, device="meta"))
-    error = _try_to_read_back(outline)
-    if error is not None:
-        name = next((name for name, part in outline.items() if _try_to_read_back(part)), "an object")
-        raise RequestError(
-            f"the state of {name} holds more than tensors and plain values, and could not be read back",
-            f"see what {name}.state_dict() returns: convert numpy numbers with float() or int(), leave functions out",
-        ) from error
+    outline: dict[str, Any] = map_tensors(
+        tree, lambda _, tensor: torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
+    )
+    for name, part in outline.items():
+        file = io.BytesIO()
+        try:
+            torch.save(part, file)
+            file.seek(0)
+            torch.load(file, map_location="cpu", weights_only=True)
+        except (pickle.PickleError, AttributeError, TypeError) as error:
+            raise RequestError(
+                f"the state of {name} holds more than tensors and plain values, and could not be read back",
+                f"see what {name}.state_dict() returns: convert numpy numbers with float() or int(), leave functions"
+                " out",
+            ) from error
     return outline
-
-
-def _try_to_read_back(thing: Any) -> Exception | None:
-    """Why this state could not be read back; None if it can."""
-    file = io.BytesIO()
-    try:
-        torch.save(thing, file)
-        file.seek(0)
-        torch.load(file, map_location="cpu", weights_only=True)
-    except (pickle.PickleError, AttributeError, TypeError) as error:
-        return error
-    return None
 
 
 def write_key(path: Path) -> str:

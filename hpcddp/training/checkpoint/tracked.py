@@ -130,18 +130,14 @@ class Tracked:
     def restore_others(self, tree: dict[str, Any], source: str, hint: str) -> None:
         """The same for every other object. Optimizers with one list of groups, as of SAM, have one afterwards, too."""
         optimizers = [thing for thing in self.objects.values() if isinstance(thing, Optimizer)]
-        shared = [
-            (one, other)
-            for nth, one in enumerate(optimizers)
-            for other in optimizers[:nth]
-            if one.param_groups is other.param_groups
-        ]
+        owners: dict[int, Optimizer] = {}  # the first optimizer with a list of groups, by the list's id
+        shared = [(one, owners.setdefault(id(one.param_groups), one)) for one in optimizers]
         for name, thing in self.objects.items():
             if not isinstance(thing, nn.Module) and name in tree:
                 with _fitting(f"{source} does not fit {name} ({type(thing).__name__})", hint):
                     thing.load_state_dict(tree[name])
-        for one, other in shared:
-            one.param_groups = other.param_groups
+        for one, owner in shared:
+            one.param_groups = owner.param_groups
 
 
 @contextmanager
@@ -149,12 +145,9 @@ def _fitting(what: str, hint: str) -> Iterator[None]:
     try:
         yield
     except (RuntimeError, ValueError, KeyError, TypeError) as error:  # torch's words for: another shape
-        raise RequestError(f"{what}: {_first_words(error)}", hint) from error
-
-
-def _first_words(error: Exception) -> str:
-    """The first thing that torch lists, and not hundreds of parameters' names."""
-    return shorten(" ".join(str(error).split()).partition(": ")[2] or str(error))
+        words = " ".join(str(error).split())
+        # the first thing that torch lists, and not hundreds of parameters' names
+        raise RequestError(f"{what}: {shorten(words.partition(': ')[2] or words)}", hint) from error
 
 
 # The SHA-256 of models: two runs ended the same if these are equal, wherever the tensors lie.

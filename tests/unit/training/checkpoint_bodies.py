@@ -21,7 +21,6 @@ from torch.utils.data import TensorDataset
 
 import hpcddp
 from hpcddp.errors import RequestError
-from hpcddp.runs.jsonfile import DamagedFileError
 from hpcddp.training import stopping
 from hpcddp.training.checkpoint import files, resume
 from hpcddp.training.gradient.buffers import average_buffers
@@ -180,14 +179,11 @@ def train_with_a_save_due_after_each_step(argument: dict[str, Any]) -> None:
 
 
 def choose_on_a_sick_host(argument: dict[str, Any]) -> None:
-    """One rank finds something else in a checkpoint than the others."""
+    """One rank cannot read what the others can."""
     resume.PAUSES_S = ()
 
     def read_manifest(checkpoint: str) -> None:
-        if argument["kind"] == "damage":
-            raise DamagedFileError("its manifest.json is a riddle", "")
-        number = getattr(errno, argument["kind"])
-        raise OSError(number, os.strerror(number), checkpoint)
+        raise OSError(errno.EIO, os.strerror(errno.EIO), checkpoint)
 
     with hpcddp.init() as group:
         if group.rank == argument["sick"]:
