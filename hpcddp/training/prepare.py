@@ -237,11 +237,10 @@ class Preparation:
         *,
         count: Count | None = None,
         items_per_step: int | None = None,
-        **reading: Any,
     ) -> TrainingLoader:
         """See `Runtime.loader`."""
         options, known = self._options, self._data
-        how = read_how(data, **reading)
+        how = read_how(data)
         number = 1 if known.first is None else 2 + len(known.seconds)
         items = read_optional(items_per_step, "rt.loader(loader, items_per_step={})")
         sizes = {"global_batch": self._setup.global_batch, "max_micro_batch": options.max_micro_batch}
@@ -293,11 +292,9 @@ class Preparation:
         self,
         data: Dataset[Any] | DataLoader[Any],
         batch_size: int | None = None,
-        *,
-        num_workers: int | None = None,
     ) -> EvaluationLoader:
         """See `Runtime.evaluation_loader`."""
-        how = read_how(data, num_workers=num_workers)
+        how = read_how(data)
         if isinstance(how.dataset, IterableDataset) or how.has_items:
             what = "with an index, not a stream" if not how.has_items else "whose samples make no batches of their own"
             raise RequestError(

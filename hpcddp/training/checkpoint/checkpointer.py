@@ -16,10 +16,20 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from hpcddp.errors import HpcddpError, LaunchError, RequestError
-from hpcddp.runs.folder import step_of
-from hpcddp.runs.state import MODES, Best, Manifest, read_best, read_manifest, write_best
+from hpcddp.runs.folder import AttemptFolder, step_of
+from hpcddp.runs.lock import check_not_taken
+from hpcddp.runs.state import (
+    AT_ITS_END,
+    MODES,
+    Best,
+    Manifest,
+    note_checkpoint,
+    read_best,
+    read_manifest,
+    write_best,
+    write_state,
+)
 from hpcddp.training.activity import at_files
-from hpcddp.training.checkpoint.attempt import AttemptSaves
 from hpcddp.training.checkpoint.files import (
     STATE,
     begin_checkpoint,
@@ -34,12 +44,12 @@ from hpcddp.training.checkpoint.files import (
 )
 from hpcddp.training.checkpoint.resume import choose_newest, load_checkpoint
 from hpcddp.training.checkpoint.settings import GivenSettings, describe_settings
-from hpcddp.training.checkpoint.state_tree import list_tensors, make_outline, write_key
-from hpcddp.training.checkpoint.tracked import Tracked
+from hpcddp.training.checkpoint.tracked import Tracked, list_tensors, make_outline, write_key
 from hpcddp.training.collectives import broadcast
 from hpcddp.training.options import RunSetup
 from hpcddp.training.parallel.zero import ZeroSteps
 from hpcddp.training.rendezvous.group import Group
+from hpcddp.training.stopping import SaveTimer, StopWatch
 from hpcddp.training.versions import list_versions
 
 # Writing a run's checkpoints: rank 0 one file, where each rank has everything; else each rank its part.
@@ -177,6 +187,72 @@ def _naming(partial: Path) -> Iterator[None]:
         ) from error
 
 
+class AttemptSaves:
+    """When a save of an attempt is due, how long saves take, who may write, state.json.
+
+    The loop of `hpcddp.runtime` and those of frameworks share it. `folder` None: nothing is written. `every_s`: seconds
+    of training between two saves; None: time does not say.
+    """
+
+    def __init__(self, folder: AttemptFolder | None, watch: StopWatch, *, is_first: bool, every_s: int | None) -> None:
+        self.folder = folder
+        self.watch = watch
+        self.stop_reason: str | None = None  # is set on all ranks at the same step
+        self._writes = is_first and folder is not None
+        self.timer = SaveTimer(every_s) if self._writes and every_s is not None else None
+
+    def accept_stop(self, reason: str | None) -> None:
+        """The ranks agree that the run stops here; the first reason stays."""
+        self.stop_reason = self.stop_reason or reason
+
+    @property
+    def is_time(self) -> bool:
+        """Whether rank 0 is to ask for a save, as the time since the last one has come."""
+        return self.timer is not None and self.timer.is_due
+
+    def begin_training(self) -> None:
+        """The time until the next save counts from now."""
+        if self.timer is not None:
+            self.timer.restart()
+
+    @at_files()
+    def check_held(self) -> None:
+        """HeldError on rank 0 if another attempt has taken the run."""
+        if self._writes and self.folder is not None:
+            check_not_taken(self.folder.run, self.folder.name)
+
+    def save_begins(self) -> None:
+        """All ranks save now. HeldError as of `check_held`."""
+        self.check_held()
+        self.watch.pace.save_began()
+
+    def save_returns(self) -> None:
+        """The training goes on, perhaps beside the save."""
+        self.begin_training()
+        self.watch.pace.training_resumed()
+
+    def record_saved(self, step: int, epoch: int, seconds: float) -> None:
+        """The checkpoint of this step is complete, after so many seconds."""
+        self.watch.pace.save_ended(seconds)
+        if self.stop_reason is not None:
+            self.write("unfinished", self.stop_reason, step, epoch)
+        elif self._writes and self.folder is not None:
+            with at_files():
+                note_checkpoint(self.folder, step=step, epoch=epoch)
+
+    def end(self, step: int, epoch: int, stop_reason: str | None, finished: str | None = None, **more: Any) -> None:
+        """The attempt ends without an error: stopped for this reason, else finished. `finished`: why, before its
+        end."""
+        status = "unfinished" if stop_reason else "finished"
+        self.write(status, stop_reason or finished or AT_ITS_END, step, epoch, **more)
+
+    @at_files()
+    def write(self, status: str, reason: str, step: int, epoch: int, **more: Any) -> None:
+        """Write `state.json`."""
+        if self._writes and self.folder is not None:
+            write_state(self.folder, status, step=step, epoch=epoch, reason=reason, **more)
+
+
 class Checkpointer:
     """Writes the checkpoints of one run, and resumes from them. Its methods are called on every rank alike.
 
@@ -280,7 +356,7 @@ class Checkpointer:
     def _note(self, saved: WrittenCheckpoint | None) -> None:
         if saved is not None:
             self._saved = saved
-            self._saves.note_saved(saved.position["step"], saved.position["epoch"], saved.seconds)
+            self._saves.record_saved(saved.position["step"], saved.position["epoch"], saved.seconds)
 
     def is_best(self, value: float, mode: str) -> bool:
         """Whether rank 0's `value` beats the best one of the run so far; what rank 0 says holds for all."""

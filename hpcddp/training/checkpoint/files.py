@@ -23,7 +23,7 @@ from hpcddp.runs.folder import MANIFEST
 from hpcddp.runs.jsonfile import DamagedFileError, UnreadableFileError, write_object
 from hpcddp.runs.state import read_manifest
 from hpcddp.training.activity import at_files
-from hpcddp.training.checkpoint.state_tree import gather_whole, map_tensors, module_state
+from hpcddp.training.checkpoint.tracked import gather_whole, map_tensors, module_state
 from hpcddp.training.collectives import broadcast
 from hpcddp.training.options import Exactness
 from hpcddp.training.rendezvous.group import Group

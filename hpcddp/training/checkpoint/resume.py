@@ -18,8 +18,7 @@ from hpcddp.training.checkpoint.files import (
     list_checkpoint_folders,
     read_checkpoint,
 )
-from hpcddp.training.checkpoint.state_tree import list_tensors, map_tensors, split_like, write_key
-from hpcddp.training.checkpoint.tracked import FindLike, Tracked
+from hpcddp.training.checkpoint.tracked import FindLike, Tracked, list_tensors, map_tensors, split_like, write_key
 from hpcddp.training.collectives import ask_all, broadcast
 from hpcddp.training.rendezvous.group import Group
 from hpcddp.units import format_count

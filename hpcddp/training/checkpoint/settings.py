@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
@@ -40,7 +40,7 @@ from hpcddp.runs.settings import (
 )
 from hpcddp.runs.start import has_options
 from hpcddp.training.activity import at_files
-from hpcddp.training.checkpoint.state_tree import name_parameters
+from hpcddp.training.checkpoint.tracked import name_parameters
 from hpcddp.training.collectives import broadcast
 from hpcddp.training.rendezvous.group import Group
 
@@ -48,18 +48,8 @@ Settings = dict[str, dict[str, Any]]  # of each object by its name, or "optimize
 
 _AGAIN = ("seed", "samples", "shuffle")  # what says which samples an epoch has, and in which order
 # Not compared: what moves, what `lr` says already, and how an optimizer computes the same.
-_LEFT_OUT = {
-    "params",
-    "param_names",
-    "initial_lr",
-    "last_epoch",
-    "base_lrs",
-    "verbose",
-    "foreach",
-    "fused",
-    "capturable",
-}
-_LEFT_OUT |= {"_step_count", "_last_lr", "_get_lr_called_within_step", "_is_initial"}
+_LEFT_OUT = {"params", "param_names", "initial_lr", "last_epoch", "base_lrs", "verbose", "foreach", "fused"}
+_LEFT_OUT |= {"capturable", "_step_count", "_last_lr", "_get_lr_called_within_step", "_is_initial"}
 
 
 class OnFirst:
@@ -233,21 +223,10 @@ def _read_plain(values: Mapping[str, Any]) -> dict[str, Any]:
         if name == "_schedulers":
             inner = (_read_plain(one) for one in value)
             found |= {f"schedulers[{n}].{key}": one for n, known in enumerate(inner) for key, one in known.items()}
-        elif name not in _LEFT_OUT and _is_plain(plain := _as_plain(value)):
-            found[name.lstrip("_")] = plain
+        elif name not in _LEFT_OUT:
+            with suppress(TypeError, ValueError):
+                found[name.lstrip("_")] = json.loads(json.dumps(value))
     return found
-
-
-def _as_plain(value: Any) -> Any:
-    if isinstance(value, Tensor) and value.numel() == 1:
-        return value.item()
-    return [_as_plain(one) for one in value] if isinstance(value, list | tuple) else value
-
-
-def _is_plain(value: Any) -> bool:
-    with suppress(TypeError, ValueError):
-        return bool(json.loads(json.dumps(value)) == value)
-    return False
 
 
 # Accepted settings come into the objects, after a checkpoint has brought its own.
@@ -261,11 +240,7 @@ class GivenSettings:
         self._optimizers = {name: thing for name, thing in objects.items() if isinstance(thing, Optimizer)}
         self._schedules = {name: thing for name, thing in objects.items() if isinstance(thing, LRScheduler)}
         self._groups = {
-            _name(name, nth): {
-                key: value.clone() if isinstance(value, Tensor) else value
-                for key, value in group.items()
-                if key != "params"
-            }
+            _name(name, nth): {key: value for key, value in group.items() if key != "params"}
             for name, optimizer in self._optimizers.items()
             for nth, group in enumerate(optimizer.param_groups)
         }
@@ -294,32 +269,23 @@ class GivenSettings:
             for nth, group in enumerate(optimizer.param_groups):
                 key = _name(name, nth)
                 is_given = bool(anew) or name in self.unloaded or key not in at
-                for setting, value in self._groups[key].items() if is_given else ():
-                    _set(group, setting, value)
+                group |= self._groups[key] if is_given else {}
                 before = (now if is_given else at)[key]
                 for setting, value in to.get(key, {}).items():
                     old: Any = before.get(setting, value)
                     if setting == "lr" and old != value:
                         _move_lr(group, nth, old, value, list(its.values()))
                     elif setting in group and old != value:
-                        _set(group, setting, tuple(value) if isinstance(group[setting], tuple) else value)
+                        group[setting] = tuple(value) if isinstance(group[setting], tuple) else value
             for key, one in anew.items():
                 _step_to(key, one, _count_steps(states.get(key, {})))
 
 
-def _set(group: dict[str, Any], setting: str, value: Any) -> None:
-    """Set a value of a parameter group; a number in a tensor stays in that."""
-    if isinstance(group.get(setting), Tensor):
-        group[setting].fill_(float(value))
-    else:
-        group[setting] = value
-
-
 def _move_lr(group: dict[str, Any], nth: int, old: float, new: float, schedules: Sequence[Any]) -> None:
     """A learning rate that a schedule has moved is moved from the new start by the same factor."""
-    _set(group, "lr", float(group["lr"]) * (new / old) if old else new)
+    group["lr"] = group["lr"] * (new / old) if old else new
     if "initial_lr" in group:
-        _set(group, "initial_lr", new)
+        group["initial_lr"] = new
     for schedule in schedules:
         if hasattr(schedule, "base_lrs"):
             schedule.base_lrs[nth] = new

@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
-from torch.utils.data import TensorDataset
+from torch.utils.data import DataLoader, TensorDataset
 
 import hpcddp
 from hpcddp.errors import RequestError
@@ -97,7 +97,8 @@ def train(argument: dict[str, Any]) -> None:
     ) as rt:
         blocks = None if parallel in ("ddp", "zero1") else Block
         model = rt.wrap(make_model(argument.get("norm", False)), blocks=blocks)
-        loader = rt.loader(make_data(), collate_fn=lambda samples: torch.utils.data.default_collate(samples))
+        collate = torch.utils.data.default_collate
+        loader = rt.loader(DataLoader(make_data(), shuffle=True, collate_fn=lambda samples: collate(samples)))
         optimizer = torch.optim.AdamW(model.parameters(), lr=0.05)
         scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=argument.get("total_steps", 20))
         objects: dict[str, Any] = {"model": model, "optimizer": optimizer, "scheduler": scheduler}

@@ -16,7 +16,7 @@ from hpcddp.errors import RequestError
 from hpcddp.runs.state import read_manifest
 from hpcddp.training.checkpoint import files
 from hpcddp.training.checkpoint.files import find_fault, list_checkpoint_folders
-from hpcddp.training.checkpoint.state_tree import make_outline
+from hpcddp.training.checkpoint.tracked import make_outline
 from hpcddp.training.data.sampler import GlobalBatchSampler, describe_position, find_place
 
 RunRanks = Callable[..., Any]
