@@ -219,11 +219,14 @@ CASES = {
             (1, "torch.multiprocessing.spawn(main, nprocs=4)"),
             (1, "notebook_launcher(main, num_processes=4)"),
             (3, "def f(i):\n    dist.init_process_group('nccl')\nmp.Process(target=f, args=[0]).start()"),
+            (1, "subprocess.run(['torchrun', '--nproc-per-node', '4', 'train.py'])"),
         ],
         [
             "if args.multiprocessing_distributed:\n    mp.spawn(main, nprocs=4)\nelse:\n    main(0)",
             "engine.spawn(enemy)",
             f"def read(i):\n    pass\n{INIT}mp.Process(target=read).start()",
+            "subprocess.run(['nvidia-smi'])",
+            "logging.info('start me with torchrun')",
         ],
     ),
     "A22": Cases(
@@ -240,6 +243,22 @@ CASES = {
             f"{INIT}if rank == 0:\n    dist.send(x, 1)",
             f"{INIT}if rank == 0:\n    dist.barrier(group=first_two)",
             f"{INIT}if rank == 0:\n    functools.reduce(f, x)",
+        ],
+    ),
+    "A29": Cases(
+        [
+            (1, f"os.environ['MASTER_PORT'] = str(random.randint(20000, 30000))\n{INIT}"),
+            (1, f"os.environ['MASTER_PORT'] = str(find_free_port())\n{INIT}"),
+            (2, f"port = find_free_port()\nos.environ['MASTER_PORT'] = str(port)\n{INIT}"),
+            (1, "dist.init_process_group('nccl', init_method=f'tcp://{host}:{random.randint(2000, 3000)}', rank=r)"),
+        ],
+        [
+            f"port = comm.bcast(free_port() if rank == 0 else None)\nos.environ['MASTER_PORT'] = str(port)\n{INIT}",
+            "dist.init_process_group('gloo', init_method=f'tcp://localhost:{free_port()}', rank=0, world_size=1)",
+            "dist.init_process_group('nccl', init_method=f'tcp://{host}:{port}', rank=r, world_size=n)",
+            f"os.environ.setdefault('MASTER_PORT', str(random.randint(20000, 30000)))\n{INIT}",
+            f"if 'MASTER_PORT' not in os.environ:\n    os.environ['MASTER_PORT'] = str(find_free_port())\n{INIT}",
+            "os.environ['MASTER_PORT'] = str(find_free_port())\nmp.spawn(main)",
         ],
     ),
 }

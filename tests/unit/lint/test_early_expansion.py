@@ -73,6 +73,7 @@ RIGHT = [
     f'echo "batch shell of rank $SLURM_PROCID on node $SLURM_NODEID"\n{RIGHT_RUN}',
     f"cat <<EOF\nnode $SLURM_NODEID\nEOF\n{RIGHT_RUN}",
     f'if [ "$SLURM_PROCID" -eq 0 ]; then mkdir -p out; fi\n{RIGHT_RUN}',
+    f"unused() {{ export RANK=$SLURM_PROCID; }}\n{RIGHT_RUN}",
     'if [ -z "$SLURM_STEP_ID" ]; then exec srun bash "$0"; fi\npython t.py $SLURM_PROCID\n',
 ]  # fmt: skip
 

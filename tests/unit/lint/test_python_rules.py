@@ -108,7 +108,7 @@ def test_what_is_no_job_script_is_refused_too(text):
         (
             "a b.ipynb",
             b"{",
-            "notebook, not a script\nhint: jupyter nbconvert --to script 'a b.ipynb'",
+            "notebook, not a script\nhint: jupyter nbconvert --to script 'a b.ipynb' && hpcddp lint 'a b'.py",
         ),
         ("job.sh", b"\x1f\x8b\x08\x01packed", "binary file, not a script\nhint: see what it is: file job.sh"),
         ("t.py", b"\x89PNG\r\n", "binary file, not a script\nhint: see what it is: file t.py"),
