@@ -116,7 +116,7 @@ def test_a_rank_variable_that_each_rank_expands_is_not_blamed(body, programs, tm
 @pytest.mark.parametrize(
     "variable",
     ["SLURM_PROCID", "SLURM_NODEID", "SLURM_LOCALID", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "PMI_RANK",
-     "PMIX_RANK", "MPI_LOCALRANKID", "PALS_RANKID", "MV2_COMM_WORLD_RANK", "FLUX_TASK_RANK", "PBS_TASKNUM"],
+     "PMIX_RANK", "MPI_LOCALRANKID", "PALS_RANKID", "MV2_COMM_WORLD_RANK", "PBS_TASKNUM"],
 )  # fmt: skip
 def test_every_launchers_variables_are_known(variable):
     pbs = "#!/bin/bash\n#PBS -N x -r n -l select=2:ncpus=4:mpiprocs=4:ompthreads=1 -l place=scatter\n"
