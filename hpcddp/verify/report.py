@@ -72,10 +72,9 @@ CAUSES = (
     ),
     UsualCause(
         ("gradients", "weights", "untrained"),
-        "gradients, weights or averages of them changed by what one rank sees: len(x), noise, the norm of its shard",
-        "torch.nn.utils.clip_grad_norm_(…); noise by rt.broadcast(torch.randn(…)); decide by rt.mean(loss)",
+        "loss.backward() beside; gradients, weights or averages changed by what one rank sees: len(x), noise, a norm",
+        "rt.backward(part); clip_grad_norm_(…); noise by rt.broadcast(torch.randn(…)); decide by rt.mean(loss)",
     ),
-    UsualCause(("gradients",), "a part of the loss by loss.backward()", "rt.backward(part) for each part"),
     UsualCause(
         ("settings",),
         "lr * rt.world_size, or a rate that follows one rank's loss or samples, or steps divided by the ranks",
