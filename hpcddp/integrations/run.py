@@ -180,7 +180,7 @@ class Run:
         that is saved already is not saved again."""
         if self._save_every.steps is not None:
             return self.step % self._save_every.steps == 0
-        return SAVE in self.ranks.agreement.heard and self._saved_at[0] < self.step
+        return SAVE in self.ranks.agreement.requested and self._saved_at[0] < self.step
 
     @contextmanager
     def saving(self, step: int, epoch: int = 0) -> Iterator[Path]:
@@ -221,7 +221,7 @@ class Run:
             complete_checkpoint(self.attempt, step, self._keep, entries | more)
         self.ranks.wait()
         self._has_asked = False
-        self.ranks.agreement.heard.clear()
+        self.ranks.agreement.requested.clear()
         self._saved_at = step, epoch
         self._saves.note_saved(step, epoch, time.monotonic() - began)
         self._saves.save_returns()

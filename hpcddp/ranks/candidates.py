@@ -95,8 +95,9 @@ def read_row(key: str, env: Mapping[str, str]) -> Candidate:
     missing = [v for number, v in variables.items() if v and v not in env and number not in row.optional]
     if missing:
         found = [v for v in dict.fromkeys((*variables.values(), *row.marks)) if v in env]
+        shown = ", ".join(f"{v}={shorten(env[v])}" for v in found)
         raise LaunchError(
-            f"half a row from {row.name}: {_shown(found, env)}, but {' and '.join(missing)} not set",
+            f"half a row from {row.name}: {shown}, but {' and '.join(missing)} not set",
             f"start the program with `{_command(row)}`, or unset {' '.join(found)} if it is a leftover",
         )
     source = {number: v for number, v in variables.items() if v in env}
@@ -155,7 +156,3 @@ def _read_layout(row: Launcher, numbers: dict[str, int | None], source: dict[str
 
 def _command(row: Launcher) -> str:
     return (row.command or LAUNCHERS[row.name].command).format(n="N") or row.name
-
-
-def _shown(variables: list[str], env: Mapping[str, str]) -> str:
-    return ", ".join(f"{v}={shorten(env[v])}" for v in variables)

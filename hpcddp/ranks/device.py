@@ -102,12 +102,8 @@ def read_gpus_per_node(env: Mapping[str, str]) -> int:
 
 
 def read_gpus_per_rank(env: Mapping[str, str]) -> int:
-    """How many devices each rank takes, 1 unless the job says so. LaunchError for what is no such number."""
-    text = env.get(GPUS_PER_RANK) or "1"
-    each = read_number(text)
-    if not each:
-        raise LaunchError(f"{GPUS_PER_RANK}={text} is no number of GPUs", f"export {GPUS_PER_RANK}=2, or unset it")
-    return each
+    """How many devices each rank takes, 1 unless the job says so."""
+    return read_number(env.get(GPUS_PER_RANK, "")) or 1
 
 
 def choose_devices(

@@ -92,8 +92,7 @@ def _node_rank(launch: Launch) -> int | None:
 
 
 def _lightning_size(info: RankInfo, gpus: int) -> dict[str, str]:
-    """Lightning's world is devices x nodes, which its Trainer and its Fabric do not take from the environment
-    otherwise. Nothing where nodes have different numbers of ranks, or where ranks share a GPU."""
+    """Lightning's world: devices x nodes. Nothing where nodes' numbers of ranks differ, or where ranks share a GPU."""
     nodes, local = count_nodes(info), info.local_world_size
     if nodes is None or local is None or 0 < gpus < local:
         return {}

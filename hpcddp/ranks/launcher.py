@@ -106,8 +106,6 @@ class Launcher(Record):
     #: Variables of which one alone shows this launcher, where half a row is looked for; None: the numbers' own. Empty
     #: where they stand in shells as well, or are another row's.
     stray: tuple[str, ...] | None = None
-    #: Whether it serves PMI-1 on the socket that PMI_FD names.
-    pmi_socket: bool = False
     #: Whether `programs` were seen with the real launcher: without one among the parents, it started nothing here.
     programs_verified: bool = False
     #: The variable with the name of the program that it started.

@@ -120,7 +120,6 @@ MPI_LAUNCHERS: dict[str, Launcher] = {
         launch_option="--control-port",  # mpiexec's own address and port
         prefixes=("MPI_LOCAL", "HYD"),
         host=("PMI_HOSTNAME",),
-        pmi_socket=True,
         programs_verified=True,
         without_size="start without -pmi-port",
         command="mpiexec -n {n}",
@@ -145,7 +144,6 @@ MPI_LAUNCHERS: dict[str, Launcher] = {
         launch_id=("I_MPI_HYDRA_UUID",),
         host=("HYDRA_BSTRAP_LOCALHOST",),
         also_sets=(("HYDRA_BSTRAP_NODE_ID", "{node}"),),
-        pmi_socket=True,
         programs_verified=True,
         command="mpiexec -n {n}",
         commands=("mpirun", "mpiexec", "mpiexec.hydra"),
@@ -397,7 +395,6 @@ LAUNCHERS: dict[str, Launcher] = {
         prefixes=("PMI_",),
         reserved_prefixes=("PMI_",),
         protocol="pmi",
-        pmi_socket=True,
         command="mpiexec -n {n}",
     ),
     "pmix": Launcher(

@@ -8,7 +8,6 @@ anything shows more.
 from __future__ import annotations
 
 import os
-import stat
 from itertools import pairwise
 
 from hpcddp.errors import LaunchError, nearest
@@ -37,7 +36,6 @@ class Evidence(Record):
     nearest: frozenset[str] = frozenset()  # keys of the rows that the nearest launcher among the parents can have set
     parent: str = ""  # that parent, for people: "prterun, pid 4711"
     ancestors: frozenset[str] = frozenset()  # keys of the rows that any parent can have set
-    pmi_open: bool | None = None  # whether PMI_FD is an open socket
     shell_of: str = ""  # key of the row whose daemon started this process, or a parent, as a shell and not as a task
 
 
@@ -51,7 +49,8 @@ def choose(
     left = _merge(candidates)
     inner = left[0]
     if len(left) > 1:
-        inner = _by_evidence(left, evidence) or _by_command(left, env) or _by_rule(left, env)
+        near = [c for c in left if c.key in evidence.nearest]
+        inner = near[0] if len(near) == 1 else _by_command(left, env) or _by_rule(left, env)
     row = inner.row
     in_step = any(LAUNCHERS[key].step is not None for key in evidence.nearest)
     if row.programs_verified and in_step and inner.key not in evidence.ancestors:
@@ -66,18 +65,6 @@ def choose(
     return inner, outside
 
 
-def without_leftovers(candidates: list[Candidate], env: Mapping[str, str], evidence: Evidence) -> list[Candidate]:
-    """`candidates` without what a job inherits when it is submitted from inside a step of another job.
-
-    Its batch shell then has the other step's variables, and those of PMI, and looks like a task by them.
-    """
-    if not evidence.shell_of:
-        return candidates
-    step = LAUNCHERS[evidence.shell_of].step
-    stale = {"pmi": evidence.pmi_open is False, "pmix": step is not None and step.serves_pmix(env)}
-    return [c for c in candidates if c.key != evidence.shell_of and not stale.get(c.row.protocol)]
-
-
 def _merge(candidates: list[Candidate]) -> list[Candidate]:
     """Drop rows that another launcher sets as well, and bare protocol rows next to a whole launcher."""
     left = list(candidates)
@@ -87,19 +74,6 @@ def _merge(candidates: list[Candidate]) -> list[Candidate]:
                 left.remove(other)
     # what was set by hand is compared with the chosen launcher by `consistency`
     return [c for c in left if not c.row.yields] or left[-1:]
-
-
-def _by_evidence(left: list[Candidate], evidence: Evidence) -> Candidate | None:
-    near = [c for c in left if c.key in evidence.nearest]
-    if len(near) == 1:
-        return near[0]
-    pmi = [c for c in left if c.row.pmi_socket]
-    # a launcher that speaks the protocol too may have opened the socket
-    if evidence.pmi_open is True and len(pmi) == 1 and not any("pmi" in c.row.speaks for c in left):
-        return pmi[0]
-    if evidence.pmi_open is False and len(left) - len(pmi) == 1:  # the socket of the others is dead
-        return next(c for c in left if c not in pmi)
-    return None
 
 
 def _by_command(left: list[Candidate], env: Mapping[str, str]) -> Candidate | None:
@@ -210,7 +184,7 @@ def require_info(place: FoundRank) -> RankInfo:
 def find_rank(launch: Launch) -> FoundRank:
     """Find this process's rank. LaunchError if it was not launched as one, or if the environment contradicts itself.
 
-    The parents and the PMI socket of this process are evidence of a live launch.
+    The parents of this process are evidence of a live launch.
     """
     env = launch.env
     pin = env.get("HPCDDP_LAUNCHER", "")
@@ -221,8 +195,9 @@ def find_rank(launch: Launch) -> FoundRank:
         chosen = _pinned(pin, env)
     else:
         found = find_candidates(env)
-        evidence = gather_evidence(env) if launch.live and found else Evidence()
-        found = without_leftovers(found, env, evidence)
+        evidence = gather_evidence() if launch.live and found else Evidence()
+        if evidence.shell_of:  # a job that is submitted from inside a step inherits its variables, and those of PMI
+            found = [c for c in found if c.key != evidence.shell_of and not c.row.protocol]
         if not found:
             if launch.allocation is not None:
                 raise not_launched(launch.allocation, env)
@@ -347,13 +322,13 @@ def _derive(chosen: Candidate) -> tuple[dict[str, int | None], dict[str, str]]:
     return n, source
 
 
-# Live evidence about who started this process: its parents, and whether its PMI socket is open.
+# Live evidence about who started this process: its parents.
 
 
-def gather_evidence(env: Mapping[str, str]) -> Evidence:
-    """What /proc and PMI_FD show about this very process."""
+def gather_evidence() -> Evidence:
+    """Find what /proc shows about this very process."""
     chain = parents()
-    evidence = weigh_parents(chain, pmi_socket_is_open(env))
+    evidence = weigh_parents(chain)
     for key in evidence.nearest:
         row = LAUNCHERS[key]
         daemon = next(pid for pid, name in chain if name in row.programs)
@@ -362,7 +337,7 @@ def gather_evidence(env: Mapping[str, str]) -> Evidence:
     return evidence
 
 
-def weigh_parents(chain: list[tuple[int, str]], pmi_open: bool | None) -> Evidence:
+def weigh_parents(chain: list[tuple[int, str]]) -> Evidence:
     """The evidence in a chain of parents, (pid, command name) nearest first."""
     nearest: frozenset[str] = frozenset()
     ancestors: set[str] = set()
@@ -372,7 +347,7 @@ def weigh_parents(chain: list[tuple[int, str]], pmi_open: bool | None) -> Eviden
         if keys and not nearest:
             nearest, parent = keys, f"{name}, pid {pid}"
         ancestors |= keys
-    return Evidence(nearest, parent, frozenset(ancestors), pmi_open)
+    return Evidence(nearest, parent, frozenset(ancestors))
 
 
 def launcher_pid() -> int | None:
@@ -408,14 +383,3 @@ def parents() -> list[tuple[int, str]]:
         except (OSError, ValueError, IndexError):
             break
     return chain
-
-
-def pmi_socket_is_open(env: Mapping[str, str]) -> bool | None:
-    """Whether `PMI_FD` names an open socket of this process; a dead one is an outer launcher's. None: no PMI_FD."""
-    number = read_number(env.get("PMI_FD", ""))
-    if number is None:
-        return None
-    try:
-        return stat.S_ISSOCK(os.fstat(number).st_mode)
-    except (OSError, OverflowError):  # closed, or no descriptor's number
-        return False

@@ -38,20 +38,12 @@ def parse_jobs(answer: CommandAnswer, states: Mapping[str, str]) -> JobsFound:
         job, letters = told.get("JB_job_number", ""), told.get("state", "")
         if not job.isdecimal():
             continue
-        state = states.get(letters) or _guess(letters)
+        state = next((word for letter, word in states.items() if letter in letters), "unknown")
         why = "an error came before it started: qstat -j says which" if letters.startswith("E") else ""
         for index in told.get("tasks", "").split(","):  # `3`, `4-6:1`, `2-4:1,6`
             own = JobId(f"{job}.{index}" if index else job, job, index)
             jobs.append(JobFound(own, state, why, read_time(told.get("JAT_start_time", "").partition(".")[0])))
     return JobsFound(tuple(jobs))
-
-
-def _guess(letters: str) -> str:
-    """Letters stand together: a job that is deleted, suspended, held, waiting or running, in this order."""
-    for letter, state in (("d", "exiting"), ("s", "suspended"), ("S", "suspended"), ("T", "suspended"), ("h", "held")):
-        if letter in letters:
-            return state
-    return "running" if "r" in letters or "t" in letters else "queued" if "q" in letters else "unknown"
 
 
 def parse_job(
@@ -141,17 +133,16 @@ SCHEDULER = Scheduler(
         parse_jobs=parse_jobs,
         jobs=("qstat", "-u", "{user}", "-xml"),
     ),
-    # qstat(1), column state; letters stand together, such as hqw
+    # qstat(1), column state: letters stand together, such as hqw, and the first of these that is there counts
     states={
-        "qw": "queued",
-        "hqw": "held",
-        "Eqw": "held",  # an error came before the job started
-        "t": "running",
-        "r": "running",
-        "Rr": "running",  # again, after a failed node
+        "d": "exiting",
+        "E": "held",  # an error came before the job started
+        "h": "held",
         "s": "suspended",
         "S": "suspended",
         "T": "suspended",
-        "dr": "exiting",
+        "r": "running",
+        "t": "running",
+        "q": "queued",
     },
 )

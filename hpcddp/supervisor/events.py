@@ -37,10 +37,9 @@ _MISTAKES = {2, 3, 126, 127}
 
 
 class Event(Record):
-    """One event of one rank. `at`: when, in seconds from anywhere. `step`: the last one that it was seen to make.
-    `status`: its wait status, of one that has ended. `text`: the last line of its output, of an error. `is_sure`:
-    whether it is this rank, and no other. `signal`: the one that had come to it and by which it may have ended; 0:
-    none."""
+    """An event of a rank. `at`: when, in seconds from anywhere. `step`: the last one that it was seen to make.
+    `status`: its wait status, once it has ended. `text`: the last line of its output, of an error. `is_sure`: it is
+    this rank, and no other. `signal`: that had come to it and by which it may have ended; 0: none."""
 
     kind: str
     rank: int
@@ -53,23 +52,32 @@ class Event(Record):
     signal: int = 0
 
     @property
+    def _code(self) -> int:
+        """The exit status of an error; else -1."""
+        return os.WEXITSTATUS(self.status) if self.kind == ERROR and os.WIFEXITED(self.status) else -1
+
+    @property
+    def _killed_by(self) -> int:
+        return os.WTERMSIG(self.status) if self.kind == KILLED else 0
+
+    @property
     def is_loss(self) -> bool:
         """Whether ranks were lost, by no fault that their program has reported. So is a launcher that was killed."""
         if self.kind == UNKNOWN:
             return self.status > 128
-        if self.kind == ERROR:
-            return self.has_heard_of_one or _OF_NETWORK.search(self.text) is not None
+        if self.kind == ERROR:  # as hpcddp's runtime, torch or the network ends a rank after another one's failure
+            return self._code == PEER_FAILED or _OF_NETWORK.search(self.text) is not None
         return self.kind != LEFT
 
     @property
     def is_mistake(self) -> bool:
         """Whether the program, or hpcddp in it, has refused what it was asked for, or could not be started."""
-        return self.kind == ERROR and os.WIFEXITED(self.status) and os.WEXITSTATUS(self.status) in _MISTAKES
+        return self._code in _MISTAKES
 
     @property
     def is_refusal(self) -> bool:
         """Whether the program has refused what it was asked for, such as a batch that does not come out even."""
-        return self.is_mistake and os.WEXITSTATUS(self.status) == RequestError.exit_code
+        return self._code == RequestError.exit_code
 
     @property
     def is_of_another(self) -> bool:
@@ -77,39 +85,29 @@ class Event(Record):
         return (self.kind == ERROR and self.is_loss) or self.is_clean_up
 
     @property
-    def has_heard_of_one(self) -> bool:
-        """Whether it ended as hpcddp's runtime does after another rank's failure."""
-        return os.WIFEXITED(self.status) and os.WEXITSTATUS(self.status) == PEER_FAILED
-
-    @property
     def is_clean_up(self) -> bool:
         """Whether it was ended by the launcher, which knows why: nobody else sends SIGTERM to a rank alone."""
-        return self.kind == KILLED and os.WTERMSIG(self.status) == _SIGTERM
-
-    @property
-    def is_by_itself(self) -> bool:
-        """Whether the program crashed, by a signal that nobody else sends."""
-        return self.kind == KILLED and os.WTERMSIG(self.status) in _CRASHES
+        return self._killed_by == _SIGTERM
 
     @property
     def is_by_program(self) -> bool:
         """Whether the program ended by itself: by an error that it reported, or a crash."""
-        return self.is_by_itself or (self.kind == ERROR and not self.is_loss)
+        return self._killed_by in _CRASHES or (self.kind == ERROR and not self.is_loss)
 
     @property
     def is_loss_of_work(self) -> bool:
-        """Whether a rank surely was ended from outside: what its program still wanted to do after its training is not
-        done. A crash while it ends, and what the launcher does then, are none."""
+        """Whether a rank was ended from outside, and not by its launcher: what its program still wanted to do after its
+        training is not done."""
         if self.kind == KILLED:
-            return not self.is_by_itself and not self.is_clean_up
+            return self._killed_by not in {*_CRASHES, _SIGTERM}
         return self.kind in {SILENT, GONE, UNHEARD} or (self.kind == UNKNOWN and self.status == 128 + _SIGKILL)
 
     @property
     def exit_status(self) -> int:
         """The exit status of the rank's program, as in a shell; 0: it does not say why the attempt ended."""
-        if self.kind not in {ERROR, KILLED} or self.is_clean_up or (self.kind == ERROR and self.is_loss):
+        if self.kind not in {ERROR, KILLED} or self.is_of_another:
             return 0
-        return 128 + os.WTERMSIG(self.status) if self.kind == KILLED else os.WEXITSTATUS(self.status)
+        return 128 + self._killed_by if self.kind == KILLED else self._code
 
     def __str__(self) -> str:
         if self.kind in {UNKNOWN, ABSENT, UNFIT}:
@@ -143,10 +141,8 @@ def read_shell_status(status: int) -> int:
 
 
 def find_first_cause(events: Sequence[Event]) -> Event | None:
-    """The event that the others follow from; None if nothing has happened.
-
-    A rank that was waiting for the one that failed may end before it: that one still writes its traceback.
-    """
+    """The event that the others follow from, which need not be the first: another rank may still write its traceback.
+    None if nothing has happened."""
     in_order = sorted(events, key=lambda event: event.at)
     if not in_order or not in_order[0].is_of_another:
         return in_order[0] if in_order else None

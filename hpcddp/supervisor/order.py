@@ -37,12 +37,10 @@ _TIMES = ("walltime", "signal", "stall_limit")
 
 
 class Order(Record):
-    """The options of `hpcddp supervise`, as `hpcddp supervise --help` says them, and the launcher's line.
+    """The options of `hpcddp supervise`, as its `--help` says them, and the launcher's line.
 
-    `name`: the run's, below `runs/`; else `run_dir` is its folder. `submit_options`: further options of the command
-    that queues the next job of a chain. `fresh`: the stamp of a --fresh that was typed. `sweep`: the axes, name ->
-    values, where the job is a point of one; `point`: its values. `preflight`: a line of shell that each
-    node has to run, of its check before the first start, and before another one; "": there is no such check.
+    `name`: the run's, below `runs/`; else `run_dir` is its folder. `sweep`: the axes, name -> values, where the job is
+    a point of one; `point`: its values. `preflight`: a line of shell that each node has to run; "": no check of it.
     """
 
     scheduler: str
@@ -221,9 +219,8 @@ def read_line(words: Sequence[str], launcher: str, count_hosts: Callable[[], int
 
 
 def split_check(words: Sequence[str], python: str) -> tuple[list[str], str]:
-    """Split off what starts the processes of a launcher's line, and the Python that runs them: all before `hpcddp
-    exec`, and before a node agent that would make the ranks of a node. A line without it is the launcher's alone; it is
-    started by `python`."""
+    """Split off what starts the processes of a launcher's line, up to `hpcddp exec` or a node agent, and the Python
+    that runs them: `python` where the line does not say."""
     words = words[words.index(THEN) + 1 :] if THEN in words else words
     at = _find_exec(words)
     if at < 2:
@@ -266,8 +263,8 @@ def read_numbers(words: Sequence[str], counts: Mapping[str, str]) -> dict[str, i
 def name_hosts(
     words: Sequence[str], row: Launcher, line: Line, hosts: Sequence[str], path: str
 ) -> tuple[list[str], str]:
-    """These words of a launcher for other hosts than all of the line's, with as many processes on each; and the text of
-    the file `path` that lists them: as one argument they could be too long for the kernel."""
+    """These words of a launcher for other hosts, with as many processes on each; and the text of the file `path` that
+    lists them."""
     launch, rest = split_launch(words)
     numbers = read_numbers(launch, row.counts)
     each = numbers.get("per_node") or -(-numbers.get("processes", 0) // line.nodes)
@@ -279,17 +276,13 @@ def name_hosts(
     launch[last + 1 : last + 1] = [f"{option}{path}"] if option.endswith("=") else [option, path]
     end = rest.index("--") if "--" in rest else 0
     options = rest[:end]
-    _set_numbers(
-        options,
-        {**(LAUNCHERS[line.node_agent].counts if line.node_agent else {}), "--nodes": "nodes"},
-        {"nodes": len(hosts)},
-    )
+    counts = LAUNCHERS[line.node_agent].counts if line.node_agent else {}
+    _set_numbers(options, {**counts, "--nodes": "nodes"}, {"nodes": len(hosts)})
     return [*launch, *options, *rest[end:]], "".join(form.format(host=host, each=each) + "\n" for host in hosts)
 
 
 def _find_options(words: Sequence[str], options: Iterable[str]) -> Iterator[tuple[int, str, int, re.Match[str] | None]]:
-    """Find the values of these options: the word's index, the option, where the value begins in the word, and the
-    number that it begins with."""
+    """The values of these options: the word's index, the option, where in the word the value begins, and its number."""
     known = {option.removesuffix("="): option for option in options}
     for at, word in enumerate(words):
         name, equals, _ = word.partition("=")

@@ -46,9 +46,8 @@ def allow_more_files() -> None:
 
 
 class AttemptEnd(Record):
-    """`status`: as a shell says it, 128 + the signal of a process that was killed. `signal`: the last one that came
-    and after which the ranks ended; `heard`: the same of one that came to them alone. `cause`: the first event of the
-    ranks that did not end well."""
+    """The end of an attempt. `status`: as a shell says it. `signal`: the last one that came and after which the ranks
+    ended; `heard`: one that came to them alone. `cause`: the first event of ranks that did not end well."""
 
     status: int
     signal: str = ""
@@ -180,8 +179,7 @@ class Output:
         self._printed.write(2, data)
 
     def copy(self, entry: int, log: str) -> _thread.LockType:
-        """Print and log what comes there, in a thread; a lock that is free at its end. A log that cannot be written
-        does no harm: the job's output has it all."""
+        """Print and log what comes there, in a thread; a lock that is free at its end."""
         done, file = _thread.allocate_lock(), None
         with suppress(OSError):
             file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)

@@ -37,8 +37,8 @@ class Hello(Record):
 
 
 class PlainStand(Record):
-    """The place where a rank of a plain script stands: the fields of `Stand`. An agent may have several ranks, and
-    another number itself. No line: the rank reports nothing more."""
+    """The place where a rank of a plain script stands, of which an agent may have several. No line: it reports nothing
+    more."""
 
     rank: int
     world_size: int
@@ -72,10 +72,9 @@ class Signalled(Record):
 
 
 class Ended(Record):
-    """The rank's program has ended with this wait status. `output`: the lines of its output that say why, where it
-    failed. `log`: the file with all of it; empty: it has none. `is_printed`: whether the job's output has it already.
-    `unheard_s`: where the agent has ended the rank, since it had not heard the supervisor for so long; else 0. The
-    supervisor closes the connection, or answers `wait`."""
+    """The rank's program has ended with this wait status; the supervisor closes the connection, or answers `wait`.
+    `output`: the lines of its output that say why, where it failed. `log`: the file with all of it, or "".
+    `is_printed`: on the job's output. `unheard_s`: the agent had not heard the supervisor for so long, and ended it."""
 
     status: int
     output: str = ""
@@ -191,9 +190,8 @@ def _unescape(text: str) -> str:
 
 class Listener(Record):
     """The address of an attempt's supervisor. `hosts`: names and addresses of its host. `key`: shows that a caller may
-    read this file. `every_s`: seconds between an agent's messages. `lease_s`: a rank whose supervisor is silent for so
-    long ends itself, since another attempt may have started; 0: never.
-    """
+    read this file. `every_s`: between an agent's messages. `lease_s`: a rank whose supervisor is silent for so long
+    ends itself, since another attempt may have started; 0: never."""
 
     port: int
     key: str

@@ -70,11 +70,11 @@ def _refusing_exit(rt: Runtime) -> Iterator[None]:
 
 class OpenedRun(NamedTuple):
     """An attempt at a run. None: nothing is written. `over`: why the run is finished; empty: there may be steps left.
-    `asked`: how many epochs or steps the finished run was asked for. `line`: what the start does, in words."""
+    `counts`: how many epochs or steps the finished run was asked for. `line`: what the start does, in words."""
 
     attempt: AttemptFolder | None
     over: str = ""
-    asked: dict[str, int] | None = None
+    counts: dict[str, int] | None = None
     line: str = ""
 
 
@@ -132,8 +132,8 @@ def _start(folder: AttemptFolder, env: Mapping[str, str]) -> Iterator[OpenedRun]
             note_opened(job_s, run)
         over = outlook.state if outlook.kind == FINISHED else None
         try:
-            reason, asked = (over.reason, over.asked) if over is not None else ("", None)
-            yield OpenedRun(run.attempt(folder.name), reason, asked, outlook.describe(_name_new_run(env)))
+            reason, counts = (over.reason, over.asked) if over is not None else ("", None)
+            yield OpenedRun(run.attempt(folder.name), reason, counts, outlook.describe(_name_new_run(env)))
         finally:
             if is_mine:
                 release_run(run, folder.name)
@@ -177,7 +177,7 @@ def open_runtime(env: MutableMapping[str, str], options: RuntimeOptions) -> Iter
         check_same_options(options, batch, parallel, group)  # before a run is begun
         split = plan_split(parallel, [member.host for member in group.members])
         check_goes_with(split, parallel, exact=options.exactness is not None)
-        folder, over, asked, line = stack.enter_context(open_run(folder, group, env))
+        folder, over, counts, line = stack.enter_context(open_run(folder, group, env))
         settings = RunSettings(OnFirst.of_group(group), folder, env, options.accept, options.keep)
         settings.note("exact", "{}, {} slices".format(*options.exactness) if options.exactness else "no")
         setup = RunSetup(
@@ -189,7 +189,7 @@ def open_runtime(env: MutableMapping[str, str], options: RuntimeOptions) -> Iter
             folder=folder,
             anew=f"begin a new run: {_name_new_run(env)}",
             over=over,
-            asked=asked,
+            counts=counts,
             settings=settings,
             trial=trial,
         )

@@ -149,7 +149,7 @@ class RunSetup:
     folder: AttemptFolder | None  # None: nothing is written
     anew: str  # how to begin a new run, for the second line of an error
     over: str = ""  # why the run ended, of one that is finished already: no step is left
-    asked: dict[str, int] | None = None  # of a finished run: how many epochs or steps; None: it does not say
+    counts: dict[str, int] | None = None  # of a finished run: how many epochs or steps; None: it does not say
     settings: RunSettings
     trial: TrialHooks
 

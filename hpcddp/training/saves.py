@@ -42,7 +42,7 @@ class Saves:
         self.in_tail = False  # whether the epoch's last step was made, and its body has not ended
         self.is_finished = bool(setup.over)  # whether no step is left of the run
         self.finish_reason = None if setup.over in {"", AT_ITS_END} else setup.over  # it finished early
-        self.counts = dict(setup.asked or {})  # epochs or steps that the run was asked for
+        self.counts = dict(setup.counts or {})  # epochs or steps that the run was asked for
         self.is_over = False  # whether the `with` body has ended
         self.has_left_epochs = False  # whether a loop over rt.epochs was left, since the ranks have agreed last
         self.agreement = agreement
@@ -71,14 +71,14 @@ class Saves:
         if not self._several:
             self.agree("asked")
 
-    def agree(self, point: str, mine: Any = None) -> list[Any]:
+    def agree(self, place: str, mine: Any = None) -> list[Any]:
         """A collective, which grants what any rank has asked for; returns what each rank has as `mine`.
 
-        RequestError, on every rank, if other ranks call it at another point of the script.
+        RequestError, on every rank, if other ranks call it at another place of the script.
         """
         if self.has_left_epochs:
-            point, self.has_left_epochs = "left the loop over rt.epochs()", False
-        granted, answers = self.agreement.agree(point, mine)
+            place, self.has_left_epochs = "left the loop over rt.epochs()", False
+        granted, answers = self.agreement.agree(place, mine)
         self.attempt.note_stop(granted.get(STOP))
         self.finish_reason = self.finish_reason or granted.get(FINISH)
         self._save_due |= SAVE in granted
@@ -91,7 +91,7 @@ class Saves:
         if self.has_left_epochs:
             self.agree("left the loop")
 
-    def agree_to_go_on(self, point: str, steps: int, *, tail: bool = False) -> bool:
+    def agree_to_go_on(self, place: str, steps: int, *, tail: bool = False) -> bool:
         """A collective: stop here if a rank has no time for so many more steps, or another reason. Returns whether the
         tail of an epoch takes long, or an unknown time.
 
@@ -100,7 +100,7 @@ class Saves:
         flags = self._watch.flags(steps, tail=tail)
         if not self.pace.steps:
             flags = tuple(flag for flag in flags if flag != DEADLINE)
-        answers = self.agree(point, (flags, self.pace.tail_is_long))
+        answers = self.agree(place, (flags, self.pace.tail_is_long))
         raised = {flag for flags, _ in answers for flag in flags}
         self.attempt.note_stop(next((flag for flag in STOP_FLAGS if flag in raised), None))
         return bool(answers[0][1])
@@ -198,7 +198,7 @@ class Saves:
     def _is_agreement_due(self) -> bool:
         """Whether all ranks have to agree now: the same on every rank."""
         agreement = self.agreement
-        return bool(agreement.heard) or (bool(agreement.requests) and self.record.all_request())
+        return bool(agreement.requested) or (bool(agreement.requests) and self.record.all_request())
 
     # ---- what is saved
 

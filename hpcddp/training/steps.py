@@ -30,26 +30,26 @@ class Agreement:
     def __init__(self, world_size: int, group: dist.ProcessGroup | None = None) -> None:
         self._world_size, self._group = world_size, group
         self.requests: dict[str, str] = {}  # of this rank, with their reasons
-        self.heard: set[str] = set()  # requests of any rank in the exchanges since the ranks have agreed
+        self.requested: set[str] = set()  # requests of any rank in the exchanges since the ranks have agreed
 
     def encode(self, flags: Sequence[str]) -> list[float]:
         """This rank's part of an exchange: its reasons to stop and its requests, of FLAGS."""
         return [float(flag in flags) for flag in FLAGS]
 
     def decode(self, votes: Sequence[float]) -> str | None:
-        """Read an exchange: the first reason to stop that a rank had, if any. Requests go into `heard`."""
+        """Read an exchange: the first reason to stop that a rank had, if any. Requests go into `requested`."""
         raised = [flag for flag, vote in zip(FLAGS, votes, strict=True) if vote]
-        self.heard.update(flag for flag in raised if flag in REQUESTS)
+        self.requested.update(flag for flag in raised if flag in REQUESTS)
         return next((flag for flag in raised if flag in STOP_FLAGS), None)
 
-    def agree(self, point: str, mine: Any = None) -> tuple[dict[str, str], list[Any]]:
+    def agree(self, place: str, mine: Any = None) -> tuple[dict[str, str], list[Any]]:
         """A collective: the requests of all ranks with a reason for each, and what each rank has as `mine`.
 
         RequestError, on every rank, if they call it at different points of the script.
         """
         requests, self.requests = self.requests, {}
-        self.heard.clear()
-        everyones = ask_all((point, requests, mine), self._world_size, self._group)
+        self.requested.clear()
+        everyones = ask_all((place, requests, mine), self._world_size, self._group)
         if len({theirs[0] for theirs in everyones}) > 1:
             raise _went_apart([theirs[0] for theirs in everyones])
         granted: dict[str, str] = {}
@@ -58,11 +58,11 @@ class Agreement:
         return granted, [theirs[2] for theirs in everyones]
 
 
-def _went_apart(points: Sequence[str]) -> RequestError:
-    ranks_at = {point: [rank for rank, theirs in enumerate(points) if theirs == point] for point in points}
+def _went_apart(places: Sequence[str]) -> RequestError:
+    ranks_at = {place: [rank for rank, theirs in enumerate(places) if theirs == place] for place in places}
     return RequestError(
         "the ranks went different ways: "
-        + ", ".join(f"{name_ranks(ranks)} {point}" for point, ranks in ranks_at.items()),
+        + ", ".join(f"{name_ranks(ranks)} {place}" for place, ranks in ranks_at.items()),
         "call it on every rank alike, as by if rt.broadcast(is_enough): break. rt.finish_early(reason),"
         " rt.stop(reason) and rt.save() may be called on one rank in the loop",
     )

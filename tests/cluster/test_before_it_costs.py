@@ -7,14 +7,13 @@ import re
 from pathlib import Path
 
 import pytest
-from livecluster import HERE, Cluster
+from livecluster import Cluster
 
 from hpcddp.lint.directives import read_slurm
 from hpcddp.schedulers.registry import find_scheduler
 
 pytestmark = pytest.mark.cluster
 
-OPTIONS = f"--site {HERE}/site.yaml --cpus-per-rank 1 --nodes 2 --ranks-per-node 1 --walltime 0:10:00"
 LINES = [
     "#SBATCH --job-name=a#b --comment=c",
     "#SBATCH --job-name='a#b' # note",
@@ -67,20 +66,3 @@ def test_sbatch_reads_a_script_as_lint_does(cluster: Cluster, shared: Path, line
         for name in ("job-name", "comment"):
             option = found.get(f"--{name}")
             assert read.get(name, "") == (option.value if option else ""), (line, said)
-
-
-def test_what_explain_prints_is_no_job_to_sbatch(cluster: Cluster, shared: Path) -> None:
-    done = cluster.sh(["sh", "-c", f"hpcddp render {OPTIONS} --explain -- true | sbatch"], cwd=shared)
-    assert done.returncode != 0
-    assert "Submitted" not in done.stdout
-    assert cluster.ok(["squeue", "--noheader"], cwd=shared) == ""
-
-
-@pytest.mark.parametrize(
-    "typed", ["rendr --site x -- true", "render --help", "--help", "help render", "render --nodes 0 -- true"]
-)
-def test_a_mistyped_line_and_a_help_text_are_no_jobs_to_sbatch(cluster: Cluster, shared: Path, typed: str) -> None:
-    done = cluster.sh(["sh", "-c", f"hpcddp {typed} | sbatch"], cwd=shared)
-    assert done.returncode != 0
-    assert "Submitted" not in done.stdout
-    assert cluster.ok(["squeue", "--noheader"], cwd=shared) == ""

@@ -170,19 +170,6 @@ def test_a_killed_attempt_is_gone_on_with_from_its_last_checkpoint(cluster: Clus
     assert int(begun[1]) > 0
 
 
-def test_a_signal_to_the_batch_shell_stops_the_ranks_in_peace(cluster: Cluster, shared: Path) -> None:
-    """`scancel --batch`, and what `--signal=B:` sends: Slurm tells the shell alone."""
-    job = submit(cluster, shared, f"{STEPS} 10000 0.02")
-    wait_for(shared / "here-0")
-    wait_for(shared / "here-1")
-    cluster.ok(["scancel", "--batch", "--signal=TERM", job], cwd=shared)
-    cluster.wait(job, cwd=shared)
-    assert "ExitCode=85:0" in cluster.ok(["scontrol", "show", "job", job], cwd=shared)
-    state = state_of(shared)
-    assert (state["status"], state["reason"]) == ("unfinished", "SIGTERM")
-    assert {(shared / f"steps-{rank}").read_text() for rank in (0, 1)} == {str(state["step"])}
-
-
 def test_a_cancelled_job_ends_its_chain_and_says_so(cluster: Cluster, shared: Path) -> None:
     job = submit(cluster, shared, f"{STEPS} 10000 0.02", "--walltime", "1:00:00", "--set", "chain=3")
     wait_for(shared / "here-0")

@@ -33,12 +33,3 @@ def test_ranks_that_slurm_placed_at_will_meet_through_the_run_folder(cluster: Cl
     assert said.strip() == "met: 0@node3 1@node1 2@node2"
     ranks = assert_met(cluster, [*srun, *MEETING], 3, cwd=shared, env=env)
     assert {(rank["channel"], rank["address"]) for rank in ranks} == {("file", "node3")}
-
-
-def test_ranks_that_slurm_placed_at_will_stop_without_a_run_folder(cluster: Cluster, shared: Path) -> None:
-    (shared / "hosts").write_text("node3\nnode1\nnode2\n")
-    srun = ["srun", "--distribution=arbitrary", "-n3", "hpcddp", "exec", "--", "true"]
-    done = cluster.sh(srun, cwd=shared, env={"SLURM_HOSTFILE": str(shared / "hosts")})
-    assert done.returncode == 4
-    assert "the environment of srun does not say MASTER_ADDR" in done.stderr
-    assert "\nhint: " in done.stderr

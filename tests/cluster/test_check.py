@@ -89,12 +89,6 @@ def test_hosts_exchange_data_and_sum_it_up_by_torch(cluster: Cluster, shared: Pa
     assert said["all_reduce_gbps"] > 0, said
 
 
-def test_a_host_of_the_allocation_on_which_the_launch_starts_nothing_is_named(cluster: Cluster, shared: Path) -> None:
-    line = ["salloc", "-N2", "-n2", "hpcddp", "check", "--json", "--fast", "--", "srun", "-N1", "-n1"]
-    said = json.loads(cluster.sh(line, cwd=shared).stdout)
-    assert named(said, "node2") == {"answer": "no process of the launch is there"}
-
-
 @pytest.mark.parametrize("name", ["openmpi5", pytest.param("mpich", marks=pytest.mark.slow)])
 def test_under_mpirun_each_host_is_checked(cluster: Cluster, shared: Path, name: str) -> None:
     mpi = find_mpi(name)
@@ -168,7 +162,6 @@ def test_a_fault_of_a_node_is_named(cluster: Cluster, shared: Path, fault: str) 
 
 
 def test_ranks_that_are_missing_or_there_twice_are_named(cluster: Cluster, shared: Path) -> None:
-    """As by a launcher whose numbers are wrong: node3 has node2's."""
     by_hand = 'exec env -i PATH="$PATH" RANK=$((SLURM_PROCID == 2 ? 1 : SLURM_PROCID)) WORLD_SIZE=4 "$@"'
     said = check(cluster, shared, [*SRUN, "bash", "-c", by_hand, "by-hand"], "--fast")
     messages = [one["message"] for one in said["checks"] if one["name"] == "ranks"]
@@ -177,25 +170,7 @@ def test_ranks_that_are_missing_or_there_twice_are_named(cluster: Cluster, share
     assert missing == "rank 2 of 4 did not come"
 
 
-def with_torch(shared: Path, version: str, on_sick: str) -> list[str]:
-    """srun of processes that import a torch of such a version."""
-    for folder, text in (("torch-all", version), ("torch-sick", on_sick)):
-        (shared / folder / "torch/distributed").mkdir(parents=True)
-        (shared / folder / "torch/distributed/__init__.py").write_text(DISTRIBUTED)
-        (shared / folder / "torch/__init__.py").write_text(TORCH.replace("2.9.1", text))
-    line = f"export PYTHONPATH={shared}/torch-all; [ $(hostname) != {SICK} ] || export PYTHONPATH={shared}/torch-sick"
-    (shared / "torch.sh").write_text(f'{line}\nexec "$@"\n')
-    return [*SRUN, "bash", f"{shared}/torch.sh"]
-
-
-def test_another_torch_is_named_and_its_host_exchanges_nothing(cluster: Cluster, shared: Path) -> None:
-    said = check(cluster, shared, with_torch(shared, "2.9.1", "2.8.0"))
-    assert named(said)["versions"] == "torch is 2.8.0, and 2.9.1 on 3 of 4 nodes"
-    assert len(said["links"]) == 3
-
-
 def test_a_slow_host_is_named_by_its_links_and_a_slow_link_by_both_its_hosts(cluster: Cluster, shared: Path) -> None:
-    """node3's card is slow; node1 and node2 have a cable of their own, which is slow, too. With the real torch."""
     slow = "root tbf rate 20mbit burst 32kbit latency 400ms"
     pids = [(cluster.state / f"hosts/node{at}/pid").read_text().strip() for at in (1, 2)]
     in_host(cluster, "login", f"ip link add cable1 netns {pids[0]} type veth peer name cable2 netns {pids[1]}")
@@ -215,8 +190,10 @@ def test_a_slow_host_is_named_by_its_links_and_a_slow_link_by_both_its_hosts(clu
 
 
 def render(cluster: Cluster, shared: Path, nodes: int, command: list[str], *asked: str) -> str:
-    """The script of a job whose nodes are checked first."""
-    with_torch(shared, "2.9.1", "2.9.1")
+    """The script of a job whose nodes are checked first, with a stand-in for torch."""
+    (shared / "torch-all/torch/distributed").mkdir(parents=True)
+    (shared / "torch-all/torch/distributed/__init__.py").write_text(DISTRIBUTED)
+    (shared / "torch-all/torch/__init__.py").write_text(TORCH)
     request = ["--site", f"{HERE}/site.yaml", "--nodes", f"{nodes}", "--ranks-per-node", "1", "--cpus-per-rank", "1"]
     settings = ("preflight=test $(hostname) != node3", f"pythonpath={shared}/torch-all", *asked)
     options = [word for one in settings for word in ("--set", one)]

@@ -81,20 +81,6 @@ def test_a_day(cluster: Cluster, shared: Path) -> None:
     assert weights == {2}
 
 
-def test_a_job_from_python_is_killed(cluster: Cluster, shared: Path) -> None:
-    code = (
-        "import hpcddp, sys; job = hpcddp.Job(sys.argv[2:], site=sys.argv[1], ranks_per_node=1, cpus_per_rank=1,"
-        " name='py'); print(job.submit()); print(job.status().state)"
-    )
-    site = f"{HERE}/site.yaml"
-    python = ["env", "--unset=HPCDDP_TEST_MARK", PYTHON]  # the job outlives this command, which is right
-    lines = cluster.ok([*python, "-c", code, site, *STEPS.split(), "500", "0.1"], cwd=shared).splitlines()
-    assert lines[1] in {"queued", "running"}
-    wait_until((shared / "here-0").exists, lambda: status(cluster, shared, "py"))
-    code = "import hpcddp; job = hpcddp.Job(run='py'); job.cancel(now=True); print(job.wait(500, 0.2).state)"
-    assert cluster.ok([PYTHON, "-c", code], cwd=shared).strip() in ENDED
-
-
 def test_a_job_that_is_queued_again_is_what_slurm_says_for_every_verb(cluster: Cluster, shared: Path) -> None:
     command = ["--name", "again", "--set", "requeue=true", "--", *STEPS.split(), "5000", "0.1"]
     job = submit(cluster, shared, *command)

@@ -53,12 +53,6 @@ def test_eight_ranks_on_1_2_4_and_8_hosts_give_the_weights_of_one_rank(cluster: 
 
 
 @SLOW
-def test_integers_give_one_result_on_three_uneven_hosts_too(cluster: Cluster, shared: Path) -> None:
-    integer = ("--exact", "integer")
-    assert train(cluster, shared, 3, 5, *integer) == train(cluster, shared, 1, 1, *integer)
-
-
-@SLOW
 def test_shards_within_two_hosts_and_over_both_give_the_weights_of_one_rank(cluster: Cluster, shared: Path) -> None:
     integer = ("--exact", "integer")
     alone = train(cluster, shared, 1, 1, *integer)

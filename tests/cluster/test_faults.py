@@ -35,27 +35,10 @@ def test_an_mpirun_of_one_in_every_task_is_refused(cluster: Cluster, shared: Pat
     assert_refused(cluster.places(shared), 3, "3 processes were started", "each is alone")
 
 
-def test_a_torchrun_of_one_in_every_task_is_refused(cluster: Cluster, shared: Path) -> None:
-    torchrun = ["torchrun", "--standalone", "--nproc-per-node=1", PLACE, str(shared)]
-    cluster.sh(["srun", "-N1", "-n2", *torchrun], cwd=shared)
-    assert_refused(cluster.places(shared), 2, "2 processes were started", "each is alone")
-
-
 def test_a_world_of_one_in_an_allocation_for_more_is_refused(cluster: Cluster, shared: Path) -> None:
     job = cluster.batch(f"RANK=0 WORLD_SIZE=1 {PYTHON} {PLACE} {shared}", "-N2", "-n4", cwd=shared)
     assert job.state == "COMPLETED", job.output
     assert_refused(cluster.places(shared), 1, "WORLD_SIZE=1", "4 slots", "srun")
-
-
-def test_torch_variables_from_another_launch_are_refused(cluster: Cluster, shared: Path) -> None:
-    leaked = {"RANK": "0", "WORLD_SIZE": "1"}
-    cluster.ok(["srun", "-N2", "-n2", PYTHON, PLACE, str(shared)], cwd=shared, env=leaked)
-    assert_refused(cluster.places(shared), 2, "SLURM_", "is exported too", "unset")
-
-
-def test_a_leftover_of_half_a_launch_is_refused(cluster: Cluster, shared: Path) -> None:
-    cluster.ok(["env", "OMPI_COMM_WORLD_RANK=1", PYTHON, PLACE, str(shared)], cwd=shared)
-    assert_refused(cluster.places(shared), 1, "half a row", "OMPI_COMM_WORLD_SIZE")
 
 
 @pytest.mark.parametrize("pmi", ["none", "pmi2", "pmix"])
@@ -70,12 +53,6 @@ def test_a_job_submitted_from_inside_a_job_does_not_inherit_its_ranks(cluster: C
     cluster.wait(job.output.split()[-1], cwd=shared)
     assert_refused(cluster.places(shared / "batch"), 1, "not launched")
     assert_one_world(cluster.places(shared / "step"), "srun", 2)
-
-
-def test_pmix_without_a_world_size_is_refused(cluster: Cluster, shared: Path) -> None:
-    prterun = ["prterun", "--personality", "prte", "--allow-run-as-root", "--map-by", "slot:OVERSUBSCRIBE", "-np", "2"]
-    cluster.ok([*prterun, PYTHON, PLACE, str(shared)], cwd=shared)
-    assert_refused(cluster.places(shared), 2, "PMIX_RANK", "prterun --personality ompi")
 
 
 def test_the_shared_store_of_an_outer_torchrun_is_refused(cluster: Cluster, shared: Path) -> None:
@@ -94,17 +71,6 @@ def test_a_master_address_that_is_not_rank_0s_is_not_used(cluster: Cluster, shar
     assert {place["found"]["master_addr"] for place in places} == {"node1"}
 
 
-def test_a_master_port_that_is_no_port_is_refused(cluster: Cluster, shared: Path) -> None:
-    cluster.ok(["srun", "-N2", "-n2", PYTHON, PLACE, str(shared)], cwd=shared, env={"MASTER_PORT": "None"})
-    assert_refused(cluster.places(shared), 2, "MASTER_PORT='None'", "unset MASTER_PORT")
-
-
-def test_the_port_is_outside_the_range_of_outgoing_connections(cluster: Cluster, shared: Path) -> None:
-    cluster.ok(["srun", "-N2", "-n2", PYTHON, PLACE, str(shared)], cwd=shared)
-    low, _ = map(int, Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split())
-    assert all(1024 < place["found"]["master_port"] < low for place in cluster.places(shared))
-
-
 def test_fully_qualified_host_names_are_the_same_hosts(cluster: Cluster, shared: Path) -> None:
     renamed = f"hostname $(hostname).cluster; exec {PYTHON} {PLACE} {shared}"
     cluster.ok(["srun", "-N2", "-n3", "unshare", "--uts", "sh", "-c", renamed], cwd=shared)
@@ -113,27 +79,6 @@ def test_fully_qualified_host_names_are_the_same_hosts(cluster: Cluster, shared:
         assert place["status"] == 0, place["error"]
         assert place["host"].endswith(".cluster")
     assert sorted(place["found"]["rank"] for place in places) == [0, 1, 2]
-
-
-@pytest.mark.parametrize("options", [["--gpus-per-task=1"], ["--gpus-per-node=8"], ["--gpus=3"]], ids=" ".join)
-def test_exec_leaves_the_devices_that_slurm_gave(cluster: Cluster, shared: Path, options: list[str]) -> None:
-    script = "echo $CUDA_VISIBLE_DEVICES; hpcddp exec -- sh -c 'echo $CUDA_VISIBLE_DEVICES'"
-    given = cluster.ok(["srun", "--label", "-N2", "-n2", *options, "sh", "-c", script], cwd=shared).splitlines()
-    assert len(given) == 4
-    assert all(given.count(line) == 2 for line in given)
-    assert all(line.partition(": ")[2] for line in given)
-
-
-def test_a_node_file_with_repeated_hosts_holds_each_host_once(cluster: Cluster, shared: Path) -> None:
-    mpi = find_mpi("openmpi5")  # reads PBS_NODEFILE itself
-    (shared / "nodes").write_text("node1\nnode1\nnode2\nnode2\n")
-    env = {"PBS_NODEFILE": str(shared / "nodes"), "PBS_JOBID": "7.server", "PBS_ENVIRONMENT": "PBS_BATCH"}
-    rsh = ["--mca", "plm_rsh_agent", str(Path(PLACE).parents[1] / "rsh"), "--bind-to", "none"]
-    mpirun = [f"{mpi.prefix}/bin/mpirun", *rsh, *(word for name in (*env, "MPI4PY_LIBMPI") for word in ("-x", name))]
-    cluster.ok([*mpirun, PYTHON, PLACE, str(shared)], cwd=shared, env=mpi.env | env)
-    places = cluster.places(shared)
-    assert_one_world(places, "openmpi", 4)
-    assert {place["found"]["master_addr"] for place in places} == {"node1"}
 
 
 @pytest.mark.parametrize(
@@ -166,13 +111,6 @@ def test_ranks_with_two_devices_each_take_their_own_of_those_that_slurm_shows(
     srun = ["srun", "--label", "-N2", "--ntasks-per-node=2", options, PYTHON, PLACE, str(shared)]
     places = by_label(cluster.ok(srun, cwd=shared, env={"HPCDDP_GPUS_PER_RANK": "2"}), shared)
     assert [places[rank]["device"] for rank in range(4)] == devices
-
-
-def test_more_ranks_than_devices_on_a_node_are_refused(cluster: Cluster, shared: Path) -> None:
-    srun = ["srun", "-N2", "--ntasks-per-node=3", "--gpus-per-node=2", PYTHON, PLACE, str(shared)]
-    cluster.ok(srun, cwd=shared)
-    for place in cluster.places(shared):
-        assert "3 ranks on this node are to have one device each, and see 2\nhint: " in place["device"]
 
 
 def test_a_rank_that_never_comes_is_named(cluster: Cluster, shared: Path) -> None:

@@ -17,11 +17,6 @@ def cluster(cluster_on: Callable[[str], Iterator[Cluster]]) -> Iterator[Cluster]
     yield from cluster_on("v6")
 
 
-def test_there_is_no_ipv4_address_but_loopback(cluster: Cluster, shared: Path) -> None:
-    said = cluster.ok(["ip", "-brief", "-4", "address"], host="node1", cwd=shared).splitlines()
-    assert [line.split()[0] for line in said] == ["lo"]
-
-
 def test_ranks_of_srun_form_a_group(cluster: Cluster, shared: Path) -> None:
     ranks = assert_met(cluster, ["srun", "-N2", "-n2", *MEETING], 2, cwd=shared)
     assert {(rank["address"], rank["gloo"]) for rank in ranks} == {("node1", None)}

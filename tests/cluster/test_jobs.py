@@ -27,18 +27,6 @@ def test_a_batch_shell_is_not_launched(cluster: Cluster, shared: Path, request_:
     assert_not_launched(cluster.places(shared), "srun")
 
 
-def test_a_salloc_shell_is_not_launched(cluster: Cluster, shared: Path) -> None:
-    cluster.ok(["salloc", "--quiet", "-N2", "-n4", "sh", "-c", f"{PYTHON} {PLACE} {shared}"], cwd=shared)
-    assert_not_launched(cluster.places(shared), "srun")
-
-
-def test_the_shell_of_an_interactive_step_is_not_launched(cluster: Cluster, shared: Path) -> None:
-    # what salloc runs itself where use_interactive_step is set
-    step = ["srun", "--interactive", "--preserve-env", "--pty", "sh", "-c", f"{PYTHON} {PLACE} {shared}"]
-    cluster.ok(["salloc", "--quiet", "-N2", "-n4", *step], cwd=shared)
-    assert_not_launched(cluster.places(shared), "srun")
-
-
 def test_the_elements_of_an_array_are_worlds_of_their_own(cluster: Cluster, shared: Path) -> None:
     own_id = "import os; from hpcddp.schedulers.registry import find_current_job as f; print(f(os.environ).id)"
     script = f"""

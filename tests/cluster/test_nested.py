@@ -58,42 +58,6 @@ def test_open_mpi_in_hydra(cluster: Cluster, shared: Path, hydra: str, name: str
         assert_is_mpi(cluster.places(shared / host), "openmpi", 2)
 
 
-@pytest.mark.parametrize("name", ["openmpi4", "openmpi5"])
-@pytest.mark.parametrize("hydra", ["mpich", "impi"])
-def test_hydra_in_open_mpi(cluster: Cluster, shared: Path, hydra: str, name: str) -> None:
-    outer, inner = find_mpi(name), find_mpi(hydra)
-    # MPICH itself gives up where it finds Open MPI's PMIX_NAMESPACE beside its own PMI_SIZE.
-    ask_mpi = hydra == "impi"
-    cluster.ok(inner_launch(outer, inner, shared, ask_mpi=ask_mpi), cwd=shared, env=outer.env)
-    for host in TWO_HOSTS:
-        places = cluster.places(shared / host)
-        for place in places:
-            assert place["status"] == 0, place["error"]
-        assert_one_world(places, inner.launcher, 2)
-        if ask_mpi:
-            assert_is_mpi(places, inner.launcher, 2)
-
-
-def test_hydra_in_srun(cluster: Cluster, shared: Path) -> None:
-    mpi = find_mpi("mpich")
-    mpirun = f"{mpi.prefix}/bin/mpirun -launcher fork -hosts $(hostname) -np 2 {PYTHON} {PLACE}"
-    script = f"mkdir -p {shared}/$(hostname); {mpirun} {shared}/$(hostname) mpi"
-    cluster.ok(["srun", "-N2", "-n2", "bash", "-c", script], cwd=shared, env=mpi.env)
-    for host in TWO_HOSTS:
-        assert_is_mpi(cluster.places(shared / host), "mpich", 2)
-
-
-def test_open_mpi_in_srun(cluster: Cluster, shared: Path) -> None:
-    mpi = find_mpi("openmpi5")
-    mpirun = shlex.join([*mpi.mpirun(2), "--host", "localhost:2", PYTHON, PLACE])
-    # else prterun would start its ranks on the other nodes of the job, and twice
-    no_slurm = "PRTE_MCA_plm=^slurm PRTE_MCA_ras=^slurm"
-    script = f"mkdir -p {shared}/$(hostname); {no_slurm} {mpirun} {shared}/$(hostname) mpi"
-    cluster.ok(["srun", "-N2", "-n2", "bash", "-c", script], cwd=shared, env=mpi.env)
-    for host in TWO_HOSTS:
-        assert_is_mpi(cluster.places(shared / host), "openmpi", 2)
-
-
 @pytest.mark.parametrize("name", ["openmpi4", "openmpi5", "mpich"])
 def test_srun_in_mpirun_in_a_job(cluster: Cluster, shared: Path, name: str) -> None:
     mpi = find_mpi(name)

@@ -56,20 +56,6 @@ def test_the_options_that_exclude_each_other_are_those_that_a_real_sbatch_refuse
     assert {option for group in DIRECTIVES.alternatives for option in group} <= set(VALUES)
 
 
-def test_counts_of_gpus_with_a_type_and_without_are_refused_as_by_a_real_sbatch(cluster: Cluster, shared):
-    counts = ["--gres=gpu:4", "--gres=gpu:a100:4", "--gpus-per-node=4", "--gpus-per-node=a100:4", "--gpus=8",
-              "--gpus=a100:8", "--gpus-per-task=1", "--gpus-per-task=a100:1", "--gres=gpu:2,gpu:a100:2"]  # fmt: skip
-    pairs = [(a, b) for a, b in combinations(counts, 2) if a.partition("=")[0] != b.partition("=")[0]]
-    for i, pair in enumerate(pairs):
-        lines = "".join(f"#SBATCH {word}\n" for word in ["--nodes=2", "--ntasks=8", *pair])
-        (shared / f"{i}.sh").write_text(f"#!/bin/bash\n{lines}true\n")
-    cluster.ok(["sh", "-c", "for f in *.sh; do sbatch --test-only < $f 2> $f.said; done; true"], cwd=shared)
-    for i, pair in enumerate(pairs):
-        refused = "error: Invalid" in (shared / f"{i}.sh.said").read_text()
-        options = [(name, value) for name, _, value in (word.partition("=") for word in pair)]
-        assert bool(refused_together(DIRECTIVES, options)) == refused, pair
-
-
 @pytest.mark.parametrize(
     ("words", "is_taken"),
     [

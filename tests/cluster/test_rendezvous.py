@@ -26,19 +26,6 @@ def test_ranks_of_srun_meet(cluster: Cluster, shared: Path, step: str) -> None:
     assert cluster.ok(["salloc", "--quiet", "-N3", "-n12", "srun", *options, *MEET], cwd=shared).strip() == met
 
 
-def test_ranks_of_an_arbitrary_distribution_over_two_nodes_meet(cluster: Cluster, shared: Path) -> None:
-    (shared / "hosts").write_text("node2\nnode1\nnode1\n")
-    srun = ["srun", "--distribution=arbitrary", "-n3", *MEET]
-    said = cluster.ok(srun, cwd=shared, env={"SLURM_HOSTFILE": str(shared / "hosts")})
-    assert said.strip() == "met: 0@node2 1@node1 2@node1"
-
-
-def test_two_steps_of_a_job_meet_side_by_side(cluster: Cluster, shared: Path) -> None:
-    step = f"srun --overlap -N2 -n2 {' '.join(MEET)}"
-    job = cluster.batch(f"{step} & {step} & wait", "-N2", "-n4", cwd=shared)
-    assert job.output.splitlines() == ["met: 0@node1 1@node2"] * 2
-
-
 def test_ranks_of_mpirun_in_a_job_meet(cluster: Cluster, shared: Path, mpi: Mpi) -> None:
     exports = "\n".join(f"export {name}={value}" for name, value in mpi.env.items())
     forward = "-x LD_LIBRARY_PATH -x PATH" if mpi.launcher == "openmpi" else ""
@@ -65,21 +52,7 @@ def test_ranks_of_mpirun_meet_where_they_are_told(cluster: Cluster, shared: Path
     assert "met: 0@node1 1@node2" in said.splitlines()  # mpirun may have a remark of its own
 
 
-def test_ranks_that_nobody_tells_where_rank_0_is_stop(cluster: Cluster, shared: Path) -> None:
-    status, said = over_two_hosts(cluster, shared)
-    assert status != 0
-    assert "does not say MASTER_ADDR" in said
-    assert "\nhint: " in said
-
-
-def test_ranks_that_are_told_the_wrong_host_stop(cluster: Cluster, shared: Path) -> None:
-    status, said = over_two_hosts(cluster, shared, MASTER_ADDR="node2", MASTER_PORT="23456")
-    assert status != 0
-    assert "rank 0 is on node1, but the other ranks will look for it on node2 (MASTER_ADDR)" in said
-
-
 def test_ranks_whose_host_name_is_a_loopback_address_reach_each_other(cluster: Cluster, shared: Path) -> None:
-    """Debian writes 127.0.1.1 for a machine's own name; gloo by itself would tell the others to connect there."""
     (shared / "rank.sh").write_text(f"""
         sed "s/^.* $(hostname)$/127.0.1.1 $(hostname)/" /etc/hosts > {shared}/hosts-$(hostname)
         mount --bind {shared}/hosts-$(hostname) /etc/hosts

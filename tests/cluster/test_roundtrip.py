@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from livecluster import HERE, PLACE, PYTHON, Cluster, assert_is_label, assert_is_mpi, assert_one_world
+from livecluster import HERE, PLACE, PYTHON, Cluster, assert_is_label, assert_one_world
 from mpis import find_mpi
 
 pytestmark = pytest.mark.cluster
@@ -67,19 +67,3 @@ def test_launch_in_a_salloc_shell_starts_the_ranks_of_the_allocation(cluster: Cl
     places = cluster.places(shared)
     assert_is_label({place["found"]["rank"]: place for place in places}, 4)
     assert sorted(place["host"] for place in places) == ["node1", "node1", "node2", "node2"]
-
-
-def test_launch_in_a_batch_script_takes_the_mpirun_that_it_is_told(cluster: Cluster, shared: Path) -> None:
-    mpi = find_mpi("openmpi5")
-    exports = "\n".join(f"export {name}={value}" for name, value in mpi.env.items())
-    launch = f"hpcddp launch --launcher openmpi --name here -- env LD_LIBRARY_PATH={mpi.prefix}/lib"
-    job = cluster.batch(f"{exports}\n{launch} {PYTHON} {PLACE} {shared} mpi", "-N2", "-n2", cwd=shared)
-    assert job.state == "COMPLETED", job.output
-    assert_is_mpi(cluster.places(shared), "openmpi", 2)
-
-
-def test_launch_outside_of_an_allocation_refuses_on_a_machine_with_slurm(cluster: Cluster, shared: Path) -> None:
-    done = cluster.sh(["hpcddp", "launch", "--", "true"], cwd=shared)
-    assert done.returncode == 4
-    assert "\nhint: " in done.stderr
-    assert "--here" in done.stderr

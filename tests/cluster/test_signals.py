@@ -36,7 +36,6 @@ def _cases() -> list[Any]:
 def test_a_program_gets_what_the_table_of_the_manual_says(
     cluster: Cluster, shared: Path, kind: str, sent: str, signal: str, expected: str
 ) -> None:
-    """It catches the signal that is sent and no other."""
     catches = f"0:{signal}" if ALONE in sent else signal
     text = _BARE.replace("SIGNAL", catches)
     if kind == "script":

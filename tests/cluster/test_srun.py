@@ -53,21 +53,6 @@ def test_steps_of_an_allocation_are_what_slurm_says(cluster: Cluster, shared: Pa
     assert_is_label(places, tasks)
 
 
-@pytest.mark.parametrize(
-    "hosts", ["node2 node1 node2", "node1 node2 node2", "node3 node1 node2", "node2 node2 node3 node1"]
-)
-def test_an_arbitrary_distribution_has_ranks_where_the_hostfile_says(
-    cluster: Cluster, shared: Path, hosts: str
-) -> None:
-    (shared / "hosts").write_text(hosts.replace(" ", "\n"))
-    tasks = len(hosts.split())
-    srun = ["srun", "--label", "--distribution=arbitrary", f"-n{tasks}", PYTHON, PLACE, str(shared)]
-    said = cluster.ok(srun, cwd=shared, env={"SLURM_HOSTFILE": str(shared / "hosts")})
-    places = by_label(said, shared)
-    assert [places[rank]["host"] for rank in range(tasks)] == hosts.split()
-    assert_is_label(places, tasks)
-
-
 MPIS = {
     "mpich": ("pmi2", ["-n5"], 5),
     # even: Intel MPI's own start fails where one node has a single task and another has several

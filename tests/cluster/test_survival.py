@@ -96,33 +96,6 @@ def test_a_host_without_its_daemon_trains_on_and_is_left_out_of_the_next_start(
 
 
 @pytest.mark.slow
-def test_nothing_is_started_again_shortly_before_the_job_s_end(cluster: Cluster, shared: Path) -> None:
-    job = cluster.wait(submit(cluster, shared, "kill", "2", str(AT), walltime="0:01:00"), cwd=shared)
-    outcome = Outcome(job.output, shared)
-    assert "the ranks are not started again: the job ends soon" in outcome.said
-    assert (job.state, outcome.starts) == ("FAILED", [])
-    assert (outcome.state["status"], outcome.state["step"]) == ("unfinished", 9)
-
-
-@pytest.mark.slow
-def test_a_network_that_comes_back_at_once_is_no_fault(cluster: Cluster, shared: Path, undisturbed: str) -> None:
-    outcome = on_slurm(cluster, shared, "glitch", 2)
-    assert outcome.causes == [], outcome.said
-    assert outcome.state["weights_sha256"] == undisturbed
-
-
-@pytest.mark.slow
-def test_a_spare_node_takes_the_place_of_a_lost_one(cluster: Cluster, shared: Path, undisturbed: str) -> None:
-    request = ["--site", f"{HERE}/site.yaml", "--nodes", "3", "--ranks-per-node", "1", "--cpus-per-rank", "1"]
-    options = [word for setting in (*ASKED, "spares=1", "min_nodes=3") for word in ("--set", setting)]
-    train = [*STRUCK.split(), str(STEPS), "cut", "2", str(AT)]
-    text = cluster.ok(["hpcddp", "render", *request, *options, "--name", "t", "--", *train], cwd=shared)
-    assert "#SBATCH --nodes=4\n" in text
-    job = cluster.wait(cluster.submit(text, cwd=shared), cwd=shared)
-    Outcome(job.output, shared).assert_went_on("node3 is silent", (1, 2, 4), undisturbed)
-
-
-@pytest.mark.slow
 def test_two_hosts_are_lost_one_after_the_other(cluster: Cluster, shared: Path, undisturbed: str) -> None:
     # with node3 gone, rank 2 is on node4
     job = submit(cluster, shared, "cut,cut", "2,2", f"{AT},{AT + 3}")

@@ -6,7 +6,6 @@ The job is a pretended PBS job, whose own commands are stand-ins here, which say
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -17,7 +16,6 @@ from struck_job import (
     ASKED,
     AT,
     FAULTS,
-    KILLED_HOST,
     STEPS,
     STRUCK,
     Outcome,
@@ -34,11 +32,7 @@ for word; do line="$line '$(printf %s "$word" | sed "s/'/'\\\\''/g")'"; done
 status=$?
 [ $status != 255 ] || exec sleep 600
 exit $status"""
-#: A host on which nothing can be started, and whoever tries waits for ever; the words of mpirun's starter name it.
-REMOTE = """for word; do
-    case $word in {deaf}) exec sleep 600 ;; node?) break ;; esac
-done
-exec {rsh} "$@\""""
+REMOTE = 'exec {rsh} "$@"'
 RELEASE = 'echo "$*" >> {bin}/../released'
 
 
@@ -53,8 +47,6 @@ class PretendedJob:
     def __init__(self, cluster: Cluster, shared: Path, mpi: Mpi) -> None:
         self._cluster, self.folder, self._mpi = cluster, shared, mpi
         self.released = shared / "released"
-        self.deaf = "nobody"  # the host on which nothing can be started
-        self.on_release = ""  # what happens besides while a host is given back
 
     def run(self, kinds: str, struck: str, *asked: str, at: str = str(AT), walltime: str = "10m") -> Outcome:
         bin_folder = self.folder / "bin"
@@ -81,9 +73,9 @@ class PretendedJob:
     def _write_commands(self, folder: Path) -> None:
         folder.mkdir()
         commands = {
-            "remote": REMOTE.format(deaf=self.deaf, rsh=RSH),
+            "remote": REMOTE.format(rsh=RSH),
             "pbs_tmrsh": TMRSH.format(bin=folder),
-            "pbs_release_nodes": f"{RELEASE.format(bin=folder)}\n{self.on_release}",
+            "pbs_release_nodes": RELEASE.format(bin=folder),
         }
         for name, command in commands.items():
             (folder / name).write_text(f"#!/bin/sh\n# a stand-in, no scheduler\n{command}\n")
@@ -103,11 +95,6 @@ def test_a_job_goes_on(cluster: Cluster, job: PretendedJob, fault: str, undistur
     assert_nothing_is_left(cluster)
 
 
-def test_it_goes_on_after_all_processes_of_a_host_are_gone(job: PretendedJob, undisturbed: str) -> None:
-    kind, struck, cause = KILLED_HOST
-    job.run(kind, str(struck)).assert_went_on(cause, (1, 2, 3, 4), undisturbed)
-
-
 def test_a_launcher_whose_daemon_of_a_host_is_killed_does_not_decide(
     cluster: Cluster, job: PretendedJob, undisturbed: str
 ) -> None:
@@ -123,49 +110,3 @@ def test_a_launcher_whose_daemon_of_a_host_is_killed_does_not_decide(
 def test_the_host_of_rank_0_may_be_the_lost_one(job: PretendedJob, undisturbed: str) -> None:
     job.run("cut", "0").assert_went_on("node1 is silent", (2, 3, 4), undisturbed)
     assert job.released.read_text() == "-j 7.server node1\n"
-
-
-def test_two_hosts_are_lost_one_after_the_other(cluster: Cluster, job: PretendedJob, undisturbed: str) -> None:
-    # with node3 gone, rank 2 is on node4
-    outcome = job.run("cut,cut", "2,2", at=f"{AT},{AT + 3}")
-    assert outcome.starts == ["node1, node2, node4", "node1, node2"], outcome.said
-    assert [cause.split()[0] for cause in outcome.causes] == ["node3", "node4"]
-    assert (outcome.state["status"], outcome.state["step"]) == ("finished", STEPS), outcome.said
-    assert outcome.state["weights_sha256"] == undisturbed
-    outcome.assert_steps_once()
-    assert job.released.read_text() == "-j 7.server node3\n-j 7.server node4\n"
-    assert_nothing_is_left(cluster)
-
-
-@pytest.mark.parametrize(
-    ("kind", "cause"), [("save", "rank 0 on node1 was killed by SIGKILL"), ("full", "rank 0 on node1: .*No space left")]
-)
-def test_a_loss_during_a_save_leaves_the_checkpoint_before_it(
-    job: PretendedJob, undisturbed: str, kind: str, cause: str
-) -> None:
-    outcome = job.run(kind, "0")
-    outcome.assert_went_on(cause, (1, 2, 3, 4), undisturbed)
-    assert "from step 9" in outcome.said
-
-
-def test_who_ends_a_job_during_its_recovery_has_ended_it(cluster: Cluster, job: PretendedJob) -> None:
-    job.on_release = "kill -TERM $PPID"  # as qdel does to all processes of a job
-    outcome = job.run("cut", "2")
-    assert "SIGTERM came after the ranks had ended: they are not started again" in outcome.said
-    assert (outcome.state["status"], outcome.state["step"]) == ("unfinished", 9)
-    assert not (job.folder / "again").exists()
-    cluster.ok(["ip", "link", "set", "eth0", "up"], host="node3", cwd=job.folder)
-    assert_nothing_is_left(cluster)
-
-
-def test_a_start_up_that_never_meets_is_ended_and_the_deaf_host_is_left_out(
-    job: PretendedJob, undisturbed: str
-) -> None:
-    job.deaf = "node3"
-    outcome = job.run("none", "0", "max_restarts=2", "stall_limit=3s")
-    assert outcome.starts in (["node1, node2, node4"], []), outcome.said
-    assert outcome.causes, outcome.said
-    assert re.search(r"no rank was started in 30 s|were not started|did not arrive|launcher ended", outcome.causes[0])
-    assert "node3 is left out: it does not answer" in outcome.said
-    assert (outcome.state["status"], outcome.state["step"]) == ("finished", STEPS), outcome.said
-    assert outcome.state["weights_sha256"] == undisturbed

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from pathlib import Path
 
 import pytest
@@ -82,22 +81,3 @@ def test_the_network_that_a_site_names_reaches_every_rank(cluster: Cluster, shar
     job = cluster.wait(submit(cluster, shared, f"{root}; {ask} -- {show}"), cwd=shared)
     assert job.state == "COMPLETED", job.output
     assert [(shared / f"seen-{rank}").read_text().strip() for rank in (0, 1)] == ["node1i i", "node1i i"]
-
-
-@pytest.mark.parametrize(
-    ("wrong", "said"),
-    [("--nodes 0", "0"), ("--nodes 5", "5"), ("--walltime 99", "99"), ("--nodse 2", "--nodse"), ("--queue gpu", "gpu")],
-)
-def test_a_render_that_fails_queues_nothing(cluster: Cluster, shared: Path, wrong: str, said: str) -> None:
-    pipe = f"{RENDER} {wrong} -- true | sbatch"  # no pipefail: sbatch itself must say no
-    done = cluster.sh(["bash", "-c", pipe], cwd=shared)
-    assert done.returncode != 0
-    assert re.search(rf"hpcddp: .*{re.escape(said)}.*\nhint: ", done.stderr), done.stderr
-    assert "Submitted" not in done.stdout
-    assert cluster.ok(["squeue", "--noheader"], cwd=shared) == ""
-
-
-def test_the_status_of_a_job_is_that_of_its_command(cluster: Cluster, shared: Path) -> None:
-    job = cluster.wait(submit(cluster, shared, f"{RENDER} --nodes 1 --ranks-per-node 1 -- sh -c 'exit 7'"), cwd=shared)
-    assert job.state == "FAILED"
-    assert "ExitCode=7:0" in cluster.ok(["scontrol", "show", "job", job.id], cwd=shared)

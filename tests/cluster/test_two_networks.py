@@ -76,33 +76,3 @@ def test_the_run_folder_tells_ranks_of_hydra_the_address_on_the_other_network(
     ranks = assert_met(cluster, [*mpirun, *MEETING], 2, cwd=shared, env=mpi.env)
     address = ON_NODE1 if recipe == INTERFACE else "node1i"
     assert {(rank["channel"], rank["address"], rank["gloo"]) for rank in ranks} == {("file", address, "eth1")}
-
-
-def test_an_interface_that_the_node_does_not_have_is_named(cluster: Cluster, shared: Path) -> None:
-    env = {"HPCDDP_INTERFACE": "hsn0", "HPCDDP_RUN_DIR": str(shared / "run")}
-    done = cluster.sh(["srun", "-N2", "-n2", "--kill-on-bad-exit", *MEET], cwd=shared, env=env)
-    assert done.returncode != 0
-    assert (
-        "interface hsn0 (HPCDDP_INTERFACE), which on node1 is none of its interfaces (it has eth0, eth1)" in done.stderr
-    )
-
-
-def test_a_gloo_interface_that_the_node_does_not_have_is_named(cluster: Cluster, shared: Path) -> None:
-    env = SUFFIX | {"GLOO_SOCKET_IFNAME": "^lo", "OMP_NUM_THREADS": "1"}
-    srun = ["srun", "-N2", "-n2", "--kill-on-bad-exit", PYTHON, f"{HERE}/programs/reduce.py"]
-    done = cluster.sh(srun, cwd=shared, env=env)
-    assert done.returncode != 0
-    assert "GLOO_SOCKET_IFNAME=^lo names no interface of node" in done.stderr
-    assert "unset GLOO_SOCKET_IFNAME" in done.stderr
-
-
-@pytest.mark.parametrize("recipe", [pytest.param(SUFFIX, marks=SLOW), INTERFACE], ids=["suffix", "interface"])
-def test_a_group_inside_exec_takes_the_address_that_exec_found(
-    cluster: Cluster, shared: Path, recipe: dict[str, str]
-) -> None:
-    env = recipe | {"HPCDDP_RUN_DIR": str(shared / "run"), "HPCDDP_ATTEMPT": "7"}
-    ranks = assert_met(cluster, ["srun", "-N2", "-n2", "hpcddp", "exec", "--", *MEETING], 2, cwd=shared, env=env)
-    addresses = {f"{ranks[0]['host']}i"} if recipe == SUFFIX else {ON_NODE1}
-    assert {rank["channel"] for rank in ranks} == {"env"}
-    assert {rank["address"] for rank in ranks} == addresses
-    assert {rank["gloo"] for rank in ranks} == {"eth1"}

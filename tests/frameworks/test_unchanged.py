@@ -44,10 +44,9 @@ def test_without_what_exec_hands_on_each_rank_would_train_alone_and_the_guard_sa
     "command",
     [
         ["torchrun"],
-        ["python", "-m", "torch.distributed.launch", "--nproc_per_node=2"],
         ["accelerate", "launch", "--multi_gpu", "--num_processes", "2"],
     ],
-    ids=["torchrun", "torch.distributed.launch", "accelerate launch"],
+    ids=["torchrun", "accelerate launch"],
 )
 def test_a_command_that_makes_its_ranks_is_one_world(command, repo, run, tmp_path, check_world):
     path = f"{Path(sys.executable).parent}:{environment(repo)['PATH']}"

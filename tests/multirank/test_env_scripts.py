@@ -27,14 +27,6 @@ def test_gradients_equal_one_process_on_the_global_batch(flavour, run, programs,
     check_gradients(tmp_path, 2)
 
 
-@pytest.mark.slow  # in short: make demo, and without a launcher tests/unit/training/test_gradients.py
-def test_gradients_on_three_ranks_of_uneven_shares(openmpi5, run, programs, tmp_path):
-    gradients = [*EXEC, sys.executable, programs / "gradients.py", tmp_path]
-    done = run([*openmpi5.mpirun(3), *gradients], env=openmpi5.env | {"OMP_NUM_THREADS": "1"})
-    assert done.returncode == 0, done.stderr
-    check_gradients(tmp_path, 3)
-
-
 @pytest.mark.parametrize("status", [0, 3])
 def test_the_commands_status_is_the_launchers(openmpi5, status, run):
     done = run([*openmpi5.mpirun(2), *EXEC, "sh", "-c", f"exit {status}"], env=openmpi5.env)

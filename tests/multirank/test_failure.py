@@ -21,10 +21,3 @@ def test_the_text_of_a_rank_that_raises_is_there_once_with_rank_and_host(run, tm
     assert done.stderr.count("    ValueError: bad thing\n") == 1
     assert f"  all of it: {log}\n" in done.stderr
     assert "ValueError: bad thing" in log.read_text()
-
-
-@pytest.mark.slow
-def test_a_command_that_no_rank_can_run_is_refused_once(run, tmp_path):
-    done = run([*LAUNCH, "no-such-program"], cwd=tmp_path)
-    assert done.returncode == 127  # as a shell says it
-    assert done.stderr.count("cannot run 'no-such-program'") == done.stderr.count("hint:") == 1

@@ -8,8 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from tests import conftest
-
 pytestmark = pytest.mark.multirank
 
 
@@ -39,24 +37,3 @@ def test_a_process_that_is_left_behind_fails_the_test(run, seconds):
     with pytest.raises(AssertionError, match="left these processes"):
         run(["bash", "-c", leave], grace_s=0)
     assert not is_running(seconds)
-
-
-def test_a_process_in_the_middle_of_an_exec_is_looked_at_again(tmp_path, monkeypatch):
-    # A stand-in for /proc: no test can hold a process there. The exec is over when the look at it has slept once.
-    folder = tmp_path / "7"
-    folder.mkdir()
-    (folder / "environ").write_bytes(b"")
-    (folder / "cmdline").write_bytes(b"")
-    (folder / "stat").write_text("7 (a (b) c) R 1 7 7 0 -1 4194304 0")
-    monkeypatch.setattr(conftest.time, "sleep", lambda _: (folder / "environ").write_bytes(b"HOME=/\0MARK=1\0"))
-    assert list(conftest.marked("MARK=1", tmp_path)) == [7]
-
-
-@pytest.mark.parametrize("stat", ["7 (x) Z 1 7 7 0 -1 4194304", "7 (x) S 2 0 0 0 -1 2129984"], ids=["ended", "kernel"])
-def test_a_process_that_never_shows_an_environment_is_looked_at_once(tmp_path, stat):
-    folder = tmp_path / "7"
-    folder.mkdir()
-    (folder / "environ").write_bytes(b"")
-    (folder / "cmdline").write_bytes(b"")
-    (folder / "stat").write_text(stat)
-    assert conftest.marked("MARK=1", tmp_path) == {}

@@ -95,12 +95,3 @@ def test_a_rank_that_computes_and_prints_is_not_ended_and_its_use_is_recorded(
     assert used.cpu_use
     assert used.memory
     assert list(used.phases) == ["start-up"]
-
-
-@pytest.mark.slow
-def test_with_restarts_the_ranks_are_started_again(launch: Launch, openmpi5: Any):
-    limits = {"HPCDDP_WATCHDOG": "1", "HPCDDP_WATCHDOG_END": "2"}
-    done = launch(openmpi5, "waits", 600, "--set", "max_restarts=1", **limits)
-    assert re.search(f"the first cause: {CAUSE}\n", done.stderr), done.stderr
-    assert "start 2 of at most 2" in done.stderr
-    assert len(re.findall(f"{CAUSE}: the other ranks are ended", done.stderr)) == 2

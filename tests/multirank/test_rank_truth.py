@@ -44,21 +44,6 @@ def test_exec_exports_what_mpi_says_and_one_master_for_all(flavour, ranks, run, 
     assert None not in masters.pop()
 
 
-@pytest.mark.slow  # in short: test_rendered_script.py
-def test_under_torchrun_the_place_is_what_torchrun_set(run, programs, tmp_path):
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    done = run([*torchrun, programs / "whoami.py", tmp_path, "torchrun"], env={"OMP_NUM_THREADS": "1"})
-    assert done.returncode == 0, done.stderr
-    for rank, report in enumerate(reports(tmp_path, 2)):
-        assert report["hpcddp"] == {
-            "launcher": "torchrun",
-            "rank": rank,
-            "world_size": 2,
-            "local_rank": rank,
-            "local_world_size": 2,
-        }
-
-
 def test_ranks_on_several_made_up_hosts_keep_their_local_numbers(mpich, run, programs, tmp_path):
     hosts = [*mpich.mpirun(4)[:1], "-launcher", "fork", "-hosts", "h1:2,h2:2", "-np", "4"]
     done = run([*hosts, sys.executable, programs / "whoami.py", tmp_path], env=mpich.env)

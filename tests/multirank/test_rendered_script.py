@@ -66,18 +66,6 @@ def test_each_launcher_that_can_be_asked_for_runs(flavour, run, programs, tmp_pa
         assert report["hpcddp"] == {"launcher": flavour.launcher, **report["mpi"]}
 
 
-def test_the_scripts_status_is_the_commands(script, openmpi5, run, tmp_path):
-    reader = "set -o pipefail; bash | tee log"
-    done = run(["bash", "-c", reader], stdin=script("sh", "-c", "exit 3"), cwd=tmp_path, env=openmpi5.env)
-    assert done.returncode == 3, done.stdout + done.stderr
-
-
-def test_a_failed_render_runs_nothing_however_it_is_read(run, tmp_path):
-    done = run(["bash", "-c", "hpcddp render --site local --nodes 0 | bash"], cwd=tmp_path)
-    assert done.returncode == 2
-    assert not (tmp_path / "runs").exists()
-
-
 TRAIN = """
 import torch, hpcddp
 from torch.utils.data import DataLoader, TensorDataset

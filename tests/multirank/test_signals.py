@@ -121,25 +121,6 @@ def test_hydras_ranks_save_when_every_process_of_the_job_is_told_to_end(
     assert_saved(tmp_path, json.loads((tmp_path / "runs/two/state.json").read_text())["reason"])
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("signal", ["TERM", "INT", "HUP"])
-def test_under_open_mpi_that_leaves_the_last_checkpoint_and_no_process(signal, run, programs, openmpi5, tmp_path):
-    done = stopped(run, programs, tmp_path, openmpi5, signal, line=_SIGNAL_ALL)
-    assert done.returncode == 1, done.stdout + done.stderr
-    assert "hpcddp: the launcher ended with status 1" in done.stderr
-    assert json.loads((tmp_path / "runs/two/state.json").read_text())["status"] in {"unfinished", "failed"}
-    assert list((tmp_path / "runs/two/checkpoints").glob("step-????????/manifest.json"))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("signal", ["TERM", "HUP", "USR1"])
-def test_torchrun_s_ranks_save_and_torchrun_does_not_hear_of_it(signal, run, programs, tmp_path):
-    done = stopped(run, programs, tmp_path, None, signal)
-    assert done.returncode == 85, done.stdout + done.stderr
-    assert f"hpcddp: SIG{signal} came: each rank gets it" in done.stderr
-    assert_saved(tmp_path, f"SIG{signal}")
-
-
 # The table of docs/signals.md, by running it: the launcher alone, or the script that is printed for it. What a terminal
 # sends goes to all processes in its foreground.
 _TABLE = """\

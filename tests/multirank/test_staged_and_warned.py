@@ -34,16 +34,8 @@ wait $!
 def test_files_are_staged_the_ranks_are_warned_and_their_status_is_kept(run, tmp_path):
     (tmp_path / "train.py").write_text(_PROGRAM)
     (tmp_path / "in put").write_text("the data")
-    request = [
-        "--site",
-        "local",
-        "--ranks-per-node",
-        "2",
-        "--set",
-        "stage_in='in put'",
-        "--set",
-        f"stage_dir={tmp_path}/own disk",
-    ]
+    staging = ["--set", "stage_in='in put'", "--set", f"stage_dir={tmp_path}/own disk"]
+    request = ["--site", "local", "--ranks-per-node", "2", *staging]
     done = run(["hpcddp", "render", *request, "--", sys.executable, "train.py"], cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     (tmp_path / "job.sh").write_text(done.stdout)

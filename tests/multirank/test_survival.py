@@ -6,7 +6,6 @@ Over several hosts, with every launcher and on a real Slurm: tests/cluster/test_
 from __future__ import annotations
 
 import json
-import shlex
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -29,17 +28,8 @@ class Job:
     def train(self, kind: str, struck: int, *asked: str, ranks: int = 2) -> dict[str, Any]:
         """The run's state at the end."""
         options = [word for setting in asked for word in ("--set", setting)]
-        launch = [
-            "hpcddp",
-            "launch",
-            "--here",
-            "--ranks-per-node",
-            str(ranks),
-            "--launcher",
-            "openmpi",
-            "--walltime",
-            "10m",
-        ]
+        launch = ["hpcddp", "launch", "--here", "--ranks-per-node", str(ranks), "--launcher", "openmpi"]
+        launch += ["--walltime", "10m"]
         train = [sys.executable, str(self._program), "16", kind, str(struck), str(AT), "0.02"]
         done = self._run([*launch, *options, "--name", "t", "--", *train], env=self._env, cwd=self._folder)
         self.status, self.said = done.returncode, done.stderr
@@ -87,26 +77,9 @@ def test_a_signal_during_the_recovery_leaves_the_run_unfinished(job: Job):
     assert "was killed by SIGKILL" in state["reason"]
 
 
-@pytest.mark.slow  # over hosts and with every launcher: tests/cluster/test_survival.py
-def test_what_was_started_again_has_the_weights_of_an_undisturbed_run(job: Job, tmp_path: Path):
-    state = job.train("kill", 1, "max_restarts=1")
-    (tmp_path / "runs").rename(tmp_path / "disturbed")
-    undisturbed = job.train("none", 0, ranks=1)
-    assert state["weights_sha256"] == undisturbed["weights_sha256"]
-
-
 def steps_of(attempt: Path) -> list[int]:
     lines = [json.loads(line) for line in (attempt / "metrics.jsonl").read_text().splitlines()]
     return [line["step"] for line in lines if "loss" in line]
-
-
-@pytest.mark.slow  # in short: the next test
-def test_an_error_that_comes_again_at_the_same_step_ends_the_job(job: Job):
-    state = job.train("bug", 1, "max_restarts=5")
-    assert job.status == 1, job.said
-    assert (state["status"], state["step"]) == ("failed", AT)
-    assert job.said.count("hpcddp: start ") == 1
-    assert "an earlier start ended the same way" in job.said
 
 
 def test_what_exec_refuses_is_the_first_cause(run: Callable[..., Any], openmpi5: Any, tmp_path: Path):
@@ -139,56 +112,3 @@ def test_programs_that_know_nothing_of_hpcddp_are_started_again_until_their_own_
     assert all(cause.endswith(": ValueError: as before") for cause in causes[1:])
     assert "not started again: an earlier start ended the same way" in done.stderr
     assert done.stderr.count("hpcddp: rank 1 on ") == 3
-
-
-# A program that catches a signal and goes on, and is struck after it.
-CATCHES = """
-trap : USR1
-touch here-$RANK
-until [ -e signalled ]; do sleep 0.1; done
-[ "$RANK" = 0 ] || kill -9 $$
-until [ -e never ]; do sleep 1; done
-"""
-SIGNALS = """
-JOB 2> said &
-until [ -e here-0 ] && [ -e here-1 ] || ! kill -0 $!; do sleep 0.1; done
-kill -USR1 $!
-until grep -q 'SIGUSR1 came: each rank gets it' said || ! kill -0 $!; do sleep 0.1; done
-touch signalled
-wait $! || true
-cat said >&2
-"""
-
-
-def test_where_a_signal_has_come_it_is_said_why_the_ranks_are_not_started_again(
-    run: Callable[..., Any], openmpi5: Any, tmp_path: Path
-):
-    launch = ["hpcddp", "launch", "--here", "--ranks-per-node", "2", "--launcher", "openmpi", "--name", "t"]
-    job = shlex.join([*launch, "--set", "max_restarts=1", "--", "sh", "-c", CATCHES])
-    done = run(["bash", "-c", SIGNALS.replace("JOB", job)], env=openmpi5.env, cwd=tmp_path)
-    assert "the ranks are not started again: SIGUSR1 came, and they may have ended by it (rank 1 on " in done.stderr
-    assert "start 2" not in done.stderr
-
-
-# What rank 0 says is more than fits into the job's pipe and the launcher's.
-TALKS = """
-if [ "$RANK" = 0 ] && mkdir struck; then
-    head -c 1000000 /dev/zero | tr '\\0' x
-    kill -9 $$
-fi
-touch well-$RANK
-"""
-
-
-def test_who_does_not_read_a_job_s_output_does_not_stop_its_recovery(
-    run: Callable[..., Any], openmpi5: Any, tmp_path: Path
-):
-    launch = ["hpcddp", "launch", "--here", "--ranks-per-node", "2", "--launcher", "openmpi", "--name", "t"]
-    job = shlex.join([*launch, "--set", "max_restarts=1", "--", "sh", "-c", TALKS])
-    reads_late = "until [ -e well-0 ]; do sleep 0.1; done; cat"
-    words = ["bash", "-c", f"set -o pipefail; {job} 2>&1 | {{ {reads_late}; }}"]
-    done = run(words, env=openmpi5.env, cwd=tmp_path)
-    assert done.returncode == 0, done.stdout[-2000:]
-    before, _, after = done.stdout.partition("x" * 1_000_000)
-    assert "run runs/t: new" in before
-    assert "start 2 of at most 2" in after

@@ -41,7 +41,8 @@ def average_buffers(model: nn.Module, layout: Layout) -> None:
 
 @contextmanager
 def frozen_statistics(model: nn.Module) -> Iterator[None]:
-    """BatchNorm and InstanceNorm layers use and keep their running statistics, for a micro batch that does not count.
+    """BatchNorm and InstanceNorm layers use and keep their running statistics, for a micro batch that does not count:
+    also where the loop calls `model.train()` in it.
 
     SyncBatchNorm is left as it is: in training it waits for all ranks, so that one rank alone cannot skip it.
     """
@@ -51,10 +52,13 @@ def frozen_statistics(model: nn.Module) -> Iterator[None]:
         if isinstance(layer, NormWithStatistics) and not isinstance(layer, nn.SyncBatchNorm)
     ]
     modes = [layer.training for layer in layers]
+    before = [(buffer, buffer.clone()) for layer in layers for buffer in layer.buffers()]
     for layer in layers:
         layer.eval()
     try:
         yield
     finally:
+        for buffer, value in before:
+            buffer.copy_(value)
         for layer, mode in zip(layers, modes, strict=True):
             layer.train(mode)

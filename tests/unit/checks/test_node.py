@@ -166,11 +166,8 @@ def test_a_list_of_folders_is_compared_without_what_is_in_it_twice() -> None:
     ("own", "files", "most"),
     [
         ("0::/job/step\n", {"job/cpu.max": "50000 100000", "job/step/cpu.max": "max 100000"}, 0.5),
-        ("0::/a/b\n", {"a/cpu.max": "50000 100000", "a/b/cpu.max": "90000 100000"}, 0.5),
-        ("0::/\n", {"cpu.max": "max 100000"}, None),
         ("0::/\n", {"cpu.max": "9900000000 100000"}, None),
         ("4:memory:/x\n3:cpu,cpuacct:/job\n", {"cpu,cpuacct/job/cpu.cfs_quota_us": "20000"}, 0.2),
-        ("3:cpu:/\n", {"cpu/cpu.cfs_quota_us": "-1"}, None),
         ("3:cpuset:/job\n", {"cpuset/job/cpu.cfs_quota_us": "20000"}, None),
     ],
 )

@@ -153,14 +153,6 @@ def test_an_agents_line_is_its_rows(checkout: Checkout) -> None:
         assert "torch" not in script
 
 
-def test_the_ranks_of_an_agent_are_warned_by_the_supervisor_and_not_by_slurm_which_would_end_the_agent(
-    checkout: Checkout,
-) -> None:
-    two = checkout.plan("render", "--set", "signal=0:10:00", "--", "true", launcher="orbit")
-    assert "#SBATCH --signal" not in two.stdout, two.stderr
-    assert "--signal 00:10:00 -- \\\n" in two.stdout
-
-
 def test_layout_and_env_know_an_agents_ranks_and_its_command_inside_a_rank_is_refused(checkout: Checkout) -> None:
     layout = json.loads(checkout.plan("layout", "--json", "--", "true", launcher="orbit").stdout)
     fifth = layout["ranks"][5]["environment"]

@@ -55,19 +55,6 @@ def test_a_node_file_that_the_caller_names_must_be_readable_and_hold_a_host(writ
         find_allocation({"PBS_JOBID": "1.pbs"}, write("nodes", ""))
 
 
-def test_a_node_file_that_the_environment_names_may_be_elsewhere() -> None:
-    allocation = find_allocation({"PBS_JOBID": "1.pbs", "PBS_NODEFILE": "/does/not/exist"})
-    assert allocation is not None
-    assert allocation.hosts is None
-    assert allocation.slots is None
-
-
-def test_an_empty_node_file_is_named(write) -> None:  # type: ignore[no-untyped-def]  # see the fixture
-    env = {"PBS_JOBID": "1.pbs", "PBS_NODEFILE": write("nodes", "")}
-    with pytest.raises(LaunchError, match=r"not launched: .* is empty"):
-        resolve(env)
-
-
 def test_elements_of_an_array_have_job_ids_of_their_own() -> None:
     ids = {find_allocation(env).job_id for env in load("pbs/env_array")["env"].values()}  # type: ignore[union-attr]  # PBS
     assert ids == {"48[1].pbs1", "48[2].pbs1", "48[3].pbs1"}
@@ -91,11 +78,6 @@ def test_all_components_of_a_heterogeneous_job_count() -> None:
     allocation = find_allocation(env_of("ranks/slurm-22.05-het-batch"))
     assert allocation is not None
     assert allocation.hosts == (("node1", 1), ("node2", 2), ("node3", 2))
-
-
-def test_slurms_tasks_per_node_are_the_slots() -> None:
-    env = {"SLURM_JOB_ID": "1", "SLURM_JOB_NODELIST": "n[1-4]", "SLURM_TASKS_PER_NODE": "2(x3),1"}
-    assert find_allocation(env).slots == 7  # type: ignore[union-attr]  # Slurm
 
 
 @pytest.mark.parametrize(
@@ -123,10 +105,3 @@ def test_this_host_must_be_one_of_the_allocations() -> None:
         assert resolve(env, hostname=name).rank == 3
     with pytest.raises(LaunchError, match="this host is node12, but SLURM_JOB_NODELIST does not hold it: node1,node2"):
         resolve(env, hostname="node12")
-
-
-def test_a_word_that_is_no_count_is_refused_in_a_file_that_a_person_names(tmp_path: Path) -> None:
-    path = tmp_path / "nodes"
-    path.write_text("node1 slots=abc\n")
-    with pytest.raises(LaunchError, match="does not say how many slots"):
-        read_nodefile(str(path))

@@ -13,8 +13,6 @@ from hpcddp.cli.exec import refuse_missing_gpus
 from hpcddp.errors import LaunchError
 from hpcddp.ranks.device import (
     choose_devices,
-    label_devices,
-    read_gpus_per_rank,
     visible_devices,
     why_no_accelerator,
 )
@@ -69,18 +67,6 @@ def test_in_environments_that_slurm_made_a_rank_finds_its_two_devices_or_an_erro
         except LaunchError as error:
             found.append(type(error))
     assert found == devices
-
-
-def test_a_number_of_devices_that_is_none_is_an_error() -> None:
-    assert [read_gpus_per_rank({"HPCDDP_GPUS_PER_RANK": text}) for text in ("", "1", "2")] == [1, 1, 2]
-    with pytest.raises(LaunchError, match="HPCDDP_GPUS_PER_RANK=two is no number of GPUs"):
-        read_gpus_per_rank({"HPCDDP_GPUS_PER_RANK": "two"})
-
-
-def test_labels_are_what_the_scheduler_calls_the_devices() -> None:
-    assert label_devices(2, {"CUDA_VISIBLE_DEVICES": "GPU-aa,GPU-bb"}) == ("GPU-aa", "GPU-bb")
-    assert label_devices(2, {}) == ("0", "1")
-    assert label_devices(0, {"CUDA_VISIBLE_DEVICES": "3,4"}) == ()
 
 
 @pytest.mark.parametrize(

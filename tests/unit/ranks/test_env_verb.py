@@ -31,15 +31,6 @@ def test_json_has_exactly_the_keys_in_order(end: str, tmp_path: Path, capsys: py
     assert printed["source"]["master_addr"] == "SLURM_STEP_NODELIST (first host)"
 
 
-def test_a_single_process_is_no_error_and_is_called_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = record(tmp_path / "env", {"PATH": "/bin"})
-    assert main(["env", "--from", path]) == 0
-    assert capsys.readouterr().out.startswith("a single process, rank 0 of 1")
-    assert main(["env", "--json", "--from", path]) == 0
-    values = json.loads(capsys.readouterr().out)
-    assert [values[key] for key in KEYS[:9]] == ["none", 0, 1, 0, 1, 0, 1, None, None]
-
-
 def test_not_launched_is_exit_4_with_the_command_to_type(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = record(tmp_path / "env", env_of("ranks/slurm-22.05-batch-plain"))
     assert main(["env", "--json", "--from", path]) == 4
@@ -56,15 +47,6 @@ def test_a_table_shows_each_number_with_its_source(tmp_path: Path, capsys: pytes
     lines = capsys.readouterr().out.splitlines()
     assert lines[1].split() == ["rank", "3", "OMPI_COMM_WORLD_RANK"]
     assert "node_rank         -                 the environment does not say" in lines
-
-
-def test_a_launcher_outside_is_a_note(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = record(tmp_path / "env", env_of("ranks/slurm-22.05-mpirun-mpich5", 3))
-    assert main(["env", "--from", path]) == 0
-    assert (
-        "\nnote: srun: rank 1 of 2 (SLURM_PROCID, SLURM_STEP_NUM_TASKS) is outside: mpich was started inside it\n"
-        in (capsys.readouterr().out)
-    )
 
 
 def test_no_output_shows_a_secret(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

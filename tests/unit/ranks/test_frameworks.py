@@ -10,7 +10,7 @@ import pytest
 from hpcddp.errors import LaunchError
 from hpcddp.ranks.frameworks import framework_variables, node_agent_variables
 from hpcddp.ranks.launch import Launch
-from hpcddp.ranks.launch_commands import find_launch_command, find_node_agent
+from hpcddp.ranks.launch_commands import find_node_agent
 from hpcddp.ranks.launchers import LAUNCHERS
 
 from .captured import resolve
@@ -59,23 +59,6 @@ def test_the_nodes_number_is_that_of_its_host_in_the_job(tmp_path: Path) -> None
             handed(openmpi(5, 6, 2, **job, **{variable: "0"}), "c")
     assert "NODE_RANK" not in handed(openmpi(3, 4, 2, **job), "c"), "the launch does not use all hosts"
     assert "NODE_RANK" not in handed(openmpi(3, 4, 2), "c"), "no job says which hosts there are"
-
-
-def test_a_front_end_that_reads_variables_of_its_own_gets_them() -> None:
-    found = find_node_agent(["llamafactory-cli", "train", "sft.yaml"])
-    assert found is not None
-    env = openmpi(1, 2, 1) | {"MASTER_ADDR": "a", "MASTER_PORT": "1"}
-    told = node_agent_variables(found[1].reads, env, resolve(openmpi(1, 2, 1)), 2, 8)
-    assert {name: told[name] for name in ("FORCE_TORCHRUN", "NNODES", "NODE_RANK", "NPROC_PER_NODE")} == {
-        "FORCE_TORCHRUN": "1",
-        "NNODES": "2",
-        "NODE_RANK": "1",
-        "NPROC_PER_NODE": "8",
-    }
-
-
-def test_a_launchers_name_that_is_a_common_word_may_be_a_value() -> None:
-    assert find_launch_command(["python", "-m", "music", "--by", "composer"]) is None
 
 
 def test_a_rank_with_all_of_it_is_still_its_launchers() -> None:
@@ -134,16 +117,7 @@ def test_an_agent_as_the_command_gets_its_variables_and_the_guard_those_of_its_r
     (tmp_path / "torchrun").chmod(0o755)
     line = [
         sys.executable,
-        "-m",
-        "hpcddp",
-        "exec",
-        "--nodes",
-        "1",
-        "--ranks-per-node",
-        "4",
-        "--",
-        "torchrun",
-        "train.py",
+        *["-m", "hpcddp", "exec", "--nodes", "1", "--ranks-per-node", "4", "--", "torchrun", "train.py"],
     ]
     done = run(line, cwd=tmp_path, env={"PATH": f"{tmp_path}:/usr/bin:/bin", "HOME": str(tmp_path)})
     found = dict(line.partition("=")[::2] for line in done.stdout.splitlines())

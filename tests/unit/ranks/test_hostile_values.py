@@ -9,7 +9,6 @@ import pytest
 from hpcddp.cli.env import read_environment
 from hpcddp.errors import LaunchError, RequestError
 from hpcddp.ranks.launch import Launch
-from hpcddp.ranks.resolve import pmi_socket_is_open
 
 from .captured import env_of, resolve
 from .test_rows import WHOLE
@@ -36,11 +35,6 @@ def test_a_hostile_value_in_a_shells_environment_makes_no_rank_of_it(value: str)
             continue
         with pytest.raises(LaunchError):
             resolve(SHELL | {variable: value})
-
-
-@pytest.mark.parametrize("number", ["99999999999999999", "-1", "²", "9" * 5000, "nine"])
-def test_a_pmi_socket_with_an_impossible_number_is_not_open(number: str) -> None:
-    assert not pmi_socket_is_open({"PMI_FD": number})
 
 
 @pytest.mark.parametrize("env", [{"SLURM_PROCID": "3"}, {"SLURM_PROCID": "0"}, {"LOCAL_RANK": "1"}, {"RANK": "0"}])

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from hpcddp.errors import LaunchError
-from hpcddp.ranks.candidates import read_apinfo
 from hpcddp.ranks.launch import Launch
 
 from .captured import resolve
@@ -55,10 +54,6 @@ def test_without_the_file_the_world_size_is_unknown_and_not_guessed(path: str, t
         resolve(env)
 
 
-def test_crays_pmi_tells_the_world_size_too() -> None:
-    assert resolve(pals(2, PMI_RANK="2", PMI_SIZE="3")).world_size == 3
-
-
 def test_two_world_sizes_are_an_error_that_names_both(tmp_path: Path) -> None:
     path = write_apinfo(tmp_path / "apinfo")
     with pytest.raises(LaunchError, match=r"PMI_SIZE=4, but PALS_APINFO .* says world_size 3"):
@@ -69,14 +64,3 @@ def test_under_srun_with_cray_shasta_the_launcher_is_srun() -> None:
     step = {"SLURM_PROCID": "2", "SLURM_STEP_NUM_TASKS": "3", "SLURM_LOCALID": "0", "SLURM_NODEID": "0"}
     step |= {"SLURM_STEP_ID": "0", "SLURM_STEP_NUM_NODES": "2", "SLURM_STEP_TASKS_PER_NODE": "1,2"}
     assert resolve(step | pals(2, PMI_RANK="2", PMI_SIZE="3")).launcher == "srun"
-
-
-@pytest.mark.parametrize(
-    ("at", "form", "value"), [(160 + 8, "@i", -1), (160 + 8, "@i", 2), (160, "@i", -1), (72, "@N", 2**63)]
-)
-def test_a_garbled_layout_file_says_nothing(tmp_path: Path, at: int, form: str, value: int) -> None:
-    path = Path(write_apinfo(tmp_path / "apinfo"))
-    data = bytearray(path.read_bytes())
-    struct.pack_into(form, data, at, value)
-    path.write_bytes(data)
-    assert read_apinfo(str(path)) is None

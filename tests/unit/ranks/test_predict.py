@@ -7,7 +7,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hpcddp.errors import RequestError
-from hpcddp.ranks.launch import Launch
 from hpcddp.ranks.launcher import NUMBERS
 from hpcddp.ranks.launchers import LAUNCHER_NAMES, LAUNCHERS
 from hpcddp.ranks.predict import predict_environment
@@ -32,19 +31,6 @@ def test_resolving_a_predicted_environment_gives_the_layout_back(
     for number, told, true in zip(NUMBERS, found[1:7], truth, strict=True):
         assert told in (None, true)
         assert told is not None or not getattr(LAUNCHERS[launcher], number)
-
-
-@given(st.sampled_from(REAL), layouts, st.data())
-def test_no_number_comes_from_two_launchers(launcher: str, tasks: list[int], data: st.DataObject) -> None:
-    rank = data.draw(st.integers(0, sum(tasks) - 1))
-    place = Launch(predict_environment(launcher, len(tasks), tasks, rank), None, live=False).place
-    row = LAUNCHERS[launcher]
-    own = {getattr(row, number) for number in NUMBERS}
-    assert {source.partition(" ")[0] for source in place.source.values()} <= own
-
-
-def test_a_layout_without_host_names_predicts_no_variable_that_holds_one() -> None:
-    assert "node" not in " ".join(predict_environment("srun", 2, 2, 3).values())
 
 
 def test_a_launcher_that_is_none_is_refused() -> None:

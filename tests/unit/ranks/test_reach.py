@@ -5,16 +5,12 @@ from __future__ import annotations
 import pytest
 
 from hpcddp.errors import LaunchError
-from hpcddp.ranks import reach
 from hpcddp.ranks.interfaces import address_toward, interface_of, list_interfaces, usable_addresses
 from hpcddp.ranks.launch import Launch
 from hpcddp.ranks.predict import predict_environment
 from hpcddp.ranks.reach import find_local_address, reached_as
-from hpcddp.ranks.rendezvous import Rendezvous, is_enough
+from hpcddp.ranks.rendezvous import Rendezvous
 from hpcddp.schedulers.allocation import is_alias
-from hpcddp.script import site
-
-from .captured import resolve
 
 HSN = ".hsn.cm.aurora.alcf.anl.gov"
 
@@ -65,19 +61,6 @@ def test_a_master_addr_with_the_suffix_is_verified_against_the_node_list(given: 
     assert meet("srun", MASTER_ADDR=given, HPCDDP_HOST_SUFFIX="i").master_addr == address
 
 
-def test_ranks_of_one_node_need_no_other_network() -> None:
-    assert meet("mpich", hosts=("node1",), HPCDDP_HOST_SUFFIX="i").master_addr == "127.0.0.1"
-    assert meet("srun", hosts=("node1",), HPCDDP_HOST_SUFFIX="i").master_addr == "node1"
-
-
-def test_a_name_is_not_enough_where_the_site_names_an_interface() -> None:
-    env = predict_environment("srun", ["node1", "node2"], [2, 2], 3) | {"HPCDDP_INTERFACE": "hsn0"}
-    info = resolve(env)
-    assert not is_enough(Rendezvous("node1", 12345, {}), env, info)
-    assert is_enough(Rendezvous("10.0.0.7", 12345, {}), env, info)
-    assert is_enough(Rendezvous("node1", 12345, {}), {}, info)
-
-
 def test_rank_0_is_called_by_its_address_on_the_sites_interface() -> None:
     assert find_local_address({}, "node1") == "node1"
     assert find_local_address({"HPCDDP_HOST_SUFFIX": "i"}, "node1") == "node1i"
@@ -104,7 +87,3 @@ def test_the_interfaces_of_this_machine() -> None:
     if ("lo", "::1") in [(i.name, i.address) for i in found]:
         assert address_toward("::1") == "::1"
         assert interface_of("0:0:0:0:0:0:0:1", found) == "lo"
-
-
-def test_a_render_which_does_not_import_reach_knows_the_same_variables() -> None:
-    assert (site.HOST_SUFFIX, site.INTERFACE) == (reach.SUFFIX, reach.INTERFACE)

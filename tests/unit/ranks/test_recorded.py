@@ -44,15 +44,3 @@ def test_a_file_without_variables_is_refused(content: bytes, tmp_path: Path) -> 
     path.write_bytes(content)
     with pytest.raises(RequestError, match="env"):
         read_environment(str(path))
-
-
-@pytest.mark.parametrize("path", ["/does/not/exist", "/"])
-def test_a_file_that_cannot_be_read_is_refused(path: str) -> None:
-    with pytest.raises(RequestError, match="cannot be read"):
-        read_environment(path)
-
-
-def test_bytes_that_are_no_text_survive(tmp_path: Path) -> None:
-    path = tmp_path / "env"
-    path.write_bytes(b"A=\xff\xfe\0PMI_RANK=0\0")
-    assert read_environment(str(path))["PMI_RANK"] == "0"

@@ -32,10 +32,6 @@ def test_all_ranks_on_one_node_meet_on_loopback() -> None:
     assert meet(predict_environment("mpich", ["node1"], [4], 2)).master_addr == "127.0.0.1"
 
 
-def test_several_nodes_without_any_list_of_hosts_is_unknown() -> None:
-    assert meet(world("openmpi")).master_addr is None
-
-
 @pytest.mark.parametrize("given", ["node1", "node1.cluster", "node1-ib"])
 def test_a_master_addr_that_can_be_rank_0s_host_is_taken(given: str) -> None:
     found = meet(world("srun", MASTER_ADDR=given))
@@ -47,12 +43,6 @@ def test_a_master_addr_that_contradicts_the_launcher_is_named_and_not_used(given
     found = meet(world("srun", MASTER_ADDR=given))
     assert (found.master_addr, found.source["master_addr"]) == ("node1", "SLURM_STEP_NODELIST (first host)")
     assert given in found.remarks[0]
-
-
-def test_an_address_that_was_exported_for_this_rank_is_taken() -> None:
-    exported = {"RANK": "3", "WORLD_SIZE": "4", "MASTER_ADDR": "10.0.0.7", "MASTER_PORT": "12345"}
-    found = meet(world("srun", **exported))
-    assert found[:2] == ("10.0.0.7", 12345)
 
 
 @pytest.mark.parametrize(("given", "address"), [("node1", "node1"), ("login", None), ("localhost", None)])
@@ -135,31 +125,9 @@ def test_a_jobs_key_is_made_of_the_id_and_the_restarts_that_its_schedulers_row_n
     assert Launch(ranks, None, live=False).key == (key, because)
 
 
-def test_without_a_common_key_there_is_no_port() -> None:
-    assert meet(world("mpich")).master_port is None
-
-
 @given(st.text(), st.integers(1, 40))
 def test_the_ports_of_a_key_are_different_and_the_first_of_more(key: str, count: int) -> None:
     ports = port_candidates(key, count)
     assert len(set(ports)) == len(ports) <= count
     assert all(12000 <= port < 32000 for port in ports)
     assert ports[:1] == port_candidates(key, 1)
-
-
-def test_two_runs_in_one_job_meet_on_two_ports() -> None:
-    """An attempt is named by its job, and each run has a first one."""
-    a, b = (meet(world("mpich", HPCDDP_ATTEMPT="47.1", HPCDDP_RUN_DIR=f"/runs/{name}")) for name in "ab")
-    assert a.master_port != b.master_port
-    assert a.source["master_port"] == "HPCDDP_ATTEMPT, HPCDDP_RUN_DIR (a port derived from it)"
-
-
-def test_without_live_evidence_the_process_that_started_the_ranks_is_no_key() -> None:
-    env = {
-        "OMPI_COMM_WORLD_RANK": "0",
-        "OMPI_COMM_WORLD_SIZE": "2",
-        "OMPI_COMM_WORLD_LOCAL_RANK": "0",
-        "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
-    }
-    assert Launch(env, None, live=False).local_key == ("", "")
-    assert Launch(env, None, live=False).rendezvous.master_port is None

@@ -13,7 +13,7 @@ import hpcddp
 from hpcddp.errors import LaunchError
 from hpcddp.ranks.launch import Launch
 from hpcddp.ranks.launcher import NUMBERS
-from hpcddp.ranks.launchers import JOB_LAUNCHERS, LAUNCHER_NAMES, LAUNCHERS
+from hpcddp.ranks.launchers import JOB_LAUNCHERS, LAUNCHERS
 from hpcddp.ranks.predict import predict_environment
 from hpcddp.schedulers.registry import SHARED, all_schedulers
 
@@ -58,10 +58,6 @@ def test_a_value_that_is_no_number_is_an_error_that_names_it(name: str, variable
 def test_one_variable_of_a_row_alone_is_never_a_single_process(left: dict[str, str]) -> None:
     with pytest.raises(LaunchError, match="half a row"):
         resolve(left)
-
-
-def test_without_launcher_and_allocation_it_is_a_single_process() -> None:
-    assert resolve({"PATH": "/bin"})[:7] == ("none", 0, 1, 0, 1, 0, 1)
 
 
 def test_pmix_rank_without_any_size_is_an_error() -> None:
@@ -213,40 +209,6 @@ def test_templates_but_the_schedulers_own_take_the_names_of_programs_and_variabl
     found = {name: named_to_people(text) | variables_in(text) for name, text in shared.items()}
     assert {"base.sh.j2"} == found.keys()
     assert {path: words for path, words in found.items() if words} == {}
-
-
-def test_a_text_that_names_a_program_or_a_title_is_found(tmp_path: Path) -> None:
-    (tmp_path / "one.py").write_text(
-        '"""Of qsub."""\n\ndef f(x):\n    """Of sbatch."""\n    return f"try {x}: mpirun -n 2"\n'
-    )
-    assert named_to_people(strings(tmp_path / "one.py")[1]) == {"mpirun"}
-    (tmp_path / "help.py").write_text('_EXAMPLE = "| qsub"\nf(help="as srun", hint="try sbatch")\n')
-    assert named_to_people(strings(tmp_path / "help.py")[1]) == {"sbatch"}
-    assert named_to_people("ask Grid Engine's qstat, not /x/qsub-like") == {"Grid Engine", "qstat"}
-    assert variables_in("where $PBS_O_WORKDIR is, not MY_PBS_JOBID") == {"PBS_O_WORKDIR"}
-
-
-def test_a_file_that_names_two_rows_by_their_variables_is_found(tmp_path: Path) -> None:
-    (tmp_path / "two.py").write_text('A = ("OMPI_COMM_WORLD_", "PBS_JOBID")\nB = env["SLURM_JOB_ID"]\nC = "PALS_"\n')
-    assert named_in(tmp_path / "two.py", {"slurm": ("SLURM_",), "pbs": ("PBS_",), "gridengine": ("SGE_",)}) == {
-        "slurm",
-        "pbs",
-    }
-    assert named_in(tmp_path / "two.py", {"openmpi": ("OMPI_",), "pals": ("PALS_",)}) == {"openmpi", "pals"}
-
-
-def test_what_a_launcher_alone_sets_is_part_of_what_a_record_keeps_of_it() -> None:
-    for row in LAUNCHERS.values():
-        assert all(own.startswith(row.prefixes) for own in row.reserved_prefixes)
-
-
-def test_every_launcher_of_job_scripts_says_its_place_among_them() -> None:
-    orders = [LAUNCHERS[key].order for key in JOB_LAUNCHERS]
-    assert orders == sorted(set(orders))
-
-
-def test_every_name_of_a_launcher_is_a_row() -> None:
-    assert set(LAUNCHER_NAMES) - {"none"} <= set(LAUNCHERS)
 
 
 def test_a_world_size_that_is_not_told_is_unknown_to_env_and_an_error_to_resolve() -> None:

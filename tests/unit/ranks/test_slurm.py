@@ -20,11 +20,6 @@ def test_a_step_id_of_slurms_own_is_no_step(step: str) -> None:
         assert error.value.hint.startswith("srun --ntasks=4 ")
 
 
-def test_an_interactive_step_is_called_an_interactive_shell() -> None:
-    with pytest.raises(LaunchError, match="not launched: this is an interactive shell"):
-        resolve(TASK | {"SLURM_STEP_ID": "4294967290", "SLURM_STEP_NUM_TASKS": "1"})
-
-
 def test_a_step_of_1_task_that_kept_the_jobs_task_count_is_sallocs_shell() -> None:
     kept = {"SLURM_STEP_NUM_TASKS": "1", "SLURM_STEP_TASKS_PER_NODE": "1", "SLURM_STEP_NUM_NODES": "1"}
     env = TASK | kept | {"SLURM_STEP_NODELIST": "node1", "SLURM_PROCID": "0", "SLURM_NODEID": "0", "SLURM_LOCALID": "0"}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import sys
 from pathlib import Path
@@ -86,13 +85,6 @@ def test_what_it_cannot_do_is_refused_by_its_row_and_the_pipe_is_refused_by_its_
     done = moon("render", *ASKED, "--set", asked, "--", "true")
     assert (done.returncode, told in done.stderr) == (2, True), done.stderr
     assert "#MOON hpcddp-render-failed\n" in done.stdout
-
-
-def test_layout_and_explain_know_it(moon):
-    layout = json.loads(moon("layout", *ASKED, "--nodes", "3", "--json", "--", "true").stdout)
-    assert (layout["plan"]["scheduler"], len(layout["ranks"])) == ("moonshot", 12)
-    explained = moon("render", *ASKED, "--explain", "--", "true").stdout
-    assert "#MOON hpcddp-explains-and-queues-nothing\n" in explained
 
 
 def test_its_sites_are_listed_shown_and_started(moon, tmp_path):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from hpcddp.runs.folder import RunFolder
 from hpcddp.runs.lock import Holder
 from hpcddp.schedulers.job_id import JobId, parse_id
 from hpcddp.schedulers.registry import CurrentJob, find_current_job, find_scheduler
@@ -31,12 +30,6 @@ from hpcddp.schedulers.registry import CurrentJob, find_current_job, find_schedu
 def test_an_id_is_read_in_each_form(text: str, number: str, index: str, name: str) -> None:
     assert parse_id(text) == JobId(text, number, index)
     assert parse_id(text).name == name
-
-
-@pytest.mark.parametrize("text", ["12", "12[3].pbs1", "12_3", "12.3", "local-20261121T021237-77"])
-def test_what_names_a_job_is_told_from_what_names_a_run(text: str) -> None:
-    assert parse_id(text).is_job
-    assert not parse_id(f"train-{text}").is_job
 
 
 @pytest.mark.parametrize(
@@ -75,14 +68,6 @@ def test_slurms_own_number_of_an_arrays_job_means_that_job_alone() -> None:
 def test_jobs_of_an_array_that_wait_together_match_each_of_them(job: str, indices: str, matches: bool) -> None:
     several = JobId(f"12_[{indices}]", "12", indices)
     assert (parse_id(job).matches(several), several.matches(parse_id(job))) == (matches, False)
-
-
-@pytest.mark.parametrize(
-    ("path", "index"),
-    [("runs/lr.7", "7"), ("runs/lr.0", "0"), ("runs/lr.07", ""), ("runs/lr", ""), ("runs.7/lr", ""), ("7", "")],
-)
-def test_the_run_of_an_index_has_it_behind_its_name(path: str, index: str) -> None:
-    assert RunFolder(path).array_index == index
 
 
 @pytest.mark.parametrize(

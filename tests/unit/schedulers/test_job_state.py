@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from hpcddp.cli import launch, sites
-from hpcddp.errors import LaunchError, SchedulerError
+from hpcddp.errors import SchedulerError
 from hpcddp.schedulers import run
 from hpcddp.schedulers.job_id import parse_id
 from hpcddp.schedulers.registry import find_scheduler
@@ -91,23 +90,6 @@ def test_a_silent_program_is_an_error_with_what_to_try(silent: dict[str, str]) -
     with pytest.raises(SchedulerError, match=r"sinfo has not answered in 0 s") as error:
         run.run_program(["sinfo", "--noheader"], silent)
     assert error.value.hint == "try it by hand: sinfo --noheader"
-
-
-def test_a_silent_scheduler_leaves_a_new_sites_file_to_be_filled_in(
-    silent: dict[str, str], capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert sites.run(sites.build_parser().parse_args(["new", "lab"]), silent) == 0
-    said = capsys.readouterr()
-    assert "sinfo has not answered" in said.err
-    assert "# queues:" in Path(said.out.strip()).read_text()
-
-
-def test_a_silent_mpirun_ends_launch_with_what_to_try(silent: dict[str, str]) -> None:
-    args = launch.build_parser().parse_args(["--here", "--ranks-per-node", "2", "--dry-run"])
-    args.command = ["true"]
-    with pytest.raises(LaunchError, match="mpirun has not answered") as error:
-        launch.run(args, silent)
-    assert error.value.hint.startswith("try it by hand: ")
 
 
 # scontrol show job of Slurm 22.05, recorded: while it runs, and in the SIGTERM of `scancel`

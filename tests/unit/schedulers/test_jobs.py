@@ -219,27 +219,9 @@ def test_anything_is_an_answer_and_never_an_exception(name: str, text: str, stat
     assert "\n" not in found.problem
 
 
-_JSON = st.recursive(st.none() | st.booleans() | st.integers() | st.text(max_size=20), lambda inner: st.lists(
-    inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3), max_leaves=8)  # fmt: skip
-_FIELDS = st.sampled_from(["job_state", "comment", "Exit_status", "stime", "Resource_List", "estimated", "substate"])
-
-
-@given(st.dictionaries(st.sampled_from(["1.a", "2[].b", "3[4].c", "x"]), st.dictionaries(_FIELDS, _JSON) | _JSON))
-def test_pbs_values_of_any_type(jobs: dict[str, object]) -> None:
-    found = parse("pbs", json.dumps({"Jobs": jobs}))
-    known = {job for job, about in jobs.items() if job != "x" and isinstance(about, dict)}
-    assert len(found.jobs) == len(known)
-
-
 @pytest.mark.parametrize("name", ["pbs", "gridengine"])
 def test_another_xml_is_no_answer(name: str) -> None:
     assert parse(name, "<html><body/></html>").problem
-
-
-def test_pbs_an_answer_with_some_jobs_and_an_error_is_a_problem_as_well() -> None:
-    found = parse("pbs", qstat("qstat -t -f -F json '353[].pbs1'"), 255, "qstat: cannot connect to server pbs1\n")
-    assert len(found.jobs) == 4
-    assert "cannot connect" in found.problem
 
 
 NO_HISTORY = (

@@ -72,21 +72,6 @@ def test_text_that_shows_no_queue_is_never_a_server_without_queues(text: str) ->
         parse_queues(text, '{"nodes": {}}')
 
 
-def test_values_of_another_form_are_unknown() -> None:
-    odd = {
-        "text": {**OPEN, "resources_max": {"nodect": "128", "walltime": "1:00:00"}, "default_chunk": {"ngpus": "8"}},
-        "other": {"resources_max": {"nodect": True, "walltime": 604800}, "default_chunk": []},
-        "unlimited": {**OPEN, "resources_max": {"walltime": "UNLIMITED"}},
-        "nothing": {**OPEN, "resources_max": {"nodect": 0, "walltime": "00:00:00"}},
-        "list": [],
-    }
-    found = pbs(odd, {})
-    assert found["text"] == QueueFound("text", 128, None, None, 8, None, "1:00:00", 128, defaults=("gpus",))
-    assert found["other"] == QueueFound("other", is_open=False)
-    assert (found["unlimited"], found["nothing"]) == (QueueFound("unlimited"), QueueFound("nothing"))
-    assert found["list"] == QueueFound("list", is_open=False)
-
-
 def test_partitions_are_read_with_their_largest_node() -> None:
     text = "gpu|4|64|515000|gpu:a100:4(S:0-1)|2-00:00:00|up|1-4\ngpu|2|64|1031000|gpu:a100:8|2-00:00:00|up|1-4\n"
     text += "cpu|9|48|192000|(null)|30:00|down|1-infinite\nall|15|48+|192000+|(null)|infinite|up|1-infinite\n\n"
@@ -121,7 +106,3 @@ def test_gpus_of_a_node_are_read_with_their_kind(gres: str, said: tuple[int | No
 def test_text_that_is_cut_or_no_list_is_never_a_list_without_partitions(text: str) -> None:
     with pytest.raises(ValueError, match="partition"):
         parse_partitions(text)
-
-
-def test_a_partitions_value_of_another_form_is_unknown() -> None:
-    assert parse_partitions("a|n/a|?|x|(null)|0:00|up|\n") == [QueueFound("a")]

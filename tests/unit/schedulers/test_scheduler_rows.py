@@ -80,36 +80,6 @@ def test_the_states_that_pbs_was_seen_to_say_are_in_its_row(repo):
     assert said <= find_scheduler("pbs").states.keys()
 
 
-_SLOW_IMPORT = """
-import importlib.machinery, sys, threading
-from hpcddp.schedulers.registry import find_scheduler
-
-class Slow(importlib.machinery.SourceFileLoader):
-    def exec_module(self, module):
-        begun.set()
-        goes_on.wait()
-        super().exec_module(module)
-
-class Finder:
-    def find_spec(name, path, target=None):
-        spec = importlib.machinery.PathFinder.find_spec(name, path)
-        spec.loader = Slow(name, spec.origin) if name.endswith(".pbs") else spec.loader
-        return spec
-
-begun, goes_on = threading.Event(), threading.Event()
-sys.meta_path.insert(0, Finder)
-threading.Thread(target=find_scheduler, args=("pbs",)).start()
-begun.wait()
-threading.Timer(0.2, goes_on.set).start()
-print(find_scheduler("pbs").name)
-"""
-
-
-def test_a_row_that_another_thread_is_about_to_load_is_waited_for(run):
-    done = run([sys.executable, "-c", _SLOW_IMPORT])
-    assert done.stdout == "pbs\n", done.stderr
-
-
 @pytest.mark.parametrize(
     ("scheduler", "line"),
     [

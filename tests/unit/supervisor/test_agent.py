@@ -81,7 +81,6 @@ ALL, THIS, WORD = agent.TO_ALL, agent.TO_THIS, agent.BY_WORD
     ],
 )
 def test_a_signal_that_comes_in_several_ways_is_had_once(came: list[tuple[float, str]], gets: int) -> None:
-    """Of one that comes to every process the program has had each."""
     now = [0.0]
     count = agent.SignalCount(lambda: now[0])
     given = 0
@@ -181,7 +180,6 @@ GIVEN = [
 
 
 def test_the_supervisor_s_word_gives_the_program_the_signal_that_was_sent() -> None:
-    """But a terminal's, which few programs save at, and one that would end a program which saves at SIGTERM."""
     cases = json.dumps([(catches, int(number)) for catches, number, _ in GIVEN])
     words = [sys.executable, "-c", GIVES, cases, sys.executable, "-c", NOTING]
     done = subprocess.run(words, capture_output=True, text=True, timeout=PATIENCE_S)
@@ -228,7 +226,6 @@ with open(said) as lines:
 
 
 def test_the_ranks_of_an_agent_get_the_signal_that_it_would_not_pass_on_and_nobody_else_does() -> None:
-    """torchrun, as a job's command, would end at it, and passes on SIGTERM alone."""
     children = ["helper:SIGUSR1,SIGUSR2", "rank0:SIGUSR1,SIGTERM", "rank1:SIGTERM"]
     words = [sys.executable, "-c", GIVES_RANKS, sys.executable, "-c", STARTS_RANKS, "agent", "SIGTERM", *children]
     done = subprocess.run(words, capture_output=True, text=True, timeout=PATIENCE_S)
@@ -264,10 +261,3 @@ def test_stderr_passes_whole() -> None:
     process = start(sys.executable, "-c", ECHO)
     _, text = process.communicate(timeout=PATIENCE_S)
     assert text == "first\nlast, without an end"
-
-
-def test_signals_are_as_they_were_for_the_program() -> None:
-    look = "import signal; print(signal.pthread_sigmask(signal.SIG_BLOCK, ()), signal.getsignal(signal.SIGCHLD).name)"
-    process = start(sys.executable, "-c", look)
-    text, _ = process.communicate(timeout=PATIENCE_S)
-    assert text == "set() SIG_DFL\n"

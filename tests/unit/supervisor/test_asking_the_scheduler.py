@@ -77,7 +77,6 @@ def test_the_end_of_a_job_follows_a_walltime_that_is_changed(cluster: Cluster):
 
 
 def test_what_is_left_of_an_allocation_is_no_end_of_its_own(cluster: Cluster):
-    """`hpcddp launch` without a walltime asks for it, and knows it to a second or two."""
     now = int(time.time())
     began = time.strftime("%a %b %d %H:%M:%S %Y", time.localtime(now))
     cluster.runs_since(began, "01:00:00")
@@ -96,7 +95,6 @@ def wait_until(is_so: Callable[[], bool]) -> None:
 
 
 def test_who_ends_a_job_with_a_chain_need_not_wait_for_the_scheduler(cluster: Cluster):
-    """The ranks may be saving, and would end themselves if the supervisor were silent."""
     cluster.add("qdel", 'echo "$*" >> "$CLUSTER/deleted"\n')
     told = list[str]()
     follow_up = FollowUp(

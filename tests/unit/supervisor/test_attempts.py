@@ -12,7 +12,7 @@ import pytest
 
 from hpcddp.errors import HpcddpError, LaunchError
 from hpcddp.runs.chain import note_opened
-from hpcddp.runs.folder import AttemptFolder, RunFolder, list_holders
+from hpcddp.runs.folder import AttemptFolder, RunFolder
 from hpcddp.runs.lock import is_held_by, release_run
 from hpcddp.runs.state import note_checkpoint, read_state, write_state
 from hpcddp.supervisor.events import ERROR, GONE, KILLED, SILENT, UNHEARD, UNKNOWN, Event
@@ -74,7 +74,6 @@ def test_a_job_that_was_begun_with_fresh_sets_its_own_progress_aside_never(node:
 
 
 def test_a_job_that_is_started_again_waits_for_the_end_of_its_earlier_start(node: Node, monkeypatch, request):
-    """PBS's qrerun starts it on the same host while its ranks still save."""
     earlier = subprocess.Popen(["sleep", "infinity"])
     request.addfinalizer(earlier.kill)
     with monkeypatch.context() as as_another_process:
@@ -113,7 +112,6 @@ def test_the_signal_that_came_to_the_script_is_the_reason(node: Node):
 
 
 def test_ranks_that_were_lost_are_no_failure_where_a_signal_comes_too(node: Node):
-    """A rank that has seen another one end writes `failed`; the signal may come while hosts are asked."""
     attempt = node.begin("41").attempt
     (node.base / "checkpoints/step-00000009").mkdir(parents=True)
     write_state(attempt, "failed", step=10, epoch=0, reason="rank 0: RuntimeError: Connection closed by peer")
@@ -176,7 +174,6 @@ ENDS = {
 @pytest.mark.parametrize("ended", ENDS.values(), ids=list(ENDS))
 @pytest.mark.parametrize("is_own", [True, False], ids=["own run", "job's run"])
 def test_a_program_that_was_ended_behind_a_training_is_unfinished(node: Node, ended: AttemptEnd, *, is_own: bool):
-    """It may have been about to begin the next one."""
     attempt = node.begin("41").attempt
     if is_own:
         own_run(node, attempt, "fold", "finished")
@@ -193,7 +190,6 @@ def test_a_program_that_was_ended_behind_a_training_is_unfinished(node: Node, en
 
 
 def test_a_chain_goes_on_behind_finished_runs_unless_their_job_has_ended_well(node: Node):
-    """A job that is killed cannot say that its script has not come to its next training."""
     first = node.begin("41", chain=9).attempt
     own_run(node, first, "fold1", "finished")
     _follow(first, "42")
@@ -213,7 +209,6 @@ def test_a_chain_goes_on_behind_finished_runs_unless_their_job_has_ended_well(no
 
 @pytest.mark.parametrize("status", ["finished", "unfinished"])
 def test_what_all_starts_of_a_job_have_done_counts_for_its_chain(node: Node, status: str):
-    """The last one may have been lost before it came to its run again."""
     first = node.begin("41", chain=9).attempt
     write_state(first, status, step=9, epoch=1, reason="done")
     _follow(first, "42")
@@ -230,13 +225,6 @@ def test_what_all_starts_of_a_job_have_done_counts_for_its_chain(node: Node, sta
 def _follow(attempt: AttemptFolder, job: str) -> None:
     """This attempt's job has queued that one; if it wrote no end, it was killed then."""
     Path(attempt.next).write_text(f"{job}\n")
-
-
-def test_what_another_job_has_left_of_a_script_s_run_is_no_word_on_this_one(node: Node):
-    attempt = node.begin("41").attempt
-    own_run(node, attempt, "fold", "unfinished")
-    release_run(attempt.run, attempt.name)
-    assert end_attempt(node.begin("42").attempt, AttemptEnd(0), None, node.told.append) == 0
 
 
 @pytest.fixture
@@ -276,23 +264,6 @@ def test_a_link_that_its_scheduler_starts_again_goes_on_as_the_same_link(chain: 
     assert node.told[-1] == "the chain ends here: attempt 44.pbs1.1 has finished the run at step 10"
 
 
-def test_a_chain_whose_next_cannot_be_read_is_told_in_two_lines(chain: RunFolder, node: Node):
-    path = Path(chain.attempt("42.pbs1.1").next)
-    path.unlink()
-    path.mkdir()
-    with pytest.raises(HpcddpError, match=f"{path} cannot be read: ") as error:
-        node.begin("43.pbs1", chain=5)
-    assert error.value.hint == f"ls -l {path}"
-
-
-def test_a_run_of_another_schema_is_refused_before_its_plan_is_replaced(chain: RunFolder, node: Node):
-    path, holders = Path(chain.about), len(list_holders(chain))
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"schema": 77}))
-    with pytest.raises(HpcddpError, match=f"{path} has schema 77"):
-        node.begin("43.pbs1", chain=5)
-    assert len(list_holders(chain)) == holders
-
-
 def test_a_chain_that_ends_holds_its_run_no_longer(node: Node):
     first = node.begin("41", chain=3)
     assert first.left == 2
@@ -308,14 +279,3 @@ def test_a_script_outside_of_a_job_says_how_to_submit_it():
     with pytest.raises(LaunchError, match="PBS_JOBID is not set: this is a job script for PBS") as error:
         find_job_of_script("pbs", {})
     assert error.value.hint == "qsub SCRIPT, or hpcddp launch -- COMMAND"
-
-
-def test_the_ranks_of_a_finished_run_are_started_all_the_same(node: Node):
-    """An evaluation, or the script's next training, may be left."""
-    started = node.begin("41.pbs1")
-    assert isinstance(started, StartedAttempt)
-    (node.base / "checkpoints/step-00000008").mkdir(parents=True)
-    write_state(started.attempt, "finished", step=8, epoch=1, reason="the end")
-    release_run(RunFolder(str(node.base)), "41.pbs1.1")
-    assert isinstance(node.begin("42.pbs1"), StartedAttempt)
-    assert "no step is left; to begin anew: --fresh" in node.told[0]

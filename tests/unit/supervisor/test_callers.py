@@ -63,7 +63,6 @@ def node(tmp_path: Path) -> Iterator[Node]:
 
 
 def test_after_a_caller_that_could_not_be_let_in_the_next_ones_are(node: Node):
-    """Since this process may open no more files, until the next look."""
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     try:
         node.call_as_rank(0)
@@ -86,10 +85,3 @@ def test_who_calls_and_says_nothing_is_closed_after_a_while(node: Node):
     node.wait_for(0)
     node.pass_time(13)
     assert [caller.recv(10) for caller in idle] == [b"", b"", b""]
-
-
-def test_a_rank_that_is_known_is_not_closed_for_what_others_do(node: Node):
-    node.call_as_rank(0)
-    node.wait_for(0)
-    node.pass_time(30)
-    assert node.reports.ranks[0].caller is not None

@@ -77,7 +77,6 @@ def test_a_rank_leaves_nothing_running(attempt: AttemptFolder, marks: dict[str, 
 def test_what_a_rank_has_started_ends_where_its_agent_is_killed(
     attempt: AttemptFolder, marks: dict[str, str], reports: Reports
 ):
-    """As Open MPI does it with all ranks once one has failed; on their hosts nobody else looks after that."""
     left = Path(attempt.path, "left")
     starts = f"setsid sleep 1000 >/dev/null 2>&1 </dev/null & echo $! >{left}; exec sleep 1000"
     with start_rank(marks, starts, start_new_session=True, stdout=subprocess.PIPE) as rank:
@@ -92,7 +91,6 @@ def test_what_a_rank_has_started_ends_where_its_agent_is_killed(
 def test_signals_to_all_processes_of_a_job_end_no_rank_that_catches_them(
     attempt: AttemptFolder, marks: dict[str, str], reports: Reports
 ):
-    """Slurm sends its warning to each process of a step: also to the one that outlives the agent."""
     with start_rank(marks, f"until [ -e {attempt.path}/go ]; do sleep 0.05; done") as rank:
         children = Path(f"/proc/{rank.pid}/task/{rank.pid}/children")
         assert wait_until(
@@ -117,7 +115,6 @@ def test_what_does_not_end_by_itself_is_killed(marks: dict[str, str]):
 
 
 def test_of_what_ends_by_itself_nothing_is_said(marks: dict[str, str]):
-    """Open MPI's ssh to the other hosts, which waits for a daemon there: it may end after mpirun has."""
     told = list[str]()
     with subprocess.Popen(["sleep", "0.2"], env=os.environ | marks) as ssh:
         end_left(marks, os.environ, told.append, rest_s=600.0)
@@ -138,14 +135,3 @@ def test_a_job_that_a_rank_has_submitted_is_left_alone(marks: dict[str, str], ow
         assert left.wait() == -signal.SIGKILL
         assert other.poll() is None
         other.kill()
-
-
-@pytest.mark.parametrize(
-    ("job", "own"),
-    [({}, {"JOB_ID": "exp-1"}), ({"SLURM_JOB_ID": "7"}, {"SLURM_JOB_ID": "7", "PBS_JOBID": "1"})],
-    ids=["a variable of the program's own", "a resource manager inside the job"],
-)
-def test_what_makes_no_other_job_is_found(marks: dict[str, str], job: dict[str, str], own: dict[str, str]):
-    with subprocess.Popen(["sleep", "1000"], env=os.environ | marks | own) as rank:
-        assert wait_until(lambda: find_left(marks, job) == [rank.pid])
-        rank.kill()

@@ -103,17 +103,6 @@ def test_the_launcher_s_words_say_how_many_there_are_else_the_job_s_hosts(
     assert found.command == ("sh", "-c", "-n 3")
 
 
-def test_what_stands_in_the_program_s_words_says_nothing_to_the_supervisor():
-    hostile = [
-        *["--nodes", "9", "--then", "-n", "7", "hpcddp", "exec", "--", "--chain", "5", "$(x)", "it's"],
-        "l1\nl2",
-        "",
-    ]
-    order = order_of([*words(line=f"srun -N 2 -n 4 {EXEC} -- prog"), *hostile])
-    assert order.line.command == ("prog", *hostile)
-    assert (order.line.nodes, order.line.world_size, order.line.stage, order.chain) == (2, 4, (), 0)
-
-
 def test_a_sweep_s_values_are_filled_into_the_command_of_the_line():
     options = "--sweep lr=0.1 --sweep lr=a,b --sweep seed=--x --sweep seed=2"
     order = order_of(words(options, line=f"srun {EXEC} -- t.py {{lr}} {{seed}}"))

@@ -45,8 +45,6 @@ print(*sorted(map(name_signal, came)))
 
 @pytest.mark.parametrize("ignored", ["", "HUP INT USR1"])
 def test_a_hangup_that_is_ignored_at_the_start_stays_ignored(ignored: str):
-    """As nohup asks for it. What a scheduler or a person sends is heard in any
-    case: a shell ignores SIGINT for all that it starts in its background."""
     shell = f'trap - HUP INT USR1; {f"trap {chr(39) * 2} {ignored}; " if ignored else ""}exec "$@"'
     words = ["env", "--default-signal=HUP,INT,USR1", "sh", "-c", shell, "sh", sys.executable, "-c", _READS]
     done = subprocess.run(words, capture_output=True, text=True, check=True)
@@ -55,7 +53,6 @@ def test_a_hangup_that_is_ignored_at_the_start_stays_ignored(ignored: str):
 
 
 def test_every_signal_that_can_end_a_job_has_its_name():
-    """And the set has all whose default ends a process, but those that a process causes itself."""
     named = {number: name_signal(number) for number in signal.valid_signals()}
     assert all(
         name == named[number] for number, name in ((one.value, one.name) for one in signal.Signals) if number < 64

@@ -153,13 +153,6 @@ def test_a_host_that_only_the_starter_does_not_reach_is_asked_twice(cluster: Clu
     assert cluster.lines("released") == ["-j 7.server n2"]
 
 
-def test_a_scheduler_that_keeps_a_lost_host_is_told_of(cluster: Cluster):
-    for name in ("silent-n3.site", "keeps"):
-        (cluster.folder / name).touch()
-    assert cluster.goes_on(cluster.recovery(), LOST, "n3")
-    assert "the scheduler did not take n3.site out of the job, and may end it: not today" in cluster.told
-
-
 def test_a_starter_that_reaches_no_host_is_not_believed(cluster: Cluster):
     for i in (1, 2, 3, 4):
         (cluster.folder / f"silent-n{i}.site").touch()
@@ -198,32 +191,11 @@ def test_a_host_on_which_a_check_fails_is_left_out_but_stays_in_the_job(cluster:
     assert not [*Path(cluster.attempt.run.path).glob(".written*")]
 
 
-def test_the_only_machine_is_checked_as_well(cluster: Cluster):
-    cluster.env = {"PATH": "/usr/bin:/bin", "HPCDDP_RUN_DIR": str(cluster.folder / "runs/t")}  # a job of no scheduler
-    (well := cluster.folder / "well").touch()
-    recovery = cluster.recovery(preflight=f"test -e {well}", fits=(1,))
-    assert cluster.goes_on(recovery, KILL)
-    well.unlink()
-    assert not cluster.goes_on(recovery, KILL)
-    assert cluster.told[-1] == f"{os.uname().nodename} is left out: the job file's own check failed"
-    assert cluster.why_not == "of 1 host 0 can be used, and this job can go on with 1"
-
-
 def test_a_preflight_is_one_line_of_shell_for_ssh_too(cluster: Cluster):
     (cluster.folder / "pbs_tmrsh").rename(cluster.folder / "ssh")
     recovery = cluster.recovery(preflight='test "$(echo a b | wc -w)" = 2')
     assert cluster.goes_on(recovery, KILL)
     assert len(recovery.chosen) == 4, cluster.told
-
-
-def test_the_run_folder_that_a_host_has_to_see_is_the_one_of_the_run(cluster: Cluster):
-    """After `--resume`, of an index of an array, or the second run of a name, the base's folder need not be there."""
-    cluster.env["HPCDDP_RUN_DIR"] = str(cluster.folder / "runs/base")
-    cluster.give("n2", "touch", "exit 1")
-    recovery = cluster.recovery()
-    assert cluster.goes_on(recovery, KILL)
-    assert recovery.chosen == ("n1.site", "n3.site", "n4.site")
-    assert not any("a check fails" in line for line in cluster.told)
 
 
 def test_a_host_with_too_few_gpus_or_one_that_needs_a_reset_is_left_out(cluster: Cluster):
@@ -247,7 +219,6 @@ def test_a_check_of_ours_that_fails_on_every_host_is_not_believed(cluster: Clust
 
 
 def test_what_an_attempt_has_left_is_the_next_one_s(cluster: Cluster):
-    """So that a chain goes on where the next attempt is lost before its first checkpoint."""
     cluster.reach(500)
     replace_state(cluster.attempt.run, RunState("unfinished", 500, 1, "lost", cluster.attempt.name))
     again = cluster.recovery().begin_again(cluster.attempt)
@@ -337,7 +308,6 @@ REFUSED = Event(ERROR, 0, "n1", status=2 << 8, text="RequestError: a global batc
 
 
 def test_a_program_that_refuses_fewer_nodes_than_it_was_asked_for_is_tried_on_fewer_still(cluster: Cluster):
-    """The supervisor knows the request, and not the batch that the script asks for."""
     (cluster.folder / "silent-n3.site").touch()
     recovery = cluster.recovery()
     assert cluster.goes_on(recovery, LOST, "n3")
@@ -347,13 +317,6 @@ def test_a_program_that_refuses_fewer_nodes_than_it_was_asked_for_is_tried_on_fe
     assert not cluster.goes_on(recovery, REFUSED)
     assert recovery.is_too_few  # so that the run is unfinished, and a chain goes on with nodes of its own
     assert cluster.why_not == "the program does not work out on 2, and fewer are not allowed"
-
-
-def test_a_program_that_refuses_all_of_its_nodes_is_not_tried_on_fewer(cluster: Cluster):
-    recovery = cluster.recovery(fits=(2, 3))
-    assert len(recovery.chosen) == 3
-    assert not cluster.goes_on(recovery, REFUSED)
-    assert not recovery.is_too_few
 
 
 REPEATS = "an earlier start ended the same way, on the same hosts and without a new checkpoint"
@@ -384,7 +347,6 @@ STUCK_AT_3 = Event(STUCK, 2, "n1", step=3, text="stands at train.py:9, in main: 
 def test_ranks_are_started_again_as_long_as_something_is_different(
     cluster: Cluster, ends: list[tuple[Event, int]], *, goes_on: bool
 ):
-    """`ends`: how each attempt has ended, and the newest checkpoint then; 0: there is none."""
     recovery, saved, found = cluster.recovery(), 0, list[bool]()
     for end, newest in ends:
         if newest != saved:
@@ -430,22 +392,10 @@ def open_own_run(cluster: Cluster, name: str, status: str, step: int) -> RunFold
     return run
 
 
-def test_the_same_end_in_another_run_of_the_script_is_another_one(cluster: Cluster):
-    cluster.reach(500)
-    recovery = cluster.recovery()
-    for name in ("fold0", "fold1"):
-        open_own_run(cluster, name, "unfinished", 3)
-        assert cluster.goes_on(recovery, BUG_AT_3)
-    assert not cluster.goes_on(recovery, BUG_AT_3)
-    recovery.begin_again(cluster.attempt)
-    assert cluster.told[-1].endswith(", from step 3")
-
-
 CRASH, CLEAN_UP, BUG = KILL._replace(status=11), KILL._replace(status=15), Event(ERROR, 1, "n1", status=1 << 8)
 
 
 def test_what_happens_to_ranks_whose_run_has_finished_does_not_matter_but_for_a_loss(cluster: Cluster):
-    """An evaluation, or the next training, was still to come; a crash while a program ends costs nothing."""
     replace_state(cluster.attempt.run, RunState("finished", 9, 1, "done", cluster.attempt.name))
     silent, gone = Event(SILENT, 1, "n1"), Event(GONE, 1, "n1")
     assert [_is_finished(cluster.attempt, cause) for cause in (CRASH, CLEAN_UP, BUG)] == [True] * 3

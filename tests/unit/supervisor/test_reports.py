@@ -24,9 +24,9 @@ from hpcddp.supervisor import agent, wire
 from hpcddp.supervisor.agent import Agent
 from hpcddp.supervisor.events import ERROR, GONE, KILLED, LEFT, SILENT, STUCK, UNHEARD, UNKNOWN, find_first_cause
 from hpcddp.supervisor.program import Teardown
-from hpcddp.supervisor.rank import DISCONNECTED, OPENS, Rank, find_odd
+from hpcddp.supervisor.rank import OPENS
 from hpcddp.supervisor.reports import Reports
-from hpcddp.supervisor.wire import read_listener, write_listener
+from hpcddp.supervisor.wire import read_listener
 
 LONG_S, SHORT_S = 1000.0, 2.0  # the short one: a busy machine keeps nobody from a word for so long
 
@@ -172,7 +172,6 @@ def test_each_rank_gets_each_signal_once_also_one_that_calls_late_or_again(ranks
 def test_a_signal_that_comes_to_a_rank_from_elsewhere_is_known_unless_one_has_failed(
     ranks: Ranks,
 ):
-    """Launchers end the other ranks by signals then."""
     one, other = ranks.start("n0"), ranks.start("n1")
     other.send_signal(signal.SIGUSR1)
     ranks.until(lambda: list(ranks.reports.ranks[1].signals) == [signal.SIGUSR1])
@@ -228,28 +227,6 @@ def test_a_supervisor_that_was_suspended_itself_calls_nobody_silent_stuck_or_abs
         clock.now += 1
         reports.check()
         assert len(reports.events) == (not is_suspended)  # the others may run again only now
-    reports.close()
-
-
-def test_a_rank_whose_connection_broke_while_its_supervisor_was_suspended_may_call_again(attempt: AttemptFolder):
-    clock = Clock()
-    reports = Reports(60.0, {}, clock)
-    reports.open(attempt)
-    told = read_listener(attempt)
-    assert told is not None
-    with socket.create_connection(("127.0.0.1", told.port)) as caller:
-        caller.sendall(wire.write(wire.Hello(told.key, "7.1", 0, 2, "n5")))
-        while not reports.ranks:
-            reports.read()
-    while reports.ranks[0].state != DISCONNECTED:
-        reports.read()
-    clock.now += 100
-    reports.check()
-    assert reports.events == []
-    for _ in range(5):
-        clock.now += 1
-        reports.check()
-    assert [event.kind for event in reports.events] == [GONE]
     reports.close()
 
 
@@ -321,7 +298,6 @@ USR1 = wire.Signalled(10)
 def test_a_rank_that_ended_by_a_signal_is_hidden_from_the_launcher_while_others_save(
     told: Told, says: list[wire.Message], is_held: bool, by: int
 ):
-    """Only if it ended by a status of its own, or by the very signal that had come to it."""
     told.say(0, USR1)
     told.say(1, *says)
     assert (told.reports.is_deferring, told.reports.ranks[1].signal) == (is_held, by)
@@ -401,12 +377,6 @@ def test_a_rank_that_has_only_seen_another_one_fail_stays_until_that_ones_words_
     assert 0 in {one.rank for one in told.reports._connected}
     told.say(1, NO_WAIT)
     assert told.reports._connected == []
-
-
-def test_so_is_one_that_ended_by_the_sigterm_that_it_was_given_in_place_of_another(told: Told):
-    told.reports.give(signal.SIGUSR1)
-    told.say(1, ended(15))
-    assert told.reports.is_deferring
 
 
 @pytest.mark.parametrize(
@@ -529,18 +499,6 @@ def test_a_rank_that_was_ended_for_its_lease_is_said_to_be(ranks_with: Callable[
     assert event.exit_status == 0
 
 
-def test_a_rank_that_never_reached_its_supervisor_is_left_alone(ranks_with: Callable[[float], Ranks]):
-    attempt = ranks_with(SHORT_S).attempt
-    told = read_listener(attempt)
-    assert told is not None
-    write_listener(attempt, told._replace(hosts=("127.0.0.1",), port=1))
-    with subprocess.Popen(["sleep", "2"]) as rank:
-        agent = make_agent(attempt, 0, 4, "n0")
-        agent.start(rank.pid)
-        assert rank.wait() == 0
-    assert not agent.was_ended
-
-
 def test_the_last_words_of_an_attempt_are_no_news_of_the_next(ranks: Ranks):
     before = ranks.start("n0")
     ranks.until(lambda: before._heard is not None)
@@ -641,29 +599,6 @@ def test_ranks_that_all_end_well_are_no_cause_of_what_their_launcher_says(ranks:
     assert ranks.kinds() == []
 
 
-def test_a_rank_that_comes_after_another_one_has_failed_is_not_ended_before_that_one_could_report(
-    ranks: Ranks,
-):
-    failed = ranks.start("n0")
-    report_end(ranks, failed, 7 << 8, "ValueError: a")
-    launcher: Any = None  # nothing is sent to it yet
-    Teardown(ranks.reports, print, acts=True).poll(launcher)
-    late = ranks.start("n1")
-    ranks.until(lambda: late._heard is not None)
-    assert not late.was_ended
-
-
-def test_what_a_program_writes_into_its_page_harms_nobody(ranks_with: Callable[[float], Ranks]):
-    ranks = ranks_with(SHORT_S)
-    agent = ranks.start("n0")
-    for text in ("a b c\n", "", "\xff" * 500):
-        Path(agent.path).write_text(text, encoding="latin-1")
-        touched = ranks.reports.ranks[0].beat.touched
-        ranks.until(lambda touched=touched: ranks.reports.ranks[0].beat.touched != touched)
-    assert ranks.reports.ranks[0].caller is not None
-    assert ranks.reports.ranks[0].beat.step == 0
-
-
 def test_the_job_s_new_end_reaches_the_page(ranks: Ranks):
     page = open_page(ranks.start("n0").path)
     assert page is not None
@@ -671,13 +606,3 @@ def test_the_job_s_new_end_reaches_the_page(ranks: Ranks):
     ranks.reports.send_end(1795446000.5)
     ranks.until(lambda: page.read_end() is not None)
     assert page.read_end() == 1795446000.5
-
-
-def test_suspects_on_several_hosts_are_a_guess():
-    ranks = [Rank(rank, f"n{rank // 2}", 0.0) for rank in range(4)]
-    for rank in (0, 1, 2):
-        ranks[rank].place = Position(f"train.py:{rank}, in main: read({rank})")
-    ranks[3].place = Position("train.py:16, in main: dist.barrier() (in barrier)", WAITS)
-    assert find_odd(ranks) == (ranks[:3], False)
-    ranks[2].place = ranks[3].place
-    assert find_odd(ranks) == (ranks[:2], True)  # both on one host

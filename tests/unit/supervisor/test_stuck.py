@@ -113,13 +113,6 @@ def test_ranks_that_stand_and_do_not_use_the_processor_have_the_limit(training: 
     assert training.stuck() == ["rank 1 stands at train.py:7, in main: while True: pass"]
 
 
-def test_long_work_between_steps_is_no_fault_while_its_lines_change(training: Ranks):
-    for _ in range(100):
-        training.pass_time(LIMIT_S - 5, uses={1})
-        training.pass_time(1, moves={1})
-        assert training.stuck() == []
-
-
 def test_the_limit_of_what_uses_the_processor_is_learnt_from_the_longest_that_the_run_has_seen(training: Ranks):
     training.pass_time(500, uses={1})  # one call that takes so long, as it does after each epoch
     training.pass_time(1, step=5, moves={0, 1})
@@ -127,21 +120,6 @@ def test_the_limit_of_what_uses_the_processor_is_learnt_from_the_longest_that_th
     assert training.stuck() == []
     training.pass_time(200, uses={1})
     assert training.stuck() != []
-
-
-def test_the_first_step_of_a_later_runtime_of_a_script_has_ten_times_as_long_again():
-    ranks = Ranks(2)
-    for rank in (0, 1):
-        for step in (0, 1, 2):
-            ranks.say(rank, step)
-    for one in ranks.ranks:  # its body has ended
-        ranks.detector.record(one, Beat(2), ranks.now)
-    for rank in (0, 1):
-        ranks.say(rank)
-    ranks.pass_time(LIMIT_S * 5)
-    assert ranks.stuck() == []
-    ranks.pass_time(LIMIT_S * 6)
-    assert ranks.stuck() != []
 
 
 def test_a_program_that_says_nothing_of_itself_is_never_stuck_and_one_that_touches_its_page_is():
@@ -222,7 +200,6 @@ def test_a_rank_that_does_not_say_for_long_where_it_stands_is_no_culprit_and_a_s
 
 
 def test_the_ranks_of_an_agent_are_named_by_their_own_numbers() -> None:
-    """An agent of rank 1 has started ranks 2 and 3 of a plain script (torchrun)."""
     agents = [Rank(0, "n0", 1000.0), Rank(1, "n1", 1000.0)]
     for rank, stand in enumerate([SUM, SUM, SUM, OWN_WORK]):
         agents[rank // 2].plain[rank] = PlainRank()

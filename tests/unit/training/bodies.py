@@ -15,7 +15,6 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import TensorDataset
 
 import hpcddp
-from hpcddp.training.data.weighing import Weighing
 from hpcddp.training.rendezvous import process_group, store
 
 SAMPLES, FEATURES, CLASSES = 23, 5, 3
@@ -41,8 +40,6 @@ def train_toys(arguments: list[dict[str, Any]]) -> None:
 
 def train_toy(argument: dict[str, Any]) -> None:
     """The loop of the manual on the toy; rank 0 writes the weights after each step to argument["out"]."""
-    if argument.get("naive"):  # the mean of the ranks' means, which is what DDP alone gives
-        Weighing._weigh = lambda *_: 1.0
     trajectory = []
     with hpcddp.runtime(
         argument["global_batch"],

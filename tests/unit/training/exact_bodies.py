@@ -15,7 +15,6 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from torch.utils.data import Dataset
 
 import hpcddp
-import hpcddp.training.loop
 
 SAMPLES, CLASSES = 90, 3
 
@@ -76,9 +75,6 @@ def train_several(arguments: list[dict[str, Any]]) -> None:
 def train(argument: dict[str, Any]) -> None:
     """An exact run as asked for; its metrics and state are in argument["run_dir"]."""
     dtype = torch.bfloat16 if argument.get("bf16") else torch.float32
-    if argument.get("rank_keyed"):  # negative control: dropout that depends on who computes it
-        seed = hpcddp.training.loop.seed_generators
-        hpcddp.training.loop.seed_generators = lambda *key: seed(*key, os.environ["RANK"])
     if argument.get("tf32_rank") == int(os.environ["RANK"]):
         torch.set_float32_matmul_precision("high")
     os.environ["HPCDDP_ATTEMPT"] = argument["attempt"]

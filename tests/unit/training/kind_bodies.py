@@ -10,8 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import mse_loss, softplus
 from torch.nn.utils import clip_grad_norm_
-from torch.optim.lr_scheduler import OneCycleLR, ReduceLROnPlateau
-from torch.optim.swa_utils import AveragedModel
+from torch.optim.lr_scheduler import ReduceLROnPlateau
 from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -370,21 +369,6 @@ def lbfgs(rt: Run) -> Tensor:
     return weights_of(rt, net)
 
 
-def average_and_one_cycle(rt: Run) -> Tensor:
-    model = make_net()
-    optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    scheduler, average = OneCycleLR(optimizer, 0.2, total_steps=EPOCHS * STEPS), AveragedModel(model)
-    net, optimizer, scheduler, average, loader = rt.prepare(
-        model, optimizer, scheduler, average, DataLoader(make_data(), batch_size=BATCH)
-    )
-    for _ in rt.epochs(EPOCHS):
-        for batch in loader:
-            classifier(rt, net, optimizer, batch)
-            scheduler.step()
-            average.update_parameters(net)
-    return weights_of(rt, net, average)
-
-
 def plateau(rt: Run) -> Tensor:
     model = make_net()
     optimizer = torch.optim.SGD(model.parameters(), 0.5)
@@ -449,7 +433,6 @@ KINDS: dict[str, Callable[[Run], Tensor]] = {
     "wgan_gp": lambda rt: Gan(rt).train(wgan_gp),
     "sam": sam,
     "lbfgs": lbfgs,
-    "average_and_one_cycle": average_and_one_cycle,
     "plateau": plateau,
     "scaled": scaled,
     "by_turns": by_turns,

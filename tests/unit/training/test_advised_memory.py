@@ -29,10 +29,8 @@ CASES: list[tuple[str, dict[str, int], int, str, dict[str, Any]]] = [
     ("transformer", SMALL, 8, "bf16-mixed", {"foreach": True}),
     ("transformer", WIDE, 1, "fp32", {"optimizer": "momentum", "passes": 2}),
     ("transformer", WIDE, 8, "bf16", {}),
-    ("transformer", DEEP, 1, "fp32", {}),
     ("transformer", DEEP, 4, "fp32", {"recompute": True}),
     ("convolutions", PIXELS, 16, "fp32", {}),
-    ("convolutions", MORE_PIXELS, 2, "bf16-mixed", {}),
     ("convolutions", MORE_PIXELS, 8, "fp32", {"optimizer": "momentum", "passes": 2}),
 ]
 

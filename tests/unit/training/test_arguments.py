@@ -26,7 +26,6 @@ from hpcddp.training.arguments import (
     ("given", "says", "hint"),
     [
         ({"global_batch": "8"}, "global_batch='8'): '8' is not a whole number of 1 or more", "global_batch=1)"),
-        ({"global_batch": True}, "global_batch=True)", "global_batch=1)"),
         ({"max_micro_batch": 0}, "max_micro_batch=0): 0 is not a whole number of 1 or more", "max_micro_batch=1)"),
         ({"save_every": 0}, "save_every=0): 0 is not", "save_every=1)"),
         (
@@ -34,13 +33,9 @@ from hpcddp.training.arguments import (
             "save_every='often'): 'often' is neither",
             "save_every='10m')",
         ),
-        ({"save_every": 0.5}, "save_every=0.5): 0.5 is not", "save_every=1)"),
         ({"seed": "a"}, "seed='a'): 'a' is not a whole number of 0 or more", "seed=1)"),
-        ({"seed": None}, "seed=None): None is not", "seed=1)"),
         ({"seed": -1}, "seed=-1): -1 is not a whole number of 0 or more", "seed=1)"),
-        ({"keep_checkpoints": 0}, "keep_checkpoints=0): 0 is not", "keep_checkpoints=1)"),
         ({"timeout_s": "60"}, "timeout_s='60'): '60' is no number of seconds", "timeout_s=1800)"),
-        ({"timeout_s": float("inf")}, "timeout_s=inf): inf is no number of seconds", "timeout_s=1800)"),
         ({"exact": True, "slices": "8"}, "slices='8')", "slices=1)"),
     ],
     ids=str,

@@ -40,13 +40,6 @@ def _one_by_one(rt: Any, loader: Any, step: Step, count: int = STEPS) -> None:
             step(next(iter(loader)))
 
 
-def _parts_of_an_epoch(rt: Any, loader: Any, step: Step) -> None:
-    for _ in rt.epochs(2):
-        for _ in range(2):
-            for batch in itertools.islice(loader, 2):
-                step(batch)
-
-
 def _more_epochs(rt: Any, loader: Any, step: Step) -> None:
     for count in (2, 3):
         for _ in rt.epochs(count):
@@ -92,7 +85,6 @@ def run(loop: Callable[..., None], **options: Any) -> list[int]:
         (_chunks, STEPS),
         (_peek, STEPS),
         (_one_by_one, STEPS),
-        (_parts_of_an_epoch, 2 * STEPS),
         (_more_epochs, 3 * STEPS),
         (_again_after_a_break, 2 * STEPS),
         (_an_epoch_that_only_evaluates, STEPS),

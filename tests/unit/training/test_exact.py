@@ -72,14 +72,6 @@ def test_integers_give_one_result_on_any_number_of_ranks(
     assert results(world_size, cases) == results(1, cases)
 
 
-@pytest.mark.slow
-def test_what_depends_on_the_ranks_is_seen(results: Callable[..., dict[str, Any]]) -> None:
-    """Negative controls: dropout keyed by rank, and plain DDP."""
-    controls: dict[str, Options] = {"rank-keyed dropout": {"rank_keyed": True}, "plain": {"exact": False}}
-    one, two = results(1, controls), results(2, controls)
-    assert {name: one[name]["weights"] == two[name]["weights"] for name in controls} == dict.fromkeys(controls, False)
-
-
 @pytest.mark.parametrize(
     ("method", "sizes"),
     [

@@ -49,12 +49,3 @@ def test_any_split_gives_the_weights_of_one_process(run_ranks: RunRanks, tmp_pat
     assert {out.name: _deviation(out, argument) < 1e-12 for out, argument in cases.items()} == dict.fromkeys(
         CASES, True
     )
-
-
-@pytest.mark.slow
-def test_the_mean_of_means_is_not_the_mean(run_ranks: RunRanks, tmp_path: Path) -> None:
-    """Negative control: the measure above sees the mistake that it is for."""
-    out = tmp_path / "trajectory.pt"
-    argument = {"global_batch": 10, "naive": True, "out": str(out)}
-    run_ranks("train_toy", 3, argument).check()
-    assert _deviation(out, argument) > 1e-4

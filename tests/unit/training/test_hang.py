@@ -59,13 +59,6 @@ def test_of_ranks_at_one_line_those_with_fewer_collectives_are_missing(
     assert hang is None or f"rank 1, after 8 collectives, at {SUM}. The others: ranks 0, 2, after 9" in hang.message
 
 
-def test_two_ranks_that_wait_in_different_calls_are_both_named() -> None:
-    hang = find_hang({0: SUM, 1: BARRIER}, 2, 60.0)
-    assert hang is not None
-    assert hang.ranks == [0, 1]
-    assert hang.message.endswith(f"at different lines: rank 0 at {SUM}; rank 1 at {BARRIER}")
-
-
 def test_a_hang_ends_the_job_with_the_missing_ranks_line_on_every_kind_of_group(
     run_ranks: RunRanks, tmp_path: Path
 ) -> None:

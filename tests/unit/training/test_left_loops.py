@@ -14,7 +14,7 @@ from torch.optim.swa_utils import AveragedModel
 from torch.utils.data import DataLoader
 
 import hpcddp
-from hpcddp.errors import HpcddpError, RequestError
+from hpcddp.errors import RequestError
 
 from .toy_loop import Toy, deviation, make_data, make_model, prepare_toy, weights_of
 
@@ -172,16 +172,6 @@ def _caught(rt, toy):
         rt.print("enough")
 
 
-def _caught_in_a_tail(rt, toy):
-    try:
-        for _ in rt.epochs(3):
-            for x, y in toy.loader:
-                toy.step(rt, x, y)
-            raise EnoughError
-    except EnoughError:
-        pass
-
-
 def _tried_again(rt, toy):
     _caught(rt, toy)
     for _ in rt.epochs(3):
@@ -194,7 +184,6 @@ def _tried_again(rt, toy):
     [
         (_broken, "the loop left epoch 1 of 3", 4),
         (_caught, "the loop left epoch 2 of 3", 6),
-        (_caught_in_a_tail, "the loop left epoch 1 of 3", 4),
         (_tried_again, "the training loop came to its end", 12),
     ],
 )
@@ -204,16 +193,3 @@ def test_a_loop_that_is_left_has_finished_early_and_one_that_is_begun_again_goes
     state = run(tmp_path, loop)
     assert (state["status"], state["reason"]) == ("finished", reason)
     assert max(tmp_path.glob("run/checkpoints/step-*")).name == f"step-{saved:08d}"
-
-
-def test_what_a_script_may_catch_in_the_loop_stays_caught(tmp_path: Path) -> None:
-    def loop(rt: Any, toy: Any) -> None:
-        with pytest.raises(RequestError):
-            rt.evaluation_loader([], 0)
-        for _ in rt.epochs(1):
-            for x, y in toy.loader:
-                with pytest.raises(HpcddpError):
-                    hpcddp.load(tmp_path / "none")
-                toy.step(rt, x, y)
-
-    assert run(tmp_path, loop)["status"] == "finished"

@@ -203,8 +203,6 @@ trains = over(zero, back, step)
 Row = tuple[Loop, dict[str, Any], Mistake, dict[str, Any]]
 ON_ONE_RANK: list[Row] = [
     *((over(unpack), options, mistakes.BATCH_UNPACKED, {}) for options in (SPLIT, EXACT, FITS)),
-    (over(lambda p, batch: batch[0]), SPLIT, mistakes.BATCH_UNPACKED, {}),
-    (over(lambda p, batch: len(batch)), SPLIT, mistakes.BATCH_UNPACKED, {}),
     (over(lambda p, batch: batch.x), SPLIT, mistakes.BATCH_UNPACKED, {}),
     (lambda p: rt_backward(p, *make_data()[:6]), {}, mistakes.BACKWARD_OUTSIDE, {"when": ""}),
     *(
@@ -293,11 +291,6 @@ def change_the_gradient_itself(p: Parts, *_: Any) -> None:
         parameter.grad = parameter.grad.clamp(-0.1, 0.1)
 
 
-def free_the_gradients_of_one_layer(p: Parts, *_: Any) -> None:
-    for parameter in p.model[0].parameters():
-        parameter.grad = None
-
-
 @torch.no_grad()
 def look_and_leave_the_pass(p: Parts, batch: Any) -> None:
     for x, y in p.rt.micro_batches(batch):
@@ -312,12 +305,6 @@ def step_on_something_else(p: Parts, *_: Any) -> None:
     torch.optim.SGD([other], lr=0.1).step()
 
 
-def one_batch_without_a_step(p: Parts) -> None:
-    for batch in p.loader:
-        p.backward(batch)
-        break
-
-
 skip_the_second = at(lambda n: n != 1, step)
 RIGHT: dict[str, Loop] = {
     "trains": trains,
@@ -326,13 +313,10 @@ RIGHT: dict[str, Loop] = {
         for clear in (zero, zero_in_place, set_to_none, fill_with_zeros)
     },
     "clears before the next": over(zero, back, skip_the_second),
-    "clears in place before the next": over(zero_in_place, back, skip_the_second),
     "never clears": over(back, step),
     "changes the gradient itself": over(zero, back, change_the_gradient_itself, step),
     "looks and leaves the pass": over(look_and_leave_the_pass, zero, back, step),
-    "frees the gradients of one layer": over(zero, back, free_the_gradients_of_one_layer, step),
     "an optimizer of something else": over(zero, back, step_on_something_else, step),
-    "one batch without a step": one_batch_without_a_step,
 }
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 import re
 import sys
@@ -37,11 +36,24 @@ def group_of(rank: int, store: Store) -> Group:
     return Group(rank, 2, "openmpi", "gloo", torch.device("cpu"), members, store)
 
 
+class Meeting:
+    """`ask_all` between two threads, which are named by their ranks."""
+
+    def __init__(self) -> None:
+        self._given: dict[str, Any] = {}
+        self._both = threading.Barrier(2)
+
+    def __call__(self, mine: Any, _ranks: int) -> list[Any]:
+        self._given[threading.current_thread().name] = mine
+        self._both.wait()
+        return [self._given[name] for name in "01"]
+
+
 def open_on_two_ranks(
     base: Path, monkeypatch: pytest.MonkeyPatch, env: dict[str, str] | None = None
 ) -> list[str | HpcddpError]:
     """What each of two ranks gets: its run's folder, in which rank 0's run ends as finished, or its error."""
-    monkeypatch.setattr(opening, "_openings", itertools.repeat(0))
+    monkeypatch.setattr(opening, "ask_all", Meeting())
     store = HashStore()
     found: list[str | HpcddpError] = ["", ""]
 
@@ -57,27 +69,12 @@ def open_on_two_ranks(
         except HpcddpError as error:
             found[number] = error
 
-    threads = [threading.Thread(target=rank, args=(number,)) for number in range(2)]
+    threads = [threading.Thread(target=rank, args=(number,), name=str(number)) for number in range(2)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
     return found
-
-
-def test_rank_0_stays_until_the_other_ranks_know_why_it_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(opening, "_openings", itertools.repeat(0))
-    waits_for: list[Callable[[], bool]] = []
-    monkeypatch.setattr(opening, "wait_until", lambda is_so, _timeout_s: waits_for.append(is_so))
-    (tmp_path / "file").touch()
-    run_dir, store = str(tmp_path / "file/run"), HashStore()
-    with pytest.raises(HpcddpError), open_run(choose_attempt({}, run_dir), group_of(0, store), {}):
-        pass
-    (all_know,) = waits_for
-    assert not all_know()
-    with pytest.raises(PeerFailedError), open_run(choose_attempt({}, run_dir), group_of(1, store), {}):
-        pass
-    assert all_know()
 
 
 def test_every_rank_has_the_folder_that_was_named_in_each_start(

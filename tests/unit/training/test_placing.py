@@ -1,4 +1,4 @@
-"""A model that its script has put on several devices of the rank. Here are no GPUs: the last test needs two."""
+"""A model that its script has put on several devices of the rank. Nothing here needs a GPU."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from torch import nn
 
 from hpcddp.errors import LaunchError, RequestError
 from hpcddp.parallelism import Split
-from hpcddp.training.parallel.strategy import check_places, list_accelerators, place, wrap_ddp
+from hpcddp.training.parallel.strategy import check_places, list_accelerators, place
 from hpcddp.training.rendezvous.group import Group, Member, choose_backend, device_indices
 from hpcddp.training.torch_compat import HashStore
 
@@ -61,27 +61,3 @@ def test_a_model_on_several_devices_is_one_for_ddp_on_those_of_its_rank() -> Non
         with pytest.raises(RequestError) as caught:
             check_places(places, OWN, split, **{"exact": False, **more})
         assert words in caught.value.message
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
-def test_a_model_on_two_gpus_stays_there_and_ddp_takes_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    import hpcddp
-
-    monkeypatch.setenv("HPCDDP_GPUS_PER_RANK", "2")
-    parts = [nn.Linear(4, 4).to(f"cuda:{index}") for index in range(2)]
-
-    class Split2(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.parts = nn.ModuleList(parts)
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return parts[1](parts[0](x).to("cuda:1"))
-
-    with hpcddp.runtime(4, run_dir=None) as rt:
-        model = rt.wrap(Split2())
-        assert list_accelerators(model) == rt.devices
-        wrapper = wrap_ddp(model, rt.device, {})
-        wrapper(torch.ones(4, 4, device=rt.device)).sum().backward()
-        assert [part.weight.grad.device for part in parts] == list(rt.devices)

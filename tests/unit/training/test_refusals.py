@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import io
 import json
 import sys
 from collections.abc import Callable
@@ -42,13 +41,12 @@ def test_two_models_with_a_trained_parameter_in_common_are_refused() -> None:
 @pytest.mark.parametrize(
     ("loss", "options", "message"),
     [
-        (lambda loss: loss, {}, r"shape \(4,\), .*\nhint: rt\.backward\(loss\.mean\(\)\)"),
-        (lambda loss: loss, {"summed": True}, r"shape \(4,\), .*\nhint: rt\.backward\(loss\.sum\(\), summed=True\)"),
+        (lambda loss: loss, {}, r"a tensor of shape \(4,\): .*\nhint: rt\.backward\(loss\.mean\(\)\)"),
         (lambda loss: loss.mean().item(), {}, "rt.backward was given a float"),
-        (lambda loss: loss.mean().detach(), {}, "the loss has no gradient: it was detached"),
+        (lambda loss: loss.mean().detach(), {}, "a tensor without a gradient"),
         (lambda loss: loss.mean().reshape(1), {}, None),
     ],
-    ids=["vector", "summed vector", "float", "detached", "one number"],
+    ids=["vector", "float", "detached", "one number"],
 )
 def test_a_backward_pass_starts_from_one_number(
     loss: Callable[[Any], Any], options: dict[str, Any], message: str | None
@@ -85,36 +83,6 @@ def test_an_exit_inside_the_body_is_no_success(code: Any, kind: type[BaseExcepti
     assert json.loads((tmp_path / "state.json").read_text())["status"] == "failed"
     if kind is RequestError:
         assert "by sys.exit() after step 0, and the run is not finished\nhint: rt.finish_early" in str(caught.value)
-
-
-def test_an_error_stays_the_one_that_is_told_where_the_state_cannot_be_written(tmp_path: Path) -> None:
-    def run() -> None:
-        with hpcddp.runtime(run_dir=str(tmp_path)) as rt:
-            rt.prepare(DataLoader(DATA, 4))
-            (tmp_path / "state.json").unlink(missing_ok=True)
-            (tmp_path / "state.json").mkdir()  # no file can take its place
-            raise ValueError("of the script")
-
-    with pytest.raises(ValueError, match="of the script") as caught:
-        run()
-    assert caught.value.__context__ is None
-
-
-def test_averaged_weights_and_schedulers_can_be_pickled_and_copied() -> None:
-    model = make_model()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2)
-    both = [scheduler, AveragedModel(model)]
-    for _ in range(2):
-        with hpcddp.runtime(4) as rt:
-            model, optimizer, *both = rt.prepare(model, optimizer, *both)
-    for thing in both:
-        file = io.BytesIO()
-        torch.save(thing, file)
-        file.seek(0)
-        for again in (torch.load(file, weights_only=False), copy.deepcopy(thing)):
-            assert type(again) in (torch.optim.lr_scheduler.StepLR, AveragedModel)
-            assert again.state_dict().keys() == thing.state_dict().keys()
 
 
 def save_averaged_models(folder: str) -> None:

@@ -25,7 +25,6 @@ SAID: dict[str, tuple[str, ...]] = {
 }
 SLOW: dict[str, tuple[str, ...]] = {
     **{f"whole squares, {split}": () for split in ("ddp", "tensor", "fsdp")},
-    "squares, tensor": ("which the ranks have in parts (a DTensor)", "p.square().sum().full_tensor() for p in model"),
 }
 
 
