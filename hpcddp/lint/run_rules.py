@@ -9,11 +9,10 @@ from functools import partial
 from itertools import pairwise
 
 from hpcddp.lint.launches import expand, per_node, rank_maker, torchrun_option, torchrun_words, trains
-from hpcddp.lint.script import Said, Script, unix_lines
-from hpcddp.lint.shell import REACHES, Command, find_open_document
+from hpcddp.lint.script import Said, Script
+from hpcddp.lint.shell import REACHES, Command
 from hpcddp.ranks.launch_commands import find_node_agent
 from hpcddp.ranks.launchers import LAUNCHERS
-from hpcddp.ranks.rendezvous import port_in_shell
 
 _NODE_COUNT = re.compile(r"node|host|machine", re.IGNORECASE)
 _RANK_COUNT = re.compile(r"rank|slot|proc|gpu|task|world|size_?total|^np$", re.IGNORECASE)
@@ -92,23 +91,6 @@ def localhost_for_several_nodes(script: Script) -> Iterator[Said]:
         if found:
             what = f"{found[0]} on {script.request.nodes} nodes: each node's processes look on their own host"
             yield Said(command.line, what, f"export MASTER_ADDR=FIRST_HOST; {_OURS}")
-
-
-def job_id_in_port(script: Script) -> Iterator[Said]:
-    """M13: a PBS job id is no number: `1234[5].pbs1`, and 0189 is bad octal. Slurm's is a number."""
-    stripped = re.compile(r"10#|tr -|(//|%%)\[[!^]0-9\]")
-    if not script.directives.get("-J", "-t"):  # the number before the first point, unless it is cut again
-        stripped = re.compile(rf"{stripped.pattern}|^(?!.*(tail -c|: -))(.*%%\.\*|.*cut -d *['\"]?\.)")
-    for line, text in dict.fromkeys((command.line, command.text) for command in script.commands):
-        if script.scheduler != "pbs" or ("PBS_JOBID" not in text and "JOB_ID" not in text):
-            continue
-        sums = re.findall(r"\$\(\((.*?)\)\)", text) + re.findall(r"\bexpr\b(.*)", text)
-        if any("JOB" in s and not stripped.search(s) for s in sums):
-            yield Said(
-                line,
-                "a number is worked out from the job id as it stands: 1234[5].pbs1 (an array) and 0189 break it",
-                f"strip it to digits and say base 10: {port_in_shell('10#${id//[!0-9]/}')}",
-            )
 
 
 def master_addr_stays_here(script: Script) -> Iterator[Said]:
@@ -391,15 +373,3 @@ def _trains_or_launches(script: Script, command: Command) -> bool:
     starts = any(launch.command == command and launch.started for launch in script.launches)
     words = expand(command.words, script.values)
     return starts or trains(words) or bool(torchrun_words(words))
-
-
-# Mistakes in the text of a script, which make bash read other commands than it shows.
-
-
-def open_document(script: Script) -> Iterator[Said]:
-    """A24: a here-document without an end takes the rest of the script."""
-    found = find_open_document(unix_lines(script.text))
-    if found is None:
-        return
-    what = f"the here-document <<{found.end} never ends: the rest of the script is its text, and no command"
-    yield Said(found.line, what, f"{found.end} alone on a line, without blanks (behind <<- tabs may stand before it)")

@@ -55,20 +55,12 @@ def read_commands(text: str) -> list[Command]:
     return _ScriptReader(text.replace(_MARK, ""), Command(1, (), (), "")).read()
 
 
-class OpenDocument(NamedTuple):
-    """A here-document: where it begins, the word that ends it, whether that is quoted, and what may stand before it."""
+class _Document(NamedTuple):
+    """A here-document: the word that ends it, whether that is quoted, and what may stand before it."""
 
-    line: int
     end: str
-    quoted: bool = False
-    before: str = ""
-
-
-def find_open_document(text: str) -> OpenDocument | None:
-    """The here-document that takes the rest of the script; None where each has its end."""
-    reader = _ScriptReader(text, Command(1, (), (), ""))
-    reader.read()
-    return reader.open_document
+    quoted: bool
+    before: str
 
 
 class _ScriptReader:
@@ -84,9 +76,8 @@ class _ScriptReader:
         self.start = 0
         self.expands: list[str] = []
         self.output = ""
-        self.documents: list[OpenDocument] = []
+        self.documents: list[_Document] = []
         self.readers: list[int] = []  # of each here-document, the command that reads it; -1 while that is being read
-        self.open_document: OpenDocument | None = None
         self.early: list[str] = []
         self.pipeline: list[int] = []  # the commands whose output goes into the one that is being read
         self.elements = False  # the words of an array, which start nothing
@@ -229,7 +220,7 @@ class _ScriptReader:
             word = re.sub(rf"['\"\\{_MARK}]", "", target[1])
             if operator[0] in {"<<", "<<-"}:
                 before = r"\t*" if operator[0] == "<<-" else ""
-                self.documents.append(OpenDocument(self._line(self.at), word, word != target[1], before))
+                self.documents.append(_Document(word, word != target[1], before))
                 self.readers.append(-1)
                 return
             for found in re.finditer(rf"({_MARK}?)(\$(?:\w+|\{{[^}}]*\}}))", "" if target[1][0] == "'" else target[1]):
@@ -243,7 +234,6 @@ class _ScriptReader:
         for document, reader in zip(self.documents, self.readers, strict=True):
             pattern = rf"^{document.before}{re.escape(document.end)}$"
             closing = re.compile(pattern, re.MULTILINE).search(self.text, self.at)
-            self.open_document = self.open_document or (None if closing else document)
             end = closing.start() if closing else len(self.text)
             body = self.text[self.at : end]
             if not document.quoted and reader >= 0:

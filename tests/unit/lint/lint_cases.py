@@ -105,19 +105,6 @@ CASES: dict[str, tuple[list[str], list[str], int]] = {
         ],
         0,
     ),
-    "M13": (
-        [
-            f"{PBS}export MASTER_PORT=$((10000 + ${{PBS_JOBID%.*}} % 50000))\n",
-            f"{PBS[:-1]} -J 0-3\nexport MASTER_PORT=$((10000 + ${{PBS_JOBID%%.*}} % 50000))\n",
-        ],
-        [
-            f"{PBS}id=${{PBS_JOBID%%.*}}\nexport MASTER_PORT=$((12000 + 10#${{id//[!0-9]/}} % 20000))\n",
-            f"{SLURM}export MASTER_PORT=$((10000 + SLURM_JOB_ID % 50000))\n",
-            f"{PBS}MASTER_PORT=$((20000 + ${{PBS_JOBID%%[!0-9]*}} % 10000))\n",
-            f"{PBS}MASTER_PORT=$((20000 + ${{PBS_JOBID%%.*}} % 10000))\n",
-        ],
-        4,
-    ),
     "M15": (
         [
             f"{SLURM}{TASKS}\nsrun torchrun --nnodes=2 --nproc_per_node=4 train.py\n",
@@ -238,17 +225,6 @@ CASES: dict[str, tuple[list[str], list[str], int]] = {
             f"{SLURM}set -euo pipefail\nsrun python train.py 2>&1 | tee log\n",
             f"{SLURM}srun python train.py 2>&1 | tee log\nexit ${{PIPESTATUS[0]}}\n",
             "#!/bin/bash -o pipefail\nsrun python train.py | tee log\n",
-        ],
-        3,
-    ),
-    "A24": (
-        [
-            f"{SLURM}cat > conf.yaml <<EOF\na: 1\nsrun python train.py\n",
-            f"{SLURM}cat <<EOF\na\n\tEOF\npython train.py\n",
-        ],
-        [
-            f"{SLURM}cat <<EOF <<-'X'\na\nEOF\n\tX\npython train.py\n",
-            f'{SLURM}x=$(cat <<E"O"F\na\nEOF\n)\ncat <<E"O"F\nEOF\npython train.py\n',
         ],
         3,
     ),
