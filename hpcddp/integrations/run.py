@@ -28,7 +28,7 @@ from hpcddp.runs.start import end_script, opening_once
 from hpcddp.runs.state import open_attempt, read_finish, write_failure
 from hpcddp.training.activity import at_files
 from hpcddp.training.arguments import SaveEvery
-from hpcddp.training.checkpoint.attempt import AttemptSaves
+from hpcddp.training.checkpoint.checkpointer import AttemptSaves
 from hpcddp.training.checkpoint.settings import OnFirst, RunSettings
 from hpcddp.training.stopping import SAVE, STOP_FLAGS, SignalFlag, StopTraining, StopWatch, read_deadline
 from hpcddp.training.watchdog import beating
@@ -131,8 +131,8 @@ class Run:
         first = OnFirst(lambda thing: agree("compare the settings", thing)[1][0], is_here=self.ranks.is_first)
         settings = RunSettings(first, self.attempt, self._env, can_keep=False)
         for name, value in values.items():
-            settings.note(name, value)
-        settings.settle({}, self.step if self.saved else None)
+            settings.add(name, value)
+        settings.compare({}, self.step if self.saved else None)
         settings.record(is_finished=self._was_finished)
 
     def print_line(self, line: str) -> None:
@@ -152,7 +152,7 @@ class Run:
         if self._saves.is_time and not self._has_asked:
             self._has_asked = True  # the others hear it one step late
             flags += (SAVE,)
-        self._saves.note_stop(self.ranks.exchange(step, flags))
+        self._saves.accept_stop(self.ranks.exchange(step, flags))
         return self.stop_reason is not None
 
     def expect_steps(self, total: int) -> None:
@@ -223,7 +223,7 @@ class Run:
         self._has_asked = False
         self.ranks.agreement.requested.clear()
         self._saved_at = step, epoch
-        self._saves.note_saved(step, epoch, time.monotonic() - began)
+        self._saves.record_saved(step, epoch, time.monotonic() - began)
         self._saves.save_returns()
 
     def finish(self) -> None:

@@ -45,7 +45,7 @@ class Refusal(NamedTuple):
 class ScriptDirectives(NamedTuple):
     """A script's directives, as one scheduler reads them; `unread`: lines that look like directives and are none to it.
 
-    `torque`: a script for Torque's qsub, whose values are not PBS's.
+    `torque`: a script for Torque's qsub, whose values are not PBS's. The options are those of a job's first component.
     """
 
     scheduler: str
@@ -293,6 +293,7 @@ _SLURM_ALONE = {
     "share", "spread-job", "test-only", "usage", "use-min-nodes", "verbose", "version", "wait",
 }  # fmt: skip
 
+_COMPONENT = {"hetjob", "packjob"}
 _SLURM_VALUED = {"comment", "gres", "gpus-per-node", "gpus-per-task", "mem", "ntasks-per-node", "reservation", "signal"}
 
 
@@ -324,7 +325,9 @@ def read_slurm(text: str) -> ScriptDirectives:
                 words += [(word, number) for word in split_slurm(line[len("#SBATCH") :])]
             except UnmatchedError as e:
                 refusals.append(Refusal(number, str(e)))
-    options, stray = parse_slurm_words([one for one in words if one[0] not in {"hetjob", "packjob"}])
+    ends = [i for i, (word, _) in enumerate(words) if word in _COMPONENT]
+    component = next((i for i in ends if any(word not in _COMPONENT for word, _ in words[:i])), None)
+    options, stray = parse_slurm_words([one for one in words[:component] if one[0] not in _COMPONENT])
     refusals += [Refusal(number, f"invalid directive found in batch script: {word}") for word, number in stray]
     return ScriptDirectives("slurm", tuple(options), tuple(refusals), tuple(unread), command_line)
 

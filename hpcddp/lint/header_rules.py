@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from itertools import pairwise
 
 from hpcddp.errors import HpcddpError
-from hpcddp.lint.directives import chunks, numbered
+from hpcddp.lint.directives import chunks, numbered, parse_slurm_words
 from hpcddp.lint.launches import (
     LaunchCommand,
     count_processes,
@@ -21,6 +21,7 @@ from hpcddp.lint.launches import (
 from hpcddp.lint.script import PREFIXES, Said, Script
 from hpcddp.schedulers.directive_rules import DirectiveOption, find_clashes, full_name
 from hpcddp.schedulers.registry import find_scheduler, scripted_schedulers
+from hpcddp.schedulers.row import refused_together
 from hpcddp.script.site import check_limits
 from hpcddp.units import format_count, parse_walltime
 
@@ -51,6 +52,27 @@ def refused_options(script: Script) -> Iterator[Said]:
             instead, why = f"{clash.needs[0]}=… beside it", f": {submit} {clash.why}"
         if clash.is_refused and not script.directives.torque:
             yield Said(lines[clash.options[-1]], f"{submit} refuses the script: {texts}{why}", instead)
+    if script.scheduler == "slurm":
+        yield from _refused_steps(script)
+
+
+def _refused_steps(script: Script) -> Iterator[Said]:
+    """Options of srun against each other and against the script's, which srun gets as variables; its memory is its
+    own."""
+    rules = find_scheduler("slurm").directives
+    inherited = [o for o in script.directives.options if not o.name.startswith("--mem")]
+    for launch in script.launches:
+        if launch.launcher == "srun":
+            of_step, _ = parse_slurm_words([(word, launch.command.line) for word in launch.options])
+            names = {o.name for o in of_step}
+            options = [*(o for o in inherited if o.name not in names), *of_step]
+            for first, second, why in refused_together(rules, [(o.name, o.value) for o in options]):
+                instead_of = (
+                    options[second].name == "--cpus-per-task" and options[first] not in of_step
+                )  # of --cpus-per-gpu
+                if options[second] in of_step and "exclude" in why and not instead_of:
+                    both = f"{options[first].text} and {options[second].text}"
+                    yield Said(launch.command.line, f"srun refuses to start: {both} {why}", "one of them")
 
 
 def not_read(script: Script) -> Iterator[Said]:
@@ -127,7 +149,7 @@ def walltime(script: Script) -> Iterator[Said]:
 
 
 def short_walltime(script: Script) -> Iterator[Said]:
-    """M33: run times that may be meant otherwise: two fields are minutes and seconds."""
+    """M33: run times that may be meant otherwise: two fields are minutes and seconds, an empty one is none."""
     option = script.request.walltime
     if option is None or not _is_time(option.value, script.scheduler):
         return
@@ -135,6 +157,8 @@ def short_walltime(script: Script) -> Iterator[Said]:
     if len(fields) == 2 and "-" not in option.value:
         read = f"{format_count(int(fields[0]), 'minute')} {format_count(int(fields[1] or 0), 'second')}"
         yield Said(option.line, f"{option.value} is {read}, not hours", _CLOCK)
+    elif not option.value.strip():
+        yield Said(option.line, "an empty walltime is none: the queue's default or its maximum holds", _CLOCK)
 
 
 def _is_time(value: str, scheduler: str) -> bool:
@@ -186,6 +210,9 @@ def limits(script: Script) -> Iterator[Said]:
             check_limits(site, queue, request.nodes, seconds or 1, gpus)
         except HpcddpError as e:
             yield Said(request.size.line, e.message, e.hint)
+
+
+# Mistakes in how much is asked for, and how the processes are laid on it.
 
 
 # Options of mpirun that say how many processes, or how many on each node.
@@ -346,6 +373,17 @@ def too_many_cpus(script: Script) -> Iterator[Said]:
             f" ({script.site.source(script.queue.source)}): the job never runs",
             f"{there} at most",
         )
+
+
+def gpu_numbers(script: Script) -> Iterator[Said]:
+    """M16: CUDA_VISIBLE_DEVICES with numbers that a node does not have."""
+    gpus = script.request.gpus_per_node or script.queue.gpus
+    for command, value in script.assigned("CUDA_VISIBLE_DEVICES"):
+        numbers = [int(n) for n in value.split(",") if n.strip().isdecimal()] if re.fullmatch(r"[\d, ]+", value) else []
+        over_nodes = re.search(r"seq\b.*\$\{?\w*NODE\w*\}?\s*\*|seq\b.*\*\s*\$?\{?\w*NODE", value, re.IGNORECASE)
+        if (gpus and numbers and max(numbers) >= gpus) or over_nodes:
+            has = f"a node has 0 to {gpus - 1}" if gpus else "numbers count the devices of one node"
+            yield Said(command.line, f"CUDA_VISIBLE_DEVICES={value}: {has}", "leave it to the scheduler")
 
 
 def _mpi(script: Script) -> list[LaunchCommand]:

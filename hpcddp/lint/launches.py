@@ -20,6 +20,10 @@ _PROGRAM = re.compile(
 _OPEN_MPI_ONLY = re.compile(
     r"-x|--?hostfile|--?npernode|--?map-by|--?mca|--?bind-to|--?rankfile|--prtemca|--oversubscribe"
 )
+# Commands that start the command behind them; found by name also where an option of the launcher stands before them.
+_WRAPPERS = {"conda", "mamba", "micromamba", "uv", "poetry", "pixi", "pipenv", "nice", "timeout", "strace", "gdb",
+             "dcgmi"}  # fmt: skip
+_TWO_VALUES = {"-mca", "--mca", "-gmca", "--gmca", "--prtemca", "--pmixmca", "-env", "-genv"}
 # Commands that make the ranks of a node themselves.
 _MAKERS = frozenset(c for name in NODE_AGENTS for made in LAUNCHERS[name].all_commands for c in made.commands) | {
     "deepspeed"
@@ -78,8 +82,22 @@ def find_launches(commands: Iterable[Command], values: Mapping[str, str]) -> lis
         rest = words[at + 1 :]
         starts = (i for i, w in enumerate(rest) if _PROGRAM.fullmatch(w) or rank_maker(rest[i : i + 2])[:1] == (w,))
         start = next(starts, len(rest))
+        start = _wrapper_start(rest, start) if start < len(rest) else start
         found.append(LaunchCommand(command, words[at].rsplit("/", 1)[-1], tuple(rest[:start]), tuple(rest[start:])))
     return found
+
+
+def _wrapper_start(words: Sequence[str], start: int) -> int:
+    """Find the first word of the command that starts the program at `start`: no option and no value."""
+    values = 0
+    for i, word in enumerate(words[:start]):
+        if word.startswith("-"):
+            values = 0 if "=" in word else 2 if word in _TWO_VALUES else 1
+        elif word.rsplit("/", 1)[-1] in _WRAPPERS or (not values and not word.startswith("$")):
+            return i
+        else:
+            values -= values > 0
+    return start
 
 
 def per_node(launch: LaunchCommand, request: Request) -> int | None:

@@ -23,8 +23,10 @@ from hpcddp.lint.training_script import (
 
 _URL = re.compile(r"tcp://(?P<host>[^:/]+)(:(?P<port>\d+))?")
 _GPUS = re.compile(r"device_count|(n|num)_?gpus?(_per_node)?$|gpus_per_node|gpu_count|devices_per_node", re.IGNORECASE)
+_DRAWN = re.compile(r"rand(int|range|om)?$|free_?port|open_?port|available_?port|choice$")
 _GLOBAL = {"RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK"}
 _OF_FRAMEWORK = {"process_index", "global_rank"}  # Accelerate's and Lightning's
+_LAUNCHERS = re.compile(r"\b(torchrun|torch\.distributed\.(run|launch)|accelerate launch|deepspeed)\b")
 _LOCAL_RANK = "the launcher's local rank: int(os.environ['LOCAL_RANK']), or hpcddp.env().local_rank"
 
 
@@ -85,11 +87,43 @@ def global_rank_as_device(script: TrainingScript) -> Iterator[Said]:
             return
 
 
+def port_of_each_rank(script: TrainingScript) -> Iterator[Said]:
+    """A29: a port that each rank draws for itself. A script that starts its ranks draws it once."""
+    if script.has("spawn", "start_processes", "Process"):
+        return
+    found = [(node, variable) for node in script.nodes if (variable := _environment_variable(node))]
+    drawn = [(node, value) for node, (name, value) in found if name == "MASTER_PORT"]
+    for call in script.find_calls("init_process_group"):
+        url, size = keyword(call, "init_method"), keyword(call, "world_size")
+        drawn += [(call, url)] if url is not None and not is_constant(size, 1) else []
+    for node, value in drawn:
+        choice = any(_is_choice(block.node) for block in script.blocks[node].outward())
+        if _is_drawn(script, value) and script.on_every_rank(node) and not choice:
+            what = "each rank draws a MASTER_PORT of its own: they never meet"
+            right = "nothing: the launcher sets MASTER_PORT, and hpcddp exec picks it from the job id"
+            yield Said(value.lineno, what, right)
+
+
+def _is_drawn(script: TrainingScript, value: ast.expr, names: int = 3) -> bool:
+    """Whether an expression holds a number drawn here, itself or by names that are only ever set to such ones."""
+    if any(re.search(r"bcast|broadcast|recv|scatter|gather", word) for word in words(value)):
+        return False
+    if any(_DRAWN.search(word) for word in words(value)):
+        return True
+    held = [script.held(node, node.id) for node in ast.walk(value) if isinstance(node, ast.Name)] if names else []
+    return any(each and all(_is_drawn(script, one, names - 1) for one in each) for each in held)
+
+
 def starts_processes(script: TrainingScript) -> Iterator[Said]:
     """A20: a script that starts its ranks itself."""
     for call in find_spawning(script):
         what = f"{last_word(call.func)} starts a node's ranks: too many where a launcher starts one per GPU already"
         yield Said(call.lineno, what, "one launcher: mpirun, srun or torchrun, and the rank from its environment")
+    for call in script.find_calls("run", "call", "check_call", "Popen", "system", "execvp"):
+        text = " ".join(str(node.value) for node in _strings(call))
+        if _LAUNCHERS.search(text) and re.match(r"subprocess\.|os\.|Popen", dotted(call.func)):
+            what = "the script calls a launcher: too many processes where a launcher starts one per GPU already"
+            yield Said(call.lineno, what, "one launcher, in the job script")
 
 
 def find_spawning(script: TrainingScript) -> Iterator[ast.Call]:
@@ -111,6 +145,13 @@ def find_spawning(script: TrainingScript) -> Iterator[ast.Call]:
 def is_text(node: ast.AST) -> bool:
     """Whether an expression is a string, so that % formats."""
     return isinstance(node, ast.JoinedStr) or (isinstance(node, ast.Constant) and isinstance(node.value, str))
+
+
+def _strings(call: ast.Call) -> Iterator[ast.Constant]:
+    for argument in call.args[:1]:
+        for node in ast.walk(argument):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                yield node
 
 
 def _is_optional(script: TrainingScript, node: ast.AST) -> bool:
@@ -205,6 +246,9 @@ def _reads_global_rank(value: ast.expr) -> bool:
         return not value.args and not value.keywords and not re.search("local|node", dotted(value.func))
     environment = isinstance(value, (ast.Subscript, ast.Call)) and "environ" in words(value)
     return environment and bool(_GLOBAL & set(words(value))) and not any("LOCAL" in word for word in words(value))
+
+
+# Mistakes of a training script in its data: workers, samplers, shuffling, means.
 
 
 _SAMPLER = "DistributedSampler"
@@ -302,6 +346,9 @@ def _is_called_in_loop(script: TrainingScript, node: ast.AST) -> bool:
             return True
         functions = {script.blocks[use].function for use in uses} - {None}
     return False
+
+
+# Mistakes of a training script around its model: the wrapper, the loop, what ranks do together, checkpoints.
 
 
 _WRAPPERS = ("DistributedDataParallel", "DDP")

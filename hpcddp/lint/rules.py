@@ -27,8 +27,12 @@ RULES = (
     Rule("M8", True, header_rules.output_folder),
     Rule("M9", True, header_rules.twice),
     Rule("M10", True, header_rules.idle_nodes),
+    Rule("M11", True, run_rules.hostname_reads_nothing),
     Rule("M12", True, run_rules.hostname_of_each_task),
+    Rule("M13", True, run_rules.job_id_in_port),
     Rule("M15", True, header_rules.two_launchers),
+    Rule("M16", True, header_rules.gpu_numbers),
+    Rule("M20", False, run_rules.gpu_aware_mpi),
     Rule("M23", True, header_rules.rejected),
     Rule("M24", False, header_rules.no_cpus_for_srun),
     Rule("M25", True, header_rules.too_many_cpus),
@@ -44,11 +48,15 @@ RULES = (
     Rule("A5", False, run_rules.fixed_port),
     Rule("A9", True, run_rules.localhost_for_several_nodes),
     Rule("A23", True, run_rules.tee_hides_status),
+    Rule("A24", True, run_rules.open_document),
     Rule("A26", True, run_rules.rank_of_batch_shell),
+    Rule("A26", True, run_rules.host_of_batch_shell),
     Rule("A26", True, run_rules.node_agent_without_place),
     Rule("A27", True, run_rules.submit_host),
     Rule("A29", True, run_rules.port_of_each_task),
     Rule("A30", True, run_rules.signal_kills_script),
+    Rule("A31", True, run_rules.signal_to_nothing),
+    Rule("A32", True, run_rules.requeue_of_array),
     Rule("A34", True, run_rules.ends_before_its_ranks),
 )
 PYTHON_RULES: tuple[tuple[str, bool, Callable[[TrainingScript], Iterator[Said]]], ...] = (
@@ -66,6 +74,7 @@ PYTHON_RULES: tuple[tuple[str, bool, Callable[[TrainingScript], Iterator[Said]]]
     ("A18", True, python_rules.bare_model_called),
     ("A20", False, python_rules.starts_processes),
     ("A22", True, python_rules.collective_on_some_ranks),
+    ("A29", True, python_rules.port_of_each_rank),
 )
 
 
@@ -114,12 +123,14 @@ def refuse_no_text(file: str, text: str) -> None:
     """Refuses what is no script: "nothing was found" would look like a good result."""
     if not text.strip():
         raise RequestError(f"{file} is empty", f"check the path: ls -l {quote_words([file])}")
-    if "\0" in text or re.match(r"[\x01-\x08\x0e-\x1f\x7f\udc80-\udcff]", text):  # no line of text begins so
+    # no line of text begins with such a byte; further on, a script may have bytes of another encoding
+    if "\0" in text or re.match(r"[\x01-\x08\x0e-\x1f\x7f\udc80-\udcff]", text):
         raise RequestError(f"{file} is a binary file, not a script", f"see what it is: file {quote_words([file])}")
     if file.endswith(".ipynb") or (text.lstrip("\ufeff \t\r\n").startswith("{") and '"nbformat"' in text):
-        raise RequestError(
-            f"{file} is a notebook, not a script", f"jupyter nbconvert --to script {quote_words([file])}"
-        )
+        name = quote_words([file.removesuffix(".ipynb")])
+        hint = f"jupyter nbconvert --to script {quote_words([file])}"
+        hint += f" && hpcddp lint {name}.py" if file.endswith(".ipynb") else ""
+        raise RequestError(f"{file} is a notebook, not a script", hint)
 
 
 def _finding(file: str, rule: str, certain: bool, said: Said) -> Finding:

@@ -8,11 +8,13 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from itertools import pairwise
 
+from hpcddp.lint.directives import numbered
 from hpcddp.lint.launches import expand, per_node, rank_maker, torchrun_option, torchrun_words, trains
-from hpcddp.lint.script import Said, Script
-from hpcddp.lint.shell import REACHES, Command
+from hpcddp.lint.script import Said, Script, unix_lines
+from hpcddp.lint.shell import REACHES, Command, find_open_document
 from hpcddp.ranks.launch_commands import find_node_agent
 from hpcddp.ranks.launchers import LAUNCHERS
+from hpcddp.ranks.rendezvous import port_in_shell
 
 _NODE_COUNT = re.compile(r"node|host|machine", re.IGNORECASE)
 _RANK_COUNT = re.compile(r"rank|slot|proc|gpu|task|world|size_?total|^np$", re.IGNORECASE)
@@ -64,6 +66,18 @@ def lines_are_no_nodes(script: Script) -> Iterator[Said]:
                 )
 
 
+def hostname_reads_nothing(script: Script) -> Iterator[Said]:
+    """M11: hostname does not read its input."""
+    for command in script.commands:
+        for found in re.finditer(r"\|\s*hostname\b[^|;)]*", command.text):
+            yield Said(
+                command.line,
+                f"{found[0].strip()!r}: hostname ignores its input and names the host that it runs on",
+                'read -r MASTER_ADDR < "$PBS_NODEFILE"',
+            )
+            break
+
+
 def hostname_of_each_task(script: Script) -> Iterator[Said]:
     """M12: a MASTER_ADDR that each task works out for itself is each task's own host."""
     for command, value in script.assigned("MASTER_ADDR"):
@@ -91,6 +105,35 @@ def localhost_for_several_nodes(script: Script) -> Iterator[Said]:
         if found:
             what = f"{found[0]} on {script.request.nodes} nodes: each node's processes look on their own host"
             yield Said(command.line, what, f"export MASTER_ADDR=FIRST_HOST; {_OURS}")
+
+
+def job_id_in_port(script: Script) -> Iterator[Said]:
+    """M13: a PBS job id is no number: `1234[5].pbs1`, and 0189 is bad octal. Slurm's is a number."""
+    stripped = re.compile(r"10#|tr -|(//|%%)\[[!^]0-9\]")
+    if not script.directives.get("-J", "-t"):  # the number before the first point, unless it is cut again
+        stripped = re.compile(rf"{stripped.pattern}|^(?!.*(tail -c|: -))(.*%%\.\*|.*cut -d *['\"]?\.)")
+    for line, text in dict.fromkeys((command.line, command.text) for command in script.commands):
+        if script.scheduler != "pbs" or ("PBS_JOBID" not in text and "JOB_ID" not in text):
+            continue
+        sums = re.findall(r"\$\(\((.*?)\)\)", text) + re.findall(r"\bexpr\b(.*)", text)
+        if any("JOB" in s and not stripped.search(s) for s in sums):
+            yield Said(
+                line,
+                "a number is worked out from the job id as it stands: 1234[5].pbs1 (an array) and 0189 break it",
+                f"strip it to digits and say base 10: {port_in_shell('10#${id//[!0-9]/}')}",
+            )
+
+
+def gpu_aware_mpi(script: Script) -> Iterator[Said]:
+    """M20: GPU-aware MPI beside NCCL can deadlock."""
+    uses_nccl = re.search(r"\bNCCL_|\bMASTER_ADDR\b|torchrun|torch\.distributed", script.code)
+    for command, value in script.assigned("MPICH_GPU_SUPPORT_ENABLED"):
+        if value == "1" and uses_nccl:
+            yield Said(
+                command.line,
+                "GPU-aware MPI is switched on beside NCCL: both drive the GPUs, and may deadlock",
+                "export MPICH_GPU_SUPPORT_ENABLED=0",
+            )
 
 
 def master_addr_stays_here(script: Script) -> Iterator[Said]:
@@ -193,9 +236,8 @@ def rank_of_batch_shell(script: Script) -> Iterator[Said]:
     starting = [launch for launch in script.launches if launch.started]
     one_task = not script.several_nodes() and all((per_node(x, script.request) or 1) == 1 for x in starting)
     by_itself = any("$0" in word or "BASH_SOURCE" in word for x in starting for word in x.started)
-    of_ranks = any({"-f", "-fx"} & {*c.words} for c in script.commands if c.program in {"export", "declare", "typeset"})
-    if by_itself or of_ranks or one_task or not (starting or script.reaches()) or not script.directives.options:
-        return  # a script or a function that each rank runs, or that has one rank
+    if by_itself or one_task or not (starting or script.reaches()) or not script.directives.options:
+        return  # a script that each rank runs, or that has one rank
     known = _known_names(script)
     unset = {"RANK", "LOCAL_RANK"} - known if known is not None else set()  # so that only a rank has them
     for command in script.commands:
@@ -206,7 +248,7 @@ def rank_of_batch_shell(script: Script) -> Iterator[Said]:
             names = [name for name in names if name in others]
         if script.request.nodes == 1:
             names = [name for name in names if not re.search("NODE", name)]  # 0 on the only node
-        if not names or command.launched or _only_prints(command):
+        if not names or command.launched or _in_rank_function(script, command) or _only_prints(command):
             continue
         shown = ", ".join(f"${name}" for name in names)
         what = f"the batch shell expands {shown} before any rank is started: it is 0 there or not set, for every rank"
@@ -215,30 +257,50 @@ def rank_of_batch_shell(script: Script) -> Iterator[Said]:
         yield Said(command.line, what, f"{right} bash -c '… ${names[0]} …'; hpcddp exec sets RANK and LOCAL_RANK")
 
 
+def host_of_batch_shell(script: Script) -> Iterator[Said]:
+    """A26: a host's name in double quotes, where each rank's own is meant: the batch shell puts its own there."""
+    for command in script.commands:
+        launch = script.launch_of(command) if command.launched and command.early else None
+        if launch is None or not script.on_several_nodes(launch) or _only_prints(command):
+            continue
+        for name, value in (*_named(command), ("", command.output)):
+            host = next((early for early in command.early if _HOST_NAME.search(early) and early in value), "")
+            address = _ADDRESS.search(name.lstrip("-").replace("-", "_")) or re.search("[:,@]", value)
+            if host and not address and (name or value != host):
+                what = f"the batch shell expands {host} before any rank is started: every rank gets the same host"
+                right = f"single quotes, so that each rank's shell expands it: {launch.launcher} bash -c '… {host} …'"
+                yield Said(command.line, what, right)
+                break
+
+
 def node_agent_without_place(script: Script) -> Iterator[Said]:
     """A26: an agent that a launcher starts on each of several nodes, and that is not told which of them it is on."""
     for command in script.commands:
         launch = script.launch_of(command)
         words = rank_maker(launch.started if launch and launch.command == command else command.words)
-        agent = find_node_agent(words)
-        if launch is None or agent is None or not script.on_several_nodes(launch):
+        if launch is None or not words or not script.on_several_nodes(launch):
             continue
         if "PET_" in script.text or any("hpcddp" in word for word in (*launch.command.words, *command.words)):
             continue  # variables, or hpcddp, say it
-        option = partial(torchrun_option, words)
-        name = "torchrun" if torchrun_words(words) else agent[1].command
+        agent, option = find_node_agent(words), partial(torchrun_option, words)
+        name = "torchrun" if torchrun_words(words) else agent[1].command if agent else words[0]
         name = f"python {name}" if name.startswith("-m ") else name
         starts = f"{launch.launcher} starts {name} on each of {script.request.nodes} nodes"
-        machines = "--machine-rank" in agent[1].rendezvous_options
+        machines = agent is not None and "--machine-rank" in agent[1].rendezvous_options
         count, which = ("num-machines", "machine-rank") if machines else ("nnodes", "node-rank")
-        place, is_static = option(which), (option("rdzv-backend") or "static") == "static"
+        place, static = option(which), (option("rdzv-backend") or "static") == "static"
         elsewhere = place is None and ((machines and option("config-file")) or _has_more_options(words))
-        if option(count) in {None, "1", "1:1"} or "--standalone" in words:
+        by_ssh = agent is None and {"--no_ssh", "--no-ssh"}.isdisjoint(words)  # deepspeed
+        one = option(count) in {None, "1", "1:1"} if agent else by_ssh
+        if by_ssh and (option("hostfile") or "-H" in words):
+            what = f"{starts}, and each of them starts the processes of all nodes"
+            yield Said(command.line, what, f"{name} … without {launch.launcher}, or with --no_ssh and --node_rank")
+        elif one or "--standalone" in words:
             said = (option(count) or not machines) and not elsewhere
             if said and not _OF_RANK & {*command.expands}:  # a run of its own on each node
-                right = f"--{count}={script.request.nodes}"
+                right = "--no_ssh, --node_rank and --hostfile" if by_ssh else f"--{count}={script.request.nodes}"
                 yield Said(command.line, f"{starts}, for one node: each of them trains alone", right)
-        elif is_static and not elsewhere and (place or "0").isdecimal():
+        elif static and not elsewhere and (place or "0").isdecimal():
             what = f"with --{which} {place}: each takes itself for node {place}"
             what = what if place else f"without --{which}: none is told which node it is on"
             variable = "$SLURM_NODEID" if launch.launcher == "srun" else "$OMPI_COMM_WORLD_RANK"
@@ -293,10 +355,23 @@ def signal_kills_script(script: Script) -> Iterator[Said]:
         yield Said(program.line, what, f"{program.program} … & wait; {ours}")
 
 
+def signal_to_nothing(script: Script) -> Iterator[Said]:
+    """A31: a warning signal to the steps of a job that has none."""
+    option = script.directives.get("--signal")
+    if script.scheduler != "slurm" or option is None or "B" in option.value.partition("@")[0].partition(":")[0][:2]:
+        return
+    program = next((c for c in script.commands if trains(c.words) or torchrun_words(c.words)), None)
+    if program and not script.reaches():
+        what = (
+            f"--signal={option.value} goes to what srun starts: {program.program} is started without it and gets none"
+        )
+        yield Said(option.line, what, f"srun {program.program} …; hpcddp warns the ranks: --set signal=5m")
+
+
 def ends_before_its_ranks(script: Script) -> Iterator[Said]:
     """A34: what the script starts last is in the background: the script ends, and the job with it."""
     at_end = {"echo", "printf", "date", "exit", "true", "done"}
-    there = [c for c in script.commands if not (c.launched or c.captured or c.program in at_end)]
+    there = [c for c in script.commands if not (c.launched or c.captured or c.function or c.program in at_end)]
     last = next((c for c in reversed(there) if c.words), None)
     if last is None or any(c.program in {"wait", "fg"} for c in script.commands):
         return
@@ -304,6 +379,17 @@ def ends_before_its_ranks(script: Script) -> Iterator[Said]:
     if starts and _is_in_background(script, last):
         what = f"{last.program} … & is the last command: the script ends at once, and the job with it"
         yield Said(last.line, what, "wait as the last line")
+
+
+def requeue_of_array(script: Script) -> Iterator[Said]:
+    """A32: the last index of an array has the array's own job id."""
+    if script.scheduler != "slurm" or not script.directives.get("--array"):
+        return
+    for command in script.commands:
+        job = command.words[-1] if command.program == "scontrol" and "requeue" in command.words else ""
+        if re.search(r"\$\{?SLURM_(ARRAY_)?JOB_?ID\}?$", job):
+            what = f"{job} of the array's last index is the whole array: all of its jobs are queued again"
+            yield Said(command.line, what, "scontrol requeue ${SLURM_ARRAY_JOB_ID}_${SLURM_ARRAY_TASK_ID}")
 
 
 def _is_in_background(script: Script, command: Command) -> bool:
@@ -350,6 +436,18 @@ def _known_names(script: Script) -> set[str] | None:
     return known | set(re.findall(r"\bfor\s+(\w+)", script.text))
 
 
+def _in_rank_function(script: Script, command: Command) -> bool:
+    """Whether a command stands in a function that the ranks' shells call, or nothing in the batch shell."""
+    name = command.function
+    if not name:
+        return False
+    exported = any(
+        c.program in {"export", "declare", "typeset"} and "-f" in c.words and name in c.words for c in script.commands
+    )
+    called = any(c.words and c.words[0] == name and not c.launched and c.function != name for c in script.commands)
+    return exported or not called
+
+
 def _only_prints(command: Command) -> bool:
     """Whether a command only tests a variable, or prints it where people read it."""
     if command.program in {"[", "[[", "test", "case"} or (
@@ -373,3 +471,18 @@ def _trains_or_launches(script: Script, command: Command) -> bool:
     starts = any(launch.command == command and launch.started for launch in script.launches)
     words = expand(command.words, script.values)
     return starts or trains(words) or bool(torchrun_words(words))
+
+
+# Mistakes in the text of a script, which make bash read other commands than it shows.
+
+
+def open_document(script: Script) -> Iterator[Said]:
+    """A24: a here-document without an end takes the rest of the script."""
+    found = find_open_document(unix_lines(script.text))
+    if found is None:
+        return
+    lines = numbered(unix_lines(script.text))[found.line :]
+    alike = next((number for number, line in lines if line.strip() == found.end), 0)
+    what = f"the here-document <<{found.end} never ends: the rest of the script is its text, and no command"
+    what += f" (line {alike} has blanks beside {found.end})" if alike else ""
+    yield Said(found.line, what, f"{found.end} alone on a line, without blanks (behind <<- tabs may stand before it)")

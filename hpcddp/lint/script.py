@@ -87,9 +87,12 @@ class Script:
         return bool(REACHES & names) or any(c.words[0].startswith("$") for c in self.commands if c.words)
 
     def launch_of(self, command: Command) -> LaunchCommand | None:
-        """The launcher that starts a command's processes: it stands before it, or starts the text that it is in."""
+        """The launcher that starts a command's processes: it stands before it, or starts the text or the script that it
+        is in."""
         for launch in self.launches:
-            if launch.command == command or (command.launched and command.text in launch.command.text):
+            words = {word.rsplit("/", 1)[-1] for word in launch.command.words}
+            inside = command.document in words if command.document else command.text in launch.command.text
+            if launch.command == command or (command.launched and (inside or command.document == launch.command.text)):
                 return launch
         return None
 

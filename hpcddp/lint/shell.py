@@ -29,8 +29,9 @@ _MARK = "\ue000"
 class Command(NamedTuple):
     """A simple command; `text` is as it stands. `expands`: the variables that its shell expands in it, its redirections
     and its here-documents. `launched`: it stands in the text that a launcher or ssh hands to a shell. `captured`: in a
-    substitution. `into`: the programs behind its pipe, `output` its file. `background`: an & ends it. `early`: the
-    expansions in it that the shell around its text has carried out."""
+    substitution. `function`: the function that it is in. `into`: the programs behind its pipe, `output` its file.
+    `background`: an & ends it. `early`: the expansions in it that the shell around its text has carried out.
+    `document`: the script that it stands in, which the job writes by a here-document."""
 
     line: int
     words: tuple[str, ...]
@@ -40,9 +41,11 @@ class Command(NamedTuple):
     into: tuple[str, ...] = ()
     expands: tuple[str, ...] = ()
     captured: bool = False
+    function: str = ""
     output: str = ""
     background: bool = False
     early: tuple[str, ...] = ()
+    document: str = ""
 
     @property
     def program(self) -> str:
@@ -51,20 +54,39 @@ class Command(NamedTuple):
 
 
 def read_commands(text: str) -> list[Command]:
-    """Every command, in the order in which its end is read."""
-    return _ScriptReader(text.replace(_MARK, ""), Command(1, (), (), "")).read()
+    """Every command, in the order in which its end is read; then those of the scripts that the job writes itself and
+    starts elsewhere."""
+    reader = _ScriptReader(text.replace(_MARK, ""), Command(1, (), (), ""))
+    found = reader.read()
+    names = [[word.rsplit("/", 1)[-1] for word in command.words] for command in found]
+    started = {name for each in names if REACHES.intersection(each) for name in each}
+    for at, line, body in reader.bodies:
+        writes = found[at]
+        file = (writes.output or (writes.words[-1] if writes.program == "tee" else "")).rsplit("/", 1)[-1]
+        is_script = file.endswith(".sh") or re.match(r"#!.*sh\b", body)
+        if (file in started and is_script) or (REACHES.intersection(names[at]) and _SHELLS.intersection(names[at])):
+            found += _ScriptReader(body, Command(line, (), (), "", launched=True, document=file or writes.text)).read()
+    return found
 
 
-class _Document(NamedTuple):
-    """A here-document: the word that ends it, whether that is quoted, and what may stand before it."""
+class OpenDocument(NamedTuple):
+    """A here-document: where it begins, the word that ends it, whether that is quoted, and what may stand before it."""
 
+    line: int
     end: str
-    quoted: bool
-    before: str
+    quoted: bool = False
+    before: str = ""
+
+
+def find_open_document(text: str) -> OpenDocument | None:
+    """The here-document that takes the rest of the script; None where each has its end."""
+    reader = _ScriptReader(text, Command(1, (), (), ""))
+    reader.read()
+    return reader.open_document
 
 
 class _ScriptReader:
-    """A pass over the text."""
+    """A pass over the text. A class because a dozen functions would hand the same six values to each other."""
 
     def __init__(self, text: str, around: Command) -> None:
         self.text = text
@@ -76,11 +98,15 @@ class _ScriptReader:
         self.start = 0
         self.expands: list[str] = []
         self.output = ""
-        self.documents: list[_Document] = []
+        self.documents: list[OpenDocument] = []
         self.readers: list[int] = []  # of each here-document, the command that reads it; -1 while that is being read
+        self.open_document: OpenDocument | None = None
+        self.bodies: list[tuple[int, int, str]] = []  # of each here-document: its reader, its first line, its text
         self.early: list[str] = []
         self.pipeline: list[int] = []  # the commands whose output goes into the one that is being read
         self.elements = False  # the words of an array, which start nothing
+        self.function = around.function
+        self.braces: list[str] = []  # the function around each open brace
 
     def read(self) -> list[Command]:
         text = self.text
@@ -103,10 +129,13 @@ class _ScriptReader:
                 self.at += 1
             elif text.startswith("((", self.at) and (end := _arithmetic_end(text, self.at)):
                 self._add(text[self.at : end])
-                self._record_names(text[self.at : end])
+                self._note_names(text[self.at : end])
                 self.at = end
             elif c == "(" and self.word and _ASSIGNMENT.fullmatch(self.word) and self.word.endswith("="):
                 self._array()
+            elif c == "(" and (name := self._opened_function()):
+                self.at = text.index(")", self.at) + 1
+                self.words, self.word, self.function = [], None, name
             elif c == _MARK:
                 self._expanded_before()
             elif c in "\n;&|()":
@@ -167,10 +196,10 @@ class _ScriptReader:
         whole = text[start:end]
         if whole[:1] == "`" or (whole.startswith("$(") and not whole.startswith("$((")):
             inner = whole[1:-1] if whole[0] == "`" else whole[2:-1]
-            around = self.around._replace(line=self._line(start), captured=True)
+            around = self.around._replace(line=self._line(start), captured=True, function=self.function)
             self.found += _ScriptReader(inner, around).read()
         else:
-            self._record_names(whole)
+            self._note_names(whole)
         self._add((_MARK if len(whole) > 1 else "") + whole)
         self.at = max(end, start + 1)
 
@@ -181,7 +210,7 @@ class _ScriptReader:
         self._add(self.text[self.at + 1 : end])
         self.at = max(end, self.at + 1)
 
-    def _record_names(self, text: str) -> None:
+    def _note_names(self, text: str) -> None:
         """The words in an expansion that may be variables: arithmetic names them without a `$`."""
         names = re.findall(r"[A-Za-z_]\w*", re.sub(r"'[^']*'", "", text))
         self.expands += [name for name in names if name not in self.expands]
@@ -189,7 +218,7 @@ class _ScriptReader:
     def _array(self) -> None:
         """The elements of `a=(…)` as the rest of the word."""
         end = _closing(self.text, self.at)
-        around = self.around._replace(line=self._line(self.at))
+        around = self.around._replace(line=self._line(self.at), function=self.function)
         reader = _ScriptReader(self.text[self.at + 1 : end - 1], around)
         reader.elements = True
         for command in reader.read():
@@ -197,6 +226,13 @@ class _ScriptReader:
             self.found += [command] if command.captured and not self.around.captured else []
         self._add(self.text[self.at : end])
         self.at = end
+
+    def _opened_function(self) -> str:
+        """The name before `()`; "" where no function begins."""
+        words = [*self.words, *([self.word] if self.word else [])]
+        named = words[-1:] if len(words) == 1 or words[:1] == ["function"] or words[-2:-1] == [";"] else []
+        opens = re.compile(r"\(\s*\)\s*\{\s").match(self.text, self.at)
+        return named[0] if named and opens and re.fullmatch(r"[\w:.-]+", named[0]) else ""
 
     def _redirection(self) -> None:
         """An operator and the word behind it. `<(…)` is read like a substitution."""
@@ -208,7 +244,7 @@ class _ScriptReader:
         self.at = operator.end()
         if self.text.startswith("(", self.at):
             end = _closing(self.text, self.at)
-            inner = self.around._replace(line=self._line(self.at), captured=operator[0] == "<")
+            inner = self.around._replace(line=self._line(self.at), captured=operator[0] == "<", function=self.function)
             self.found += _ScriptReader(self.text[self.at + 1 : end - 1], inner).read()
             self.at = end
             return
@@ -220,27 +256,31 @@ class _ScriptReader:
             word = re.sub(rf"['\"\\{_MARK}]", "", target[1])
             if operator[0] in {"<<", "<<-"}:
                 before = r"\t*" if operator[0] == "<<-" else ""
-                self.documents.append(_Document(word, word != target[1], before))
+                self.documents.append(OpenDocument(self._line(self.at), word, word != target[1], before))
                 self.readers.append(-1)
                 return
             for found in re.finditer(rf"({_MARK}?)(\$(?:\w+|\{{[^}}]*\}}))", "" if target[1][0] == "'" else target[1]):
                 if found[1]:
                     self.early.append(found[2])
                 else:
-                    self._record_names(found[2])
+                    self._note_names(found[2])
             self.output = word if operator[0][0] == ">" and operator[0] != ">&" else self.output
 
     def _skip_documents(self) -> None:
         for document, reader in zip(self.documents, self.readers, strict=True):
             pattern = rf"^{document.before}{re.escape(document.end)}$"
             closing = re.compile(pattern, re.MULTILINE).search(self.text, self.at)
+            self.open_document = self.open_document or (None if closing else document)
             end = closing.start() if closing else len(self.text)
             body = self.text[self.at : end]
+            if reader >= 0:
+                marked = re.sub(r"\\([$`\\])|\$", lambda found: found[1] or f"{_MARK}$", body)
+                self.bodies.append((reader, self._line(self.at), body if document.quoted else marked))
             if not document.quoted and reader >= 0:
                 self.expands = list(self.found[reader].expands)
                 body = re.sub(r"\\.", "", body, flags=re.DOTALL)
                 for found in re.finditer(r"\$(\w+|\{[^}]*\}|\(.*?\))|`.*?`", body):
-                    self._record_names(found[0])
+                    self._note_names(found[0])
                 self.found[reader] = self.found[reader]._replace(expands=tuple(self.expands))
                 self.expands = []
             self.at = closing.end() if closing else len(self.text)
@@ -258,7 +298,12 @@ class _ScriptReader:
         output, self.output = self.output, ""
         early, self.early = tuple(self.early), []
         while marked and marked[0] in _RESERVED:
-            marked = marked[1:]
+            self._note_brace(marked.pop(0))
+        if marked[:1] == ["function"] and len(marked) > 1:
+            self.function = marked[1]
+            marked = marked[2:]
+            while marked and marked[0] == "{":
+                self._note_brace(marked.pop(0))
         words = [word.replace(_MARK, "") for word in marked]
         sets: list[tuple[str, str]] = []
         declares = bool(words) and words[0] in _DECLARES
@@ -281,7 +326,14 @@ class _ScriptReader:
             self.text[self.at + 1 : self.at + 2],
         )
         command = self.around._replace(line=line, words=tuple(words), sets=tuple(sets), text=text, expands=expands)
-        self.found.append(command._replace(output=output, background=background, early=early))
+        self.found.append(
+            command._replace(
+                function=self.function,
+                output=output,
+                background=background,
+                early=early,
+            )
+        )
         self.readers = [len(self.found) - 1 if reader < 0 else reader for reader in self.readers]
         for at in self.pipeline:
             self.found[at] = self.found[at]._replace(into=(*self.found[at].into, self.found[-1].program))
@@ -290,6 +342,14 @@ class _ScriptReader:
         for script, launched in () if self.elements else _handed_text(marked):
             around = self.found[-1]._replace(launched=launched or self.around.launched, into=())
             self.found += _ScriptReader(script, around).read()
+
+    def _note_brace(self, word: str) -> None:
+        """A reserved word that opens or closes a function."""
+        if word == "{":
+            self.braces.append(self.function)
+        elif word == "}" and self.braces:
+            self.braces.pop()
+            self.function = self.braces[-1] if self.braces else self.around.function
 
 
 def _handed_text(words: list[str]) -> list[tuple[str, bool]]:

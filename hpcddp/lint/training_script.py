@@ -235,10 +235,10 @@ def read_training_script(tree: ast.Module) -> TrainingScript:
         node, block = todo.pop()
         script.nodes.append(node)
         script.blocks[node] = block
-        _record(script, node, block)
+        _note(script, node, block)
         todo += reversed(list(_children(node, block)))
-    _find_names_by_rank(script)
-    _find_reached(script)
+    _note_names_by_rank(script)
+    _note_reached(script)
     return script
 
 
@@ -274,7 +274,7 @@ def _leaves(statement: ast.stmt) -> bool:
     return isinstance(statement, _STEP_ENDS)
 
 
-def _record(script: TrainingScript, node: ast.AST, block: CodeBlock) -> None:
+def _note(script: TrainingScript, node: ast.AST, block: CodeBlock) -> None:
     if isinstance(node, ast.Call):
         script.calls.setdefault(last_word(node.func), []).append(node)
     elif isinstance(node, ast.Import):
@@ -292,7 +292,7 @@ def _record(script: TrainingScript, node: ast.AST, block: CodeBlock) -> None:
         script.targets[value] = last_word(target)
 
 
-def _find_names_by_rank(script: TrainingScript) -> None:
+def _note_names_by_rank(script: TrainingScript) -> None:
     """`save = rank == 0`, a saver that only rank 0 makes: a condition on such a name chooses ranks."""
     pairs = [(node, last_word(target), value) for node in script.nodes for target, value in assigned(node)]
     empty = {name for _, name, value in pairs if isinstance(value, ast.Constant) and not value.value}
@@ -306,7 +306,7 @@ def _find_names_by_rank(script: TrainingScript) -> None:
         script.some_ranks.clear()
 
 
-def _find_reached(script: TrainingScript) -> None:
+def _note_reached(script: TrainingScript) -> None:
     """The functions that every rank enters: used somewhere that every rank reaches, and nowhere on some ranks only."""
     functions: dict[str, list[ast.AST]] = {}
     for node in script.nodes:

@@ -83,7 +83,7 @@ class Epochs:
         saves = self._saves
         self._loop.end_left_batch()  # of a loop before, which was left in a step
         saves.open_again("steps" if unit == "batches" else unit, count)
-        saves.checkpointer.check_untouched(is_finished=saves.is_finished)
+        saves.checkpointer.begin_training(is_finished=saves.is_finished)
         saves.agree(f"began the loop over rt.{unit}()")
 
     def _close(self) -> None:

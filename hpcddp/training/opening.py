@@ -179,13 +179,13 @@ def open_runtime(env: MutableMapping[str, str], options: RuntimeOptions) -> Iter
         check_goes_with(split, parallel, exact=options.exactness is not None)
         folder, over, counts, line = stack.enter_context(open_run(folder, group, env))
         settings = RunSettings(OnFirst.of_group(group), folder, env, options.accept, options.keep)
-        settings.note("exact", "{}, {} slices".format(*options.exactness) if options.exactness else "no")
+        settings.add("exact", "{}, {} slices".format(*options.exactness) if options.exactness else "no")
         setup = RunSetup(
-            options=replace(options, seed=settings.take("seed", options.seed)),
+            options=replace(options, seed=settings.choose("seed", options.seed)),
             group=group,
             layout=open_layout(group.rank, group.world_size, split.tensor),
             split=split,
-            global_batch=settings.take("global_batch", batch),
+            global_batch=settings.choose("global_batch", batch),
             folder=folder,
             anew=f"begin a new run: {_name_new_run(env)}",
             over=over,

@@ -237,11 +237,10 @@ class Preparation:
         *,
         count: Count | None = None,
         items_per_step: int | None = None,
-        **reading: Any,
     ) -> TrainingLoader:
         """See `Runtime.loader`."""
         options, known = self._options, self._data
-        how = read_how(data, **reading)
+        how = read_how(data)
         number = 1 if known.first is None else 2 + len(known.seconds)
         items = read_optional(items_per_step, "rt.loader(loader, items_per_step={})")
         sizes = {"global_batch": self._setup.global_batch, "max_micro_batch": options.max_micro_batch}
@@ -257,9 +256,9 @@ class Preparation:
         if how.batch_sampler is None:
             how = replace(how, dataset=self._trial.shorten(how.dataset, plan.global_batch, drop_last=how.drop_last))
         sampler = make_sampler(how, plan, self._layout.data_rank, seed)
-        note = self._setup.settings.note
-        note(name_setting("samples", number), getattr(sampler, "samples", sampler.length))
-        note(name_setting("shuffle", number), how.shuffle)
+        add = self._setup.settings.add
+        add(name_setting("samples", number), getattr(sampler, "samples", sampler.length))
+        add(name_setting("shuffle", number), how.shuffle)
         device, gradients = self._group.device, self._gradients
         weighing = Weighing(gradients.averaged_over, self._layout, device, count, gradients.slots)
         how_read = how.reading
@@ -268,14 +267,14 @@ class Preparation:
         parts: tuple[Any, ...] = (how.dataset, sampler, device, weighing, how_read, self._loop)
         loader: TrainingLoader
         if number > 1:
-            note(name_setting("global_batch", number), plan.global_batch)
+            add(name_setting("global_batch", number), plan.global_batch)
             loader = second = SecondLoader(*parts, is_several=known.is_several, number=number)
             known.seconds.append(second)
         else:
             loader = known.first = TrainingLoader(*parts, is_several=known.is_several)
             self._saves.record.learn = weighing.list_entries
         if self._position is not None:  # the objects were tracked before
-            self._saves.checkpointer.settle_settings(self._position)
+            self._saves.checkpointer.compare_settings(self._position)
             self._move(self._position, loader)
         return loader
 
@@ -293,11 +292,9 @@ class Preparation:
         self,
         data: Dataset[Any] | DataLoader[Any],
         batch_size: int | None = None,
-        *,
-        num_workers: int | None = None,
     ) -> EvaluationLoader:
         """See `Runtime.evaluation_loader`."""
-        how = read_how(data, num_workers=num_workers)
+        how = read_how(data)
         if isinstance(how.dataset, IterableDataset) or how.has_items:
             what = "with an index, not a stream" if not how.has_items else "whose samples make no batches of their own"
             raise RequestError(

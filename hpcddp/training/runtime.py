@@ -18,8 +18,8 @@ from hpcddp.errors import RequestError
 from hpcddp.runs.metrics import MetricsFile
 from hpcddp.training import collectives
 from hpcddp.training.arguments import read_number, read_whole
+from hpcddp.training.checkpoint.files import write_whole
 from hpcddp.training.checkpoint.tracked import unwrap
-from hpcddp.training.checkpoint.whole_model import write_whole
 from hpcddp.training.data.evaluation import EvaluationLoader
 from hpcddp.training.data.loader import TrainingLoader
 from hpcddp.training.data.weighing import Count
@@ -164,29 +164,24 @@ class Runtime:
         self,
         data: Dataset[Any] | DataLoader[Any],
         *,
-        num_workers: int | None = None,
-        collate_fn: Callable[[list[Any]], Any] | None = None,
-        shuffle: bool | None = None,
         count: Count | None = None,
         items_per_step: int | None = None,
     ) -> TrainingLoader:
         """The training data: this rank's share of each global batch, on the device. `prepare` calls it.
 
-        Of a DataLoader its options are taken over; batch_size is the global batch. For a data set the arguments say
-        them; None means torch's collate function, shuffled, no workers. `count(batch)` returns how many parts (tokens,
-        pixels) of a micro batch count, or their weights' sum, on the host; None: its samples. An IterableDataset has
-        its own order.
+        Of a DataLoader its options are taken over; batch_size is the global batch. A data set is shuffled and read
+        without workers. `count(batch)` returns how many parts (tokens, pixels) of a micro batch count, or their
+        weights' sum, on the host; None: its samples. An IterableDataset has its own order.
 
         A DataLoader with `batch_sampler` or `batch_size=None` makes its own batches. Each is one rank's micro batch,
         and `items_per_step` of them, over all ranks, are a step.
 
         The second one is more data for the same steps, as `for a, b in zip(first, second)`; see `SecondLoader`.
         """
-        how = {"num_workers": num_workers, "collate_fn": collate_fn, "shuffle": shuffle}
-        return self._preparation.loader(data, count=count, items_per_step=items_per_step, **how)
+        return self._preparation.loader(data, count=count, items_per_step=items_per_step)
 
     def evaluation_loader(
-        self, data: Dataset[Any] | DataLoader[Any], batch_size: int | None = None, *, num_workers: int | None = None
+        self, data: Dataset[Any] | DataLoader[Any], batch_size: int | None = None
     ) -> EvaluationLoader:
         """This rank's share of a data set for evaluation: every sample on exactly one data rank, in order, and the same
         number of batches on every rank.
@@ -194,7 +189,7 @@ class Runtime:
         `batch_size` is the global batch; a DataLoader brings its own, and `drop_last`. BatchNorm's running statistics
         are averaged over the ranks when a loop over it starts, so each loop is a collective.
         """
-        return self._preparation.evaluation_loader(data, batch_size, num_workers=num_workers)
+        return self._preparation.evaluation_loader(data, batch_size)
 
     # ---- the loop
 

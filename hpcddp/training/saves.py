@@ -11,8 +11,7 @@ from typing import Any
 
 from hpcddp.errors import RequestError
 from hpcddp.runs.state import AT_ITS_END
-from hpcddp.training.checkpoint.attempt import AttemptSaves
-from hpcddp.training.checkpoint.checkpointer import Checkpointer, check_same_value
+from hpcddp.training.checkpoint.checkpointer import AttemptSaves, Checkpointer, check_same_value
 from hpcddp.training.data.sampler import MicroBatch, describe_position
 from hpcddp.training.objects import Models, TrainingData
 from hpcddp.training.options import RunSetup
@@ -79,7 +78,7 @@ class Saves:
         if self.has_left_epochs:
             place, self.has_left_epochs = "left the loop over rt.epochs()", False
         granted, answers = self.agreement.agree(place, mine)
-        self.attempt.note_stop(granted.get(STOP))
+        self.attempt.accept_stop(granted.get(STOP))
         self.finish_reason = self.finish_reason or granted.get(FINISH)
         self._save_due |= SAVE in granted
         return answers
@@ -102,7 +101,7 @@ class Saves:
             flags = tuple(flag for flag in flags if flag != DEADLINE)
         answers = self.agree(place, (flags, self.pace.tail_is_long))
         raised = {flag for flags, _ in answers for flag in flags}
-        self.attempt.note_stop(next((flag for flag in STOP_FLAGS if flag in raised), None))
+        self.attempt.accept_stop(next((flag for flag in STOP_FLAGS if flag in raised), None))
         return bool(answers[0][1])
 
     def check_open(self, call: str) -> None:
@@ -137,7 +136,7 @@ class Saves:
     def loop_starts(self) -> None:
         """A loop over the loader begins, perhaps over the rest of an epoch."""
         if self.open_epoch is None:
-            self.checkpointer.check_untouched(is_finished=self.is_finished)
+            self.checkpointer.begin_training(is_finished=self.is_finished)
         self.in_tail = False
         if self._save_due:
             self.save_now()
@@ -176,7 +175,7 @@ class Saves:
                 self.agreement.requests.setdefault(SAVE, "save_every")
             self._save_due |= not self._several
         flags = (() if is_last else self._watch.flags()) + tuple(self.agreement.requests)
-        attempt.note_stop(record.end_step(micro.total, flags, more, step=step, epoch=epoch, lr=lr))
+        attempt.accept_stop(record.end_step(micro.total, flags, more, step=step, epoch=epoch, lr=lr))
         self.report.step(step, micro.total, record.loss)
         # one rank alone has agreed when it asked
         if self._several and not is_last and self._is_agreement_due():
@@ -220,7 +219,7 @@ class Saves:
         self._save_due = False
         if self.checkpointer.is_due(self.steps):
             loader = self.data.loader
-            self.attempt.note_stop(self.record.catch_up())
+            self.attempt.accept_stop(self.record.catch_up())
             self.models.same.check(self.steps)
             self.models.average_buffers()
             position = describe_position(self.steps, loader.sampler, [second.place for second in self.data.seconds])

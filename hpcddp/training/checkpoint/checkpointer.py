@@ -16,15 +16,23 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from hpcddp.errors import HpcddpError, LaunchError, RequestError
-from hpcddp.runs.folder import step_of
-from hpcddp.runs.state import MODES, Best, Manifest, read_best, write_best
+from hpcddp.runs.folder import AttemptFolder, step_of
+from hpcddp.runs.lock import check_not_taken
+from hpcddp.runs.state import (
+    AT_ITS_END,
+    MODES,
+    Best,
+    Manifest,
+    note_checkpoint,
+    read_best,
+    read_manifest,
+    write_best,
+    write_state,
+)
 from hpcddp.training.activity import at_files
-from hpcddp.training.checkpoint.attempt import AttemptSaves
 from hpcddp.training.checkpoint.files import (
     STATE,
-    Provenance,
     begin_checkpoint,
-    check_manifest,
     commit,
     continue_provenance,
     describe_file,
@@ -35,13 +43,13 @@ from hpcddp.training.checkpoint.files import (
     write_state_file,
 )
 from hpcddp.training.checkpoint.resume import choose_newest, load_checkpoint
-from hpcddp.training.checkpoint.settings import GivenSettings, LoadedState, describe_settings
-from hpcddp.training.checkpoint.state_tree import list_tensors, make_outline, write_key
-from hpcddp.training.checkpoint.tracked import Tracked
+from hpcddp.training.checkpoint.settings import GivenSettings, describe_settings
+from hpcddp.training.checkpoint.tracked import Tracked, list_tensors, make_outline, write_key
 from hpcddp.training.collectives import broadcast
 from hpcddp.training.options import RunSetup
 from hpcddp.training.parallel.zero import ZeroSteps
 from hpcddp.training.rendezvous.group import Group
+from hpcddp.training.stopping import SaveTimer, StopWatch
 from hpcddp.training.versions import list_versions
 
 # Writing a run's checkpoints: rank 0 one file, where each rank has everything; else each rank its part.
@@ -68,13 +76,13 @@ class CheckpointWriter:
         is_async: bool = False,
     ) -> None:
         """`fence`: raises HeldError, on rank 0, if this attempt may not write to the folder any more. `is_async`: a
-        thread writes, beside the training."""
+        thread writes while the training goes on."""
         self._group = group
         self._folder = folder
         self._keep = keep
         self._fence = fence
-        # A thread, and a gloo group for it. That is made while all ranks are surely there: one that dies meanwhile
-        # would leave the others waiting for torch's timeout.
+        # The thread's own gloo group is made now, while all ranks are there: one that dies would leave the others
+        # waiting for torch's timeout.
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="hpcddp-checkpoint") if is_async else None
         self._ranks: Any = dist.new_group(backend="gloo") if is_async else None
         self._under_way: tuple[Path, Future[WrittenCheckpoint]] | None = None
@@ -179,6 +187,72 @@ def _naming(partial: Path) -> Iterator[None]:
         ) from error
 
 
+class AttemptSaves:
+    """When a save of an attempt is due, how long saves take, who may write, state.json.
+
+    The loop of `hpcddp.runtime` and those of frameworks share it. `folder` None: nothing is written. `every_s`: seconds
+    of training between two saves; None: time does not say.
+    """
+
+    def __init__(self, folder: AttemptFolder | None, watch: StopWatch, *, is_first: bool, every_s: int | None) -> None:
+        self.folder = folder
+        self.watch = watch
+        self.stop_reason: str | None = None  # is set on all ranks at the same step
+        self._writes = is_first and folder is not None
+        self.timer = SaveTimer(every_s) if self._writes and every_s is not None else None
+
+    def accept_stop(self, reason: str | None) -> None:
+        """The ranks agree that the run stops here; the first reason stays."""
+        self.stop_reason = self.stop_reason or reason
+
+    @property
+    def is_time(self) -> bool:
+        """Whether rank 0 is to ask for a save, as the time since the last one has come."""
+        return self.timer is not None and self.timer.is_due
+
+    def begin_training(self) -> None:
+        """The time until the next save counts from now."""
+        if self.timer is not None:
+            self.timer.restart()
+
+    @at_files()
+    def check_held(self) -> None:
+        """HeldError on rank 0 if another attempt has taken the run."""
+        if self._writes and self.folder is not None:
+            check_not_taken(self.folder.run, self.folder.name)
+
+    def save_begins(self) -> None:
+        """All ranks save now. HeldError as of `check_held`."""
+        self.check_held()
+        self.watch.pace.save_began()
+
+    def save_returns(self) -> None:
+        """The training goes on, perhaps beside the save."""
+        self.begin_training()
+        self.watch.pace.training_resumed()
+
+    def record_saved(self, step: int, epoch: int, seconds: float) -> None:
+        """The checkpoint of this step is complete, after so many seconds."""
+        self.watch.pace.save_ended(seconds)
+        if self.stop_reason is not None:
+            self.write("unfinished", self.stop_reason, step, epoch)
+        elif self._writes and self.folder is not None:
+            with at_files():
+                note_checkpoint(self.folder, step=step, epoch=epoch)
+
+    def end(self, step: int, epoch: int, stop_reason: str | None, finished: str | None = None, **more: Any) -> None:
+        """The attempt ends without an error: stopped for this reason, else finished. `finished`: why, before its
+        end."""
+        status = "unfinished" if stop_reason else "finished"
+        self.write(status, stop_reason or finished or AT_ITS_END, step, epoch, **more)
+
+    @at_files()
+    def write(self, status: str, reason: str, step: int, epoch: int, **more: Any) -> None:
+        """Write `state.json`."""
+        if self._writes and self.folder is not None:
+            write_state(self.folder, status, step=step, epoch=epoch, reason=reason, **more)
+
+
 class Checkpointer:
     """Writes the checkpoints of one run, and resumes from them. Its methods are called on every rank alike.
 
@@ -190,8 +264,7 @@ class Checkpointer:
         self._saves = saves
         self._exactness, self._settings, self._anew = options.exactness, setup.settings, setup.anew
         self._tracked: Tracked | None = None
-        self._loaded: LoadedState | None = None  # until the loop begins
-        self._provenance: Provenance | None = None
+        self._provenance: dict[str, Any] = {}  # empty in a run that is not exact
         self._folder = None if setup.folder is None else Path(setup.folder.run.checkpoints)
         self.may_write_async = self._folder is not None and options.checkpoint == "async"  # the training: it is polled
         self._writer: CheckpointWriter | None = None
@@ -201,11 +274,6 @@ class Checkpointer:
         self._saved_at: int | None = None  # step of the newest checkpoint, begun or there
         self._saved: WrittenCheckpoint | None = None  # the newest one of this attempt
         self._best: Best | None = None  # of this attempt, until its file names it
-
-    @property
-    def deviations(self) -> tuple[str, ...]:
-        """Why an exact run's result may differ from that of a run without interruption."""
-        return self._provenance.deviations if self._provenance is not None else ()
 
     def track(
         self, objects: dict[str, Any], global_batch: int | None, zero: Mapping[str, ZeroSteps]
@@ -219,40 +287,39 @@ class Checkpointer:
             return None
         make_outline(tracked.capture())  # an object that could not be read back is refused before hours of work
         newest, pace = choose_newest(self._group, self._folder, self._anew), self._saves.watch.pace
-        self._settings.note("global_batch", global_batch)
-        self._settings.settle(describe_settings(tracked.objects), None if newest is None else step_of(newest.name))
+        self._settings.add("global_batch", global_batch)
+        self._settings.compare(describe_settings(tracked.objects), None if newest is None else step_of(newest.name))
         given, position = GivenSettings(tracked.objects, self._settings), None
         states, manifest = dict[str, Any](), Manifest()
         if newest is not None:
             position, states = load_checkpoint(newest, tracked, given.unloaded, self._anew)
-            manifest = check_manifest(newest)
-        given.bring(states)
+            manifest = read_manifest(str(newest)) or manifest
+        given.apply(states)
         if position is not None:
             self._saved_at = position["step"]
             pace.expect_tail(manifest.tail_s)
-            self._loaded = LoadedState(tracked.objects, self._saved_at)
-            if self._provenance is not None:
-                self._provenance = continue_provenance(self._provenance, manifest, self._saved_at)
-                for deviation in self.deviations if self._group.is_first else ():
+            if self._provenance:
+                self._provenance = continue_provenance(self._provenance, manifest.exact, self._saved_at)
+                for deviation in self._provenance["deviations"] if self._group.is_first else ():
                     words = "is no longer" if manifest.exact is not None else "is not"
                     print(f"hpcddp: warning: the run {words} exact: {deviation}", file=sys.stderr)
         if self._saves.watch.deadline is not None and self._group.is_first:
-            known_s = manifest.seconds
-            pace.expect_save(guess_save_s(count_state_bytes(tracked)) if known_s is None else known_s)
+            pace.expect_save(manifest.seconds or guess_save_s(count_state_bytes(tracked)))
         return position
 
-    def settle_settings(self, position: dict[str, int]) -> None:
-        """More settings are known than when the checkpoint was loaded. RequestError as of `RunSettings.settle`."""
-        self._settings.settle({}, position["step"])
+    def compare_settings(self, position: dict[str, int]) -> None:
+        """More settings are known than when the checkpoint was loaded. RequestError as of `RunSettings.compare`."""
+        self._settings.compare({}, position["step"])
 
-    def check_untouched(self, *, is_finished: bool) -> None:
-        """The loop begins: RequestError if what was loaded has changed since. The run's settings are recorded. Looks
-        the first time only. `is_finished`: nothing is left to train."""
-        loaded, self._loaded = self._loaded, None
-        if loaded is not None:
-            loaded.check()
+    def begin_training(self, *, is_finished: bool) -> None:
+        """A loop begins: record the run's settings. `is_finished`: nothing is left to train."""
         self._settings.record(is_finished=is_finished)
         self._saves.begin_training()
+
+    @property
+    def deviations(self) -> list[str]:
+        """Why an exact run's result may differ from that of a run without interruption."""
+        return list(self._provenance.get("deviations", ()))
 
     def models(self) -> list[nn.Module]:
         """The tracked models."""
@@ -276,7 +343,7 @@ class Checkpointer:
         self.poll(wait=True)
         self._saves.save_begins()
         self._saved_at = position["step"]
-        exact = {"exact": self._provenance._asdict()} if self._provenance is not None else {}
+        exact = {"exact": self._provenance} if self._provenance else {}
         tail = {"tail_s": self._saves.watch.pace.tail_s}  # the next attempt judges by it whether the tail fits
         self._note(self._writer.save(self._tracked, position, {**entries, **exact, **tail}))
         self._saves.save_returns()
@@ -289,7 +356,7 @@ class Checkpointer:
     def _note(self, saved: WrittenCheckpoint | None) -> None:
         if saved is not None:
             self._saved = saved
-            self._saves.note_saved(saved.position["step"], saved.position["epoch"], saved.seconds)
+            self._saves.record_saved(saved.position["step"], saved.position["epoch"], saved.seconds)
 
     def is_best(self, value: float, mode: str) -> bool:
         """Whether rank 0's `value` beats the best one of the run so far; what rank 0 says holds for all."""
@@ -338,8 +405,8 @@ class Checkpointer:
         if digest is None and self._tracked is not None:
             digest = self._tracked.hash_weights()
         more: dict[str, Any] = {} if digest is None else {"weights_sha256": digest}
-        if self._provenance is not None:
-            more["exact"] = {"method": self._provenance.method, "deviations": self.deviations}
+        if self._provenance:
+            more["exact"] = {name: self._provenance[name] for name in ("method", "deviations")}
         if asked and not stop_reason:
             more["asked"] = dict(asked)
         self._saves.end(step, epoch, stop_reason, finished, **more)
@@ -348,26 +415,23 @@ class Checkpointer:
 
 def is_better(value: float, mode: str, best: Best | None) -> bool:
     """Whether `value` beats the best one; NaN never does. RequestError for another mode than before."""
-    if mode not in MODES:
-        raise RequestError(f"rt.save_best(value, {mode!r}): there is no such mode", 'mode="max", or mode="min"')
+    if mode not in MODES or (best is not None and best.mode != mode):
+        known = best.mode if best is not None else "max"
+        before = f", and the best checkpoint so far was chosen by mode={known!r}" if best is not None else ""
+        raise RequestError(f"rt.save_best(value, {mode!r}) cannot be{before}", f"rt.save_best(value, {known!r})")
     if best is None:
         return value == value
-    if best.mode != mode:
-        raise RequestError(
-            f"the best checkpoint of this run, of step {best.step}, was chosen by mode={best.mode!r}, not {mode!r}",
-            f"rt.save_best(value, {best.mode!r}), or a new run",
-        )
     return value > best.value if mode == "max" else value < best.value
 
 
 def check_same_value(values: Sequence[float]) -> None:
     """RequestError if a rank gave another number than rank 0: each has counted its own share of the data.
 
-    NaN, infinities and 0 are what stands for a number that only rank 0 knows; small differences are rounding's.
+    NaN, infinities and 0 stand for a number that only rank 0 knows; small differences are rounding's.
     """
     for rank, value in enumerate(values):
-        stands_for_none = value == 0 or not math.isfinite(value) or not math.isfinite(values[0])
-        if not stands_for_none and not math.isclose(value, values[0], rel_tol=1e-3):
+        is_known = value != 0 and math.isfinite(value) and math.isfinite(values[0])
+        if is_known and not math.isclose(value, values[0], rel_tol=1e-3):
             raise RequestError(
                 f"rt.save_best(value) got {values[0]:.6g} on rank 0 and {value:.6g} on rank {rank}: each rank evaluates"
                 " its own share of the data",
@@ -384,9 +448,6 @@ def guess_save_s(size: int) -> float:
 
 
 def count_state_bytes(tracked: Tracked) -> int:
-    """Count the bytes of models, and of optimizers as if they were Adam, with two numbers for each parameter."""
-    tensors = [*list_tensors([model.state_dict() for model in tracked.models()]).values()]
-    for thing in tracked.objects.values():
-        if isinstance(thing, Optimizer):
-            tensors += 2 * [parameter for group in thing.param_groups for parameter in group["params"]]
-    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+    """Count the bytes of the models and, as if each were trained by Adam, of two numbers for each of theirs."""
+    tensors = list_tensors([model.state_dict() for model in tracked.models()]).values()
+    return 3 * sum(tensor.numel() * tensor.element_size() for tensor in tensors)

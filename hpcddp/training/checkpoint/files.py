@@ -7,108 +7,54 @@ any moment leaves the older checkpoints as they were. The folder of a step is ne
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import os
-import pickle
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
+from torch import nn
 
-from hpcddp.errors import RequestError
+from hpcddp.errors import LaunchError, RequestError
 from hpcddp.runs import folder as folders
 from hpcddp.runs.folder import MANIFEST
 from hpcddp.runs.jsonfile import DamagedFileError, UnreadableFileError, write_object
-from hpcddp.runs.state import Manifest, read_manifest
+from hpcddp.runs.state import read_manifest
 from hpcddp.training.activity import at_files
-from hpcddp.training.options import ANEW, Exactness
+from hpcddp.training.checkpoint.tracked import gather_whole, map_tensors, module_state
+from hpcddp.training.collectives import broadcast
+from hpcddp.training.options import Exactness
+from hpcddp.training.rendezvous.group import Group
+from hpcddp.training.torch_compat import is_failed_write
 from hpcddp.training.versions import list_conditions, name_differences
-
-# What an exact result was computed with. A checkpoint's manifest carries it from attempt to attempt.
-
-
-class Provenance(NamedTuple):
-    """The sums that were chosen, the hardware and software that computed them, and what changed on the way."""
-
-    method: str
-    slices: int
-    global_batch: int
-    conditions: dict[str, Any]
-    deviations: tuple[str, ...]  # why the result may differ from that of a run without interruption
-
-
-def make_provenance(exactness: Exactness, global_batch: int, device: torch.device) -> Provenance:
-    """The provenance of a run that starts here."""
-    return Provenance(exactness.method, exactness.slices, global_batch, list_conditions(device), ())
-
-
-def continue_provenance(mine: Provenance, manifest: Manifest, step: int) -> Provenance:
-    """The provenance of this attempt, which resumes from a checkpoint with this manifest. A difference, accepted by the
-    user or in hardware or software, becomes a deviation.
-    """
-    if manifest.exact is None:
-        return mine._replace(deviations=(f"steps 1 to {step} were not exact",))
-    theirs = Provenance(**{name: manifest.exact[name] for name in Provenance._fields})
-    chosen = [{name: getattr(one, name) for name in ("method", "slices", "global_batch")} for one in (theirs, mine)]
-    new = [
-        f"after step {step}, {name.replace('_', ' ')} {old} -> {chosen[1][name]}"
-        for name, old in chosen[0].items()
-        if chosen[1][name] != old
-    ]
-    new += [f"after step {step}, {words}" for words in name_differences(theirs.conditions, mine.conditions)]
-    return mine._replace(deviations=(*theirs.deviations, *new))
-
-
-# What `manifest.json` says of a checkpoint: its files with their sizes and SHA-256 sums, its form.
-
 
 STATE = "state.pt"
 INDEX = ".metadata"  # of the tensors in a checkpoint that all ranks wrote
 
-
-def check_manifest(path: Path) -> Manifest:
-    """The manifest of a checkpoint; what resuming reads in it has the form in which hpcddp writes it.
-
-    FileNotFoundError if there is none; SchemaError if another hpcddp wrote it; DamagedFileError. RequestError if a
-    framework wrote the checkpoint.
-    """
-    manifest = read_manifest(str(path))
-    if manifest is None:
-        raise FileNotFoundError(f"no {MANIFEST}")
-    if manifest.framework is not None:  # it is whole, so it is no damaged one that may be set aside
-        raise RequestError(
-            f"checkpoint {path} was written by {manifest.framework}, not by hpcddp.runtime",
-            "begin a new run: --fresh in a job, else another run_dir",
-        )
-    if not _is_complete(manifest):
-        file = os.path.join(path, MANIFEST)
-        raise DamagedFileError(f"its {MANIFEST} is not as hpcddp writes it", f"look at it: head {file}")
-    return manifest
+# What an exact result was computed with: the entry `exact` of a manifest, carried from attempt to attempt.
 
 
-def _is_complete(manifest: Manifest) -> bool:
-    """Whether it has what resuming reads. `exact` is absent in a run that is not."""
-    files = manifest.files or {}
-    needed = (STATE,) if manifest.form == "single" else (STATE, INDEX)
-    kinds: dict[str, type] = {"method": str, "slices": int, "global_batch": int, "conditions": dict, "deviations": list}
-    return (
-        manifest.form is not None
-        and manifest.seconds is not None
-        and all(_has(about, bytes=int, sha256=str) for about in files.values())
-        and all(name in files for name in needed)
-        and (manifest.exact is None or _has(manifest.exact, **kinds))
+def make_provenance(exactness: Exactness, global_batch: int, device: torch.device) -> dict[str, Any]:
+    """The sums that were chosen, the hardware and software that compute them, and what changed on the way: why the
+    result may differ from that of a run without interruption."""
+    chosen = {"method": exactness.method, "slices": exactness.slices, "global_batch": global_batch}
+    return {**chosen, "conditions": list_conditions(device), "deviations": []}
+
+
+def continue_provenance(mine: dict[str, Any], theirs: dict[str, Any] | None, step: int) -> dict[str, Any]:
+    """The provenance of this attempt, which resumes from a checkpoint with the other one."""
+    if theirs is None:
+        return {**mine, "deviations": [f"steps 1 to {step} were not exact"]}
+    before, now = (
+        {name: one[name] for name in ("method", "slices", "global_batch")} | one["conditions"] for one in (theirs, mine)
     )
+    new = [f"after step {step}, {words}" for words in name_differences(before, now)]
+    return {**mine, "deviations": [*theirs["deviations"], *new]}
 
 
-def _has(about: Any, **kinds: type) -> bool:
-    return isinstance(about, dict) and all(isinstance(about.get(name), kind) for name, kind in kinds.items())
-
-
-#: There is no such file, or it is no file: that is seen wherever the checkpoint is.
-_OF_NAMES = {None, errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG, errno.ELOOP}
+# The files of a checkpoint.
 
 
 def name_step(folder: Path, step: int) -> Path:
@@ -117,7 +63,7 @@ def name_step(folder: Path, step: int) -> Path:
 
 @at_files()
 def begin_checkpoint(folder: Path, step: int) -> Path | None:
-    """The temporary folder of a step's checkpoint, made anew; None if that step is there already."""
+    """Make the temporary folder of a step's checkpoint; None if that step is there already."""
     target = name_step(folder, step)
     if target.exists():
         return None
@@ -153,7 +99,7 @@ def commit(partial: Path, files: Mapping[str, dict[str, Any]], entries: Mapping[
 
 
 def list_checkpoint_folders(folder: Path) -> list[Path]:
-    """Finished checkpoint folders, oldest first."""
+    """List finished checkpoint folders, oldest first."""
     return [Path(path) for path in folders.list_checkpoints(str(folder))]
 
 
@@ -161,18 +107,23 @@ def list_checkpoint_folders(folder: Path) -> list[Path]:
 def find_fault(path: Path, nth: int = 0, parts: int = 1) -> str | None:
     """Check a checkpoint by its manifest: the fault, or None. Of its files the nth of every `parts` is read.
 
-    SchemaError if another hpcddp wrote it: it is whole, but not for this one. OSError or UnreadableFileError if the
-    system does not let a file be read: nobody knows then what it holds.
+    SchemaError if another hpcddp wrote it, RequestError if a framework did: it is whole, but not for this run. OSError
+    or UnreadableFileError if the system does not let a file be read.
     """
     try:
-        files = check_manifest(path).files or {}
+        manifest = read_manifest(str(path))
     except UnreadableFileError:
         raise
     except DamagedFileError as error:
         return error.message
-    except FileNotFoundError as error:
-        return str(error)
-    return find_file_fault(path, {name: files[name] for name in sorted(files)[nth::parts]})
+    if manifest is not None and manifest.framework is not None:
+        raise RequestError(
+            f"checkpoint {path} was written by {manifest.framework}, not by hpcddp.runtime",
+            "begin a new run: --fresh in a job, else another run_dir",
+        )
+    if manifest is None or manifest.files is None:
+        return f"no complete {MANIFEST}"
+    return find_file_fault(path, {name: manifest.files[name] for name in sorted(manifest.files)[nth::parts]})
 
 
 def find_file_fault(folder: Path, files: Mapping[str, Mapping[str, Any]]) -> str | None:
@@ -183,29 +134,15 @@ def find_file_fault(folder: Path, files: Mapping[str, Mapping[str, Any]]) -> str
                 return f"{name} has {size} bytes, the manifest says {about['bytes']}"
             if "sha256" in about and _hash_file(folder / name) != about["sha256"]:
                 return f"{name} does not have the SHA-256 of the manifest"
-        except (OSError, ValueError) as error:  # the second: a name that no file can have
-            if getattr(error, "errno", None) not in _OF_NAMES:
-                raise
-            return f"{name}: {(getattr(error, 'strerror', None) or str(error)).lower()}"
+        except (FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:
+            return f"{name}: {(error.strerror or str(error)).lower()}"
     return None
 
 
 @at_files()
-def set_checkpoint_aside(path: Path) -> None:
-    """Rename a damaged checkpoint, so that its step can be written again."""
-    path.rename(path.with_name(f"{path.name}.damaged-{os.getpid()}"))
-
-
-@at_files()
-def read_checkpoint(path: Path, anew: str = ANEW) -> dict[str, Any]:
+def read_checkpoint(path: Path) -> dict[str, Any]:
     """The state, on the CPU; of a sharded checkpoint its outline. Nothing but tensors and plain values is unpickled."""
-    try:
-        state: dict[str, Any] = torch.load(path / STATE, map_location="cpu", weights_only=True)
-    except pickle.UnpicklingError as error:
-        raise RequestError(
-            f"checkpoint {path} holds more than tensors and plain values: {error}",
-            f"give rt.prepare only objects whose state_dict() is tensors and plain values, and {anew}",
-        ) from error
+    state: dict[str, Any] = torch.load(path / STATE, map_location="cpu", weights_only=True)
     return state
 
 
@@ -213,9 +150,7 @@ def read_checkpoint(path: Path, anew: str = ANEW) -> dict[str, Any]:
 def remove_old(folder: Path, keep: int, best: int | None = None) -> None:
     """Remove all but the newest `keep` checkpoints and the one of step `best`, and what killed writers left.
 
-    A new one must be there first.
-
-    No other checkpoint of this run may be in writing.
+    A new one must be there first, and no other of this run in writing.
     """
     for path in list_checkpoint_folders(folder)[:-keep]:
         if best is not None and path == name_step(folder, best):
@@ -228,7 +163,6 @@ def remove_old(folder: Path, keep: int, best: int | None = None) -> None:
 
 @at_files()
 def flush_folder(path: Path) -> None:
-    """Make the names in a folder durable."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -242,3 +176,39 @@ def _hash_file(path: Path) -> str:
         while block := file.read(1 << 20):
             digest.update(block)
         return digest.hexdigest()
+
+
+# A model's weights as one file that plain torch reads.
+
+
+def write_whole(model: nn.Module, path: Path, group: Group) -> None:
+    """Write the state of `model` (not in DDP), whole and on the CPU, as a whole file: rank 0 does. A collective.
+
+    LaunchError on every rank if the file cannot be written.
+    """
+    tree = gather_whole(module_state(model), keep=group.is_first)
+    failure = broadcast(_write(tree, path) if group.is_first else None, group.world_size, group.device)
+    if failure is not None:
+        raise LaunchError(
+            f"the model cannot be written to {path}: {failure}", "rt.save_model(path that can be written)"
+        )
+
+
+@at_files()
+def _write(tree: object, path: Path) -> str | None:
+    """Write the file; returns what prevented it, or None."""
+    partial = path.with_name(f".{path.name}.tmp-{os.getpid()}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with partial.open("wb") as file:
+            torch.save(map_tensors(tree, lambda _, tensor: tensor.detach().cpu()), file)
+            os.fsync(file.fileno())
+        partial.replace(path)
+    except (OSError, RuntimeError) as error:
+        partial.unlink(missing_ok=True)
+        if isinstance(error, OSError):
+            return (error.strerror or str(error)).lower()
+        if not is_failed_write(error):
+            raise
+        return f"torch could not write all of it ({error})"
+    return None

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Collection
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from torch import Tensor
 
@@ -16,34 +17,22 @@ from hpcddp.training.checkpoint.files import (
     find_fault,
     list_checkpoint_folders,
     read_checkpoint,
-    set_checkpoint_aside,
 )
-from hpcddp.training.checkpoint.state_tree import list_tensors, map_tensors, split_like, write_key
-from hpcddp.training.checkpoint.tracked import FindLike, Tracked
+from hpcddp.training.checkpoint.tracked import FindLike, Tracked, list_tensors, map_tensors, split_like, write_key
 from hpcddp.training.collectives import ask_all, broadcast
 from hpcddp.training.rendezvous.group import Group
 from hpcddp.units import format_count
-
-# Which checkpoint a run resumes from: the newest one that is whole, the same one on every rank.
-
 
 _NO_STATE: dict[str, Any] = {"state": {}, "param_groups": []}  # of an optimizer that a checkpoint does not have
 PAUSES_S = (1.0, 4.0, 10.0)  # before each further look at a checkpoint that a rank cannot read
 
 
-class _Look(NamedTuple):
-    """The faults that a rank has found in its part of a checkpoint; empty: none."""
-
-    damage: str = ""
-    unreadable: str = ""
-
-
 def choose_newest(group: Group, folder: Path, anew: str) -> Path | None:
-    """The newest checkpoint whose files are as its manifest says; newer ones, which are damaged, are named and set
-    aside. None: there is none. A collective: the ranks share the reading.
+    """Choose the newest checkpoint whose files are as its manifest says; newer ones, which are damaged, are set aside.
+    None: there is none. A collective: the ranks share the reading.
 
-    RequestError if all are damaged; they stay as they are. LaunchError if a rank cannot read one. `anew`: how to begin
-    a new run, for the hint.
+    RequestError if all are damaged; LaunchError if a rank cannot read one; both leave them as they are. `anew`: how to
+    begin a new run, for the hint.
     """
     names = [path.name for path in list_checkpoint_folders(folder)] if group.is_first else []
     damaged: list[tuple[Path, str]] = []
@@ -52,7 +41,7 @@ def choose_newest(group: Group, folder: Path, anew: str) -> Path | None:
         if not damage:
             for other, its in damaged if group.is_first else ():
                 print(f"hpcddp: checkpoint {other} is damaged ({its}); an older one is used", file=sys.stderr)
-                set_checkpoint_aside(other)
+                other.rename(f"{other}.damaged-{os.getpid()}")  # so that its step can be written again
             return path
         damaged.append((path, damage))
     if damaged:
@@ -66,23 +55,16 @@ def choose_newest(group: Group, folder: Path, anew: str) -> Path | None:
 
 
 def _find_damage(group: Group, path: Path) -> str:
-    """Find the damage of this checkpoint, as two ranks see it; empty: it is whole. LaunchError as of `choose_newest`:
-    a fault that one rank alone sees is its host's."""
-    ranks, mine, rank, look = group.world_size, _Look("", "not looked at"), 0, _Look()
+    """Find the damage of this checkpoint, of which each rank reads a part; empty: it is whole. LaunchError as of
+    `choose_newest`."""
+    answers: list[tuple[str, str]] = []
     for pause_s in (0.0, *PAUSES_S):
         time.sleep(pause_s)
-        mine = mine if mine == _Look() else _look(path, group.rank, ranks)
-        looks: list[_Look] = ask_all(mine, ranks)
-        faults = [(rank, look) for rank, look in enumerate(looks) if look != _Look()]
-        if not faults:
-            return ""
-        rank, look = next((fault for fault in faults if fault[1].damage), faults[0])
-        if look.damage:
-            other = ranks - 1 if rank == 0 else 0
-            again = _look(path, rank, ranks) if group.rank == other else _Look()
-            if ask_all(again, ranks)[other].damage:
-                return look.damage
-    why = look.unreadable or f"{look.damage}, which another rank does not find"
+        answers = ask_all(_check_part(path, group.rank, group.world_size), group.world_size)
+        damage = next((damage for damage, _ in answers if damage), "")
+        if damage or not any(unreadable for _, unreadable in answers):
+            return damage
+    rank, why = next((rank, unreadable) for rank, (_, unreadable) in enumerate(answers) if unreadable)
     host = group.members[rank].host
     raise LaunchError(
         f"rank {rank} on {host} cannot read checkpoint {path}, which stays as it is: {why}",
@@ -90,13 +72,14 @@ def _find_damage(group: Group, path: Path) -> str:
     )
 
 
-def _look(path: Path, nth: int, parts: int) -> _Look:
+def _check_part(path: Path, nth: int, parts: int) -> tuple[str, str]:
+    """The damage of this rank's part of a checkpoint, and why it cannot be read; empty: none."""
     try:
-        return _Look(find_fault(path, nth, parts) or "")
+        return find_fault(path, nth, parts) or "", ""
     except UnreadableFileError as error:
-        return _Look("", error.message)
+        return "", error.message
     except OSError as error:
-        return _Look("", f"{error.filename or path} cannot be read: {(error.strerror or str(error)).lower()}")
+        return "", f"{error.filename or path} cannot be read: {(error.strerror or str(error)).lower()}"
 
 
 def load_checkpoint(
@@ -107,13 +90,7 @@ def load_checkpoint(
 
     RequestError if an object does not fit. `anew`: how to begin a new run, for the hint.
     """
-    tree = read_checkpoint(path, anew)
-    absent = sorted(tracked.objects.keys() - tree.keys() - set(unloaded))
-    if absent:
-        raise RequestError(
-            f"checkpoint {path} has no {', '.join(absent)}, only {', '.join(sorted(tree))}",
-            f"track the objects of the first run, or {anew}",
-        )
+    tree = read_checkpoint(path)
     position: dict[str, int] = tree["position"]
     left = {name: tree[name] for name in unloaded if name in tree}
     tree = tracked.drop_others({name: tree.get(name, _NO_STATE) for name in tracked.objects})

@@ -13,8 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
@@ -41,27 +40,16 @@ from hpcddp.runs.settings import (
 )
 from hpcddp.runs.start import has_options
 from hpcddp.training.activity import at_files
-from hpcddp.training.checkpoint.state_tree import list_tensors, name_parameters
+from hpcddp.training.checkpoint.tracked import name_parameters
 from hpcddp.training.collectives import broadcast
-from hpcddp.training.parallel.sameness import is_whole, sum_bits
 from hpcddp.training.rendezvous.group import Group
 
 Settings = dict[str, dict[str, Any]]  # of each object by its name, or "optimizer[1]" for its second parameter group
 
 _AGAIN = ("seed", "samples", "shuffle")  # what says which samples an epoch has, and in which order
 # Not compared: what moves, what `lr` says already, and how an optimizer computes the same.
-_LEFT_OUT = {
-    "params",
-    "param_names",
-    "initial_lr",
-    "last_epoch",
-    "base_lrs",
-    "verbose",
-    "foreach",
-    "fused",
-    "capturable",
-}
-_LEFT_OUT |= {"_step_count", "_last_lr", "_get_lr_called_within_step", "_is_initial"}
+_LEFT_OUT = {"params", "param_names", "initial_lr", "last_epoch", "base_lrs", "verbose", "foreach", "fused"}
+_LEFT_OUT |= {"capturable", "_step_count", "_last_lr", "_get_lr_called_within_step", "_is_initial"}
 
 
 class OnFirst:
@@ -95,8 +83,8 @@ def name_setting(name: str, number: int) -> str:
 
 
 class RunSettings:
-    """Compares and records. `now`: what this start has; `at`: what the checkpoint that it loads was trained with; `to`:
-    what holds from here on. Methods are called on every rank alike; what rank 0 has counts."""
+    """Compares and records. `now`: those of this start; `at`: of the checkpoint that it loads; `to`: those that hold
+    from here on. Methods are called on every rank alike; what rank 0 has counts."""
 
     def __init__(
         self,
@@ -108,8 +96,8 @@ class RunSettings:
         *,
         can_keep: bool = True,
     ) -> None:
-        """A collective, with RequestError as of `read_recorded`. What is accepted and kept beside the job's words;
-        `can_keep`: whether recorded values can be brought into this training."""
+        """A collective, with RequestError as of `read_recorded`. `accept` and `keep` come beside the job's words;
+        `can_keep`: whether this training can take recorded values."""
         self._first, self._run = first, None if attempt is None else attempt.run
         self._accept, self._keep = (*accept, *read_list(env, ACCEPT)), (*keep, *read_list(env, KEEP))
         self._hints = OF_VERB if has_options(env) else OF_SCRIPT
@@ -127,19 +115,19 @@ class RunSettings:
             self._recorded, self.now = first.call(read)
         self.at = self.to = self.now
 
-    def take(self, name: str, value: Any) -> Any:
+    def choose(self, name: str, value: Any) -> Any:
         """The value of one of the run's settings: the recorded one, if that is kept."""
         if name in self._keep and self._recorded is not None:
             value = self._recorded.settings.get(RUN_GROUP, {}).get(name, value)
-        self.note(name, value)
+        self.add(name, value)
         return value
 
-    def note(self, name: str, value: Any) -> None:
+    def add(self, name: str, value: Any) -> None:
         """Record one of the run's settings of this start."""
         if value is not None:
             self.now[RUN_GROUP][name] = value
 
-    def settle(self, objects: Settings, step: int | None) -> None:
+    def compare(self, objects: Settings, step: int | None) -> None:
         """Compare, before the checkpoint of this step is loaded. None: a run without one begins, and is recorded anew;
         of an optimizer's settings the recorded ones can be kept all the same. RequestError, on every rank, for
         differences that nobody has decided."""
@@ -148,14 +136,12 @@ class RunSettings:
             self.at = self.to = self.now
             return
 
-        def settle_first() -> tuple[Decision, Recorded, Settings, Settings]:
-            recorded, known = self._recorded, [self.now]
-            if recorded is not None:
-                known.append(recorded.settings)
+        def compare_first() -> tuple[Decision, Recorded, Settings, Settings]:
+            recorded = self._recorded or Recorded({})
             for names, word in ((self._accept, "accept"), (self._keep, "keep")):
-                check_names(names, known, self._hints.option.format(word, "{}"))
-            found = [] if recorded is None else compare_settings(recorded.settings, self.now)
-            if recorded is None or step is None:
+                check_names(names, [self.now, recorded.settings], self._hints.option.format(word, "{}"))
+            found = compare_settings(recorded.settings, self.now)
+            if self._recorded is None or step is None:
                 keepable = [one for one in found if one.group.startswith("optimizer") and one.is_keepable]
                 decision = Decision((), tuple(one for one in keepable if not one.names.isdisjoint(self._keep)))
                 renewed = renew(Recorded({}), self.now, decision, 0)
@@ -165,7 +151,7 @@ class RunSettings:
             renewed = renew(recorded, self.now, decision, step)
             return decision, renewed, settings_at(recorded, step), renewed.settings
 
-        self._decision, self._renewed, self.at, self.to = self._first.call(settle_first)
+        self._decision, self._renewed, self.at, self.to = self._first.call(compare_first)
 
     def begins_again(self, number: int = 1) -> bool:
         """Whether the samples that the checkpoint's epoch of this training loader has left are not those of now."""
@@ -237,21 +223,10 @@ def _read_plain(values: Mapping[str, Any]) -> dict[str, Any]:
         if name == "_schedulers":
             inner = (_read_plain(one) for one in value)
             found |= {f"schedulers[{n}].{key}": one for n, known in enumerate(inner) for key, one in known.items()}
-        elif name not in _LEFT_OUT and _is_plain(plain := _as_plain(value)):
-            found[name.lstrip("_")] = plain
+        elif name not in _LEFT_OUT:
+            with suppress(TypeError, ValueError):
+                found[name.lstrip("_")] = json.loads(json.dumps(value))
     return found
-
-
-def _as_plain(value: Any) -> Any:
-    if isinstance(value, Tensor) and value.numel() == 1:
-        return value.item()
-    return [_as_plain(one) for one in value] if isinstance(value, list | tuple) else value
-
-
-def _is_plain(value: Any) -> bool:
-    with suppress(TypeError, ValueError):
-        return bool(json.loads(json.dumps(value)) == value)
-    return False
 
 
 # Accepted settings come into the objects, after a checkpoint has brought its own.
@@ -265,11 +240,7 @@ class GivenSettings:
         self._optimizers = {name: thing for name, thing in objects.items() if isinstance(thing, Optimizer)}
         self._schedules = {name: thing for name, thing in objects.items() if isinstance(thing, LRScheduler)}
         self._groups = {
-            _name(name, nth): {
-                key: value.clone() if isinstance(value, Tensor) else value
-                for key, value in group.items()
-                if key != "params"
-            }
+            _name(name, nth): {key: value for key, value in group.items() if key != "params"}
             for name, optimizer in self._optimizers.items()
             for nth, group in enumerate(optimizer.param_groups)
         }
@@ -285,16 +256,11 @@ class GivenSettings:
             return not compare_settings({name: at}, {name: to})
         return at.get("class") == to.get("class")
 
-    def bring(self, states: Mapping[str, Any]) -> None:
-        """Bring what was accepted, or is kept, into the objects. `states`: those that the checkpoint has, by name, of
-        what was not loaded: an accepted schedule is brought to where the old one was."""
+    def apply(self, states: Mapping[str, Any]) -> None:
+        """Give the objects what was accepted, or is kept. `states`: those that the checkpoint has, by name, of what was
+        not loaded: an accepted schedule is stepped to where the old one was."""
         at, now, to = self._settings.at, self._settings.now, self._settings.to
         for name, one in self._schedules.items():
-            if name in self.unloaded and to[name] != now[name]:
-                raise RequestError(
-                    f"{name} cannot be kept: the checkpoint is of a step before the recorded settings were accepted",
-                    f"give the script the recorded ones, which are in settings.json, or accept {name}",
-                )
             if isinstance(one, ReduceLROnPlateau) and name not in self.unloaded:
                 vars(one).update({key: value for key, value in to[name].items() if at[name].get(key, value) != value})
         for name, optimizer in self._optimizers.items():
@@ -303,32 +269,23 @@ class GivenSettings:
             for nth, group in enumerate(optimizer.param_groups):
                 key = _name(name, nth)
                 is_given = bool(anew) or name in self.unloaded or key not in at
-                for setting, value in self._groups[key].items() if is_given else ():
-                    _set(group, setting, value)
+                group |= self._groups[key] if is_given else {}
                 before = (now if is_given else at)[key]
                 for setting, value in to.get(key, {}).items():
                     old: Any = before.get(setting, value)
                     if setting == "lr" and old != value:
                         _move_lr(group, nth, old, value, list(its.values()))
                     elif setting in group and old != value:
-                        _set(group, setting, tuple(value) if isinstance(group[setting], tuple) else value)
+                        group[setting] = tuple(value) if isinstance(group[setting], tuple) else value
             for key, one in anew.items():
                 _step_to(key, one, _count_steps(states.get(key, {})))
 
 
-def _set(group: dict[str, Any], setting: str, value: Any) -> None:
-    """Set a value of a parameter group; a number in a tensor stays in that."""
-    if isinstance(group.get(setting), Tensor):
-        group[setting].fill_(float(value))
-    else:
-        group[setting] = value
-
-
 def _move_lr(group: dict[str, Any], nth: int, old: float, new: float, schedules: Sequence[Any]) -> None:
     """A learning rate that a schedule has moved is moved from the new start by the same factor."""
-    _set(group, "lr", float(group["lr"]) * (new / old) if old else new)
+    group["lr"] = group["lr"] * (new / old) if old else new
     if "initial_lr" in group:
-        _set(group, "initial_lr", new)
+        group["initial_lr"] = new
     for schedule in schedules:
         if hasattr(schedule, "base_lrs"):
             schedule.base_lrs[nth] = new
@@ -353,44 +310,3 @@ def _step_to(name: str, schedule: LRScheduler, steps: int) -> None:
                 f"{name} was accepted, and cannot be brought to the run's step: {error}",
                 f"a longer one, or keep {name}",
             ) from error
-
-
-# Whether what a resumed attempt loaded is still there when its loop begins.
-
-
-class LoadedState:
-    """The numbers of all parameters, and of the optimizers' state, right after they were loaded.
-
-    Buffers are left out: a forward pass may move them. So are learning rates, which a script may set by hand.
-    """
-
-    def __init__(self, objects: Mapping[str, Any], step: int) -> None:
-        self._objects, self._step = objects, step
-        self._sums = self._sum_up()
-
-    def _sum_up(self) -> dict[tuple[str, str], tuple[torch.dtype, int]]:
-        """Sums of bits of this rank's numbers, by the object's name and the tensor's."""
-        found = {}
-        for name, thing in self._objects.items():
-            tree: Any = None
-            if isinstance(thing, nn.Module):
-                tree, name = dict(thing.named_parameters()), f"weights of {name}"
-            elif isinstance(thing, Optimizer):
-                tree, name = thing.state_dict()["state"], f"state of {name}"
-            for path, tensor in list_tensors(tree).items():
-                mine = getattr(tensor, "to_local", lambda tensor=tensor: tensor)().detach()
-                if is_whole(mine):
-                    part = f"{'.'.join(map(str, path))} of {type(thing).__name__}"
-                    found[name, part] = mine.dtype, int(sum_bits(mine))
-        return found
-
-    def check(self) -> None:
-        """RequestError if any of it is gone or has other numbers by now. A tensor of another type is not compared."""
-        now = self._sum_up()
-        for (name, part), (dtype, total) in self._sums.items():
-            if (name, part) not in now or (now[name, part][0] == dtype and now[name, part][1] != total):
-                raise RequestError(
-                    f"the run resumed from step {self._step}, and the {name} changed before the first step: {part} has"
-                    " other numbers than the checkpoint",
-                    "load pretrained weights and states before rt.prepare, or under `if rt.steps == 0:`",
-                )

@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, Dataset
 from hpcddp.batchplan import split_evenly
 from hpcddp.errors import RequestError
 from hpcddp.training.data.loader import move
-from hpcddp.training.data.reading import Reading, check_length
+from hpcddp.training.data.reading import Reading
 from hpcddp.training.data.sampler import count_used
 from hpcddp.training.parallel.layout import Layout
 from hpcddp.units import format_count
@@ -45,8 +45,8 @@ class EvaluationLoader:
         each batch; `goes_on`, where they have, when the loop is done with its first batch. Rank 0 prints the shares."""
         self.dataset = dataset
         self.batch_size = batch_size
-        self._length = len(dataset)  # type: ignore[arg-type]  # torch's Dataset declares no __len__; map-style ones have it
-        self.samples = count_used(self._length, batch_size, drop_last=drop_last)
+        length = len(dataset)  # type: ignore[arg-type]  # torch's Dataset declares no __len__; map-style ones have it
+        self.samples = count_used(length, batch_size, drop_last=drop_last)
         self._ranks = layout.data_size
         shares = split_evenly(self.samples, self._ranks)
         largest = -(-batch_size // self._ranks)
@@ -68,7 +68,6 @@ class EvaluationLoader:
         return self._batches
 
     def __iter__(self) -> Iterator[Any]:
-        check_length(self.dataset, self._length)
         if not self._is_even and self._forward_is_collective():
             raise RequestError(
                 f"{format_count(self.samples, 'sample')} in global batches of {self.batch_size} leave some of"

@@ -15,7 +15,7 @@ from hpcddp.batchplan import BatchPlan, split_evenly
 from hpcddp.errors import RequestError
 from hpcddp.training.data.items import ItemSampler
 from hpcddp.training.data.randomness import SeededSamples, fork_generators, seed_generators
-from hpcddp.training.data.reading import DataSource, Reading, check_length
+from hpcddp.training.data.reading import DataSource, Reading
 from hpcddp.training.data.sampler import GlobalBatchSampler, MicroBatch
 from hpcddp.training.data.stream import StreamSampler, read_stream
 from hpcddp.training.data.weighing import WeighedBatch, Weighing
@@ -219,8 +219,12 @@ class TrainingLoader:
 
     def _check_length(self) -> None:
         """RequestError if the data set has another length than when the sampler was made."""
-        if not isinstance(self.sampler, StreamSampler):
-            check_length(self.dataset, self.sampler.samples)
+        before = getattr(self.sampler, "samples", None)  # a stream's are not known
+        if before is not None and (now := len(self.dataset)) != before:  # type: ignore[arg-type]  # torch's Dataset declares no __len__; map-style ones have it
+            raise RequestError(
+                f"this {type(self.dataset).__name__} has {now} samples now, and had {before} when its loader was made",
+                "give it its last length from the start; or begin a new run after each change: hpcddp.runtime(…)",
+            )
 
     def close(self) -> None:
         """End the loader processes, which would keep the open sockets of this process open. No more is read."""

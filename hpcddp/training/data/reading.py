@@ -26,13 +26,13 @@ class Reading:
 
     num_workers: int = 0
     collate_fn: Callable[[list[Any]], Any] | None = None
-    pin_memory: bool | None = None  # None: where there is a GPU
+    pin_memory: bool = True  # where there is a GPU
     keeps_workers: bool = True  # those of the training data, from epoch to epoch: they see no later change of the data
     more: dict[str, Any] = field(default_factory=dict)  # further arguments of DataLoader
 
     def options(self, device: torch.device) -> dict[str, Any]:
         """The arguments of a DataLoader on a rank with this device."""
-        pin = device.type == "cuda" if self.pin_memory is None else self.pin_memory and device.type == "cuda"
+        pin = self.pin_memory and device.type == "cuda"
         options = {"num_workers": self.num_workers, "collate_fn": self.collate_fn, "pin_memory": pin, **self.more}
         return options | {"worker_init_fn": WorkerStart(options.get("worker_init_fn"))}
 
@@ -62,16 +62,10 @@ class DataSource:
         return {"shuffle": self.shuffle, "drop_last": self.drop_last, **size}
 
 
-def read_how(
-    data: Dataset[Any] | DataLoader[Any],
-    *,
-    num_workers: int | None = None,
-    collate_fn: Callable[[list[Any]], Any] | None = None,
-    shuffle: bool | None = None,
-) -> DataSource:
-    """Take the options of an existing DataLoader, or of the arguments; None: no workers, torch's collate, shuffled.
+def read_how(data: Dataset[Any] | DataLoader[Any]) -> DataSource:
+    """Take the options of a DataLoader; a data set is shuffled and read without workers.
 
-    RequestError for a DataLoader together with arguments, and for one that chooses samples itself.
+    RequestError for a DataLoader that chooses samples itself.
     """
     if not isinstance(data, DataLoader):
         if not hasattr(data, "__getitem__") and not isinstance(data, IterableDataset):
@@ -79,11 +73,7 @@ def read_how(
                 f"a {type(data).__name__} is no data set",
                 "rt.loader(dataset), rt.evaluation_loader(dataset, 256), or either with a DataLoader",
             )
-        return DataSource(data, None, shuffle is not False, False, Reading(num_workers or 0, collate_fn))
-    given = {"num_workers": num_workers, "collate_fn": collate_fn, "shuffle": shuffle}
-    twice = [name for name, value in given.items() if value is not None]
-    if twice:
-        raise RequestError(f"{', '.join(twice)} came with a DataLoader", f"DataLoader(…, {twice[0]}=…)")
+        return DataSource(data, None, True, False, Reading())
     if data.drop_last and isinstance(data.dataset, IterableDataset):
         raise RequestError(
             "drop_last does not go with a stream, whose end nobody knows", "DataLoader(…, drop_last=False)"
@@ -112,17 +102,6 @@ def is_shuffled(loader: DataLoader[Any]) -> bool:
     """Whether the DataLoader has shuffle=True, as training data has."""
     sampler = loader.sampler
     return isinstance(sampler, RandomSampler) or (isinstance(sampler, DistributedSampler) and sampler.shuffle)
-
-
-def check_length(dataset: Dataset[Any], samples: int) -> None:
-    """RequestError if the data set has not so many samples, as it had when its loader was made."""
-    now = len(dataset)  # type: ignore[arg-type]  # torch's Dataset declares no __len__; map-style ones have it
-    if now != samples:
-        raise RequestError(
-            f"this {type(dataset).__name__} has {now} samples now, and had {samples} when its loader was made",
-            "give it its last length from the start; or after each change begin a new run: with hpcddp.runtime(…) as"
-            " rt: model, optimizer, loader = rt.prepare(…)",
-        )
 
 
 def _read_shuffle(loader: DataLoader[Any]) -> bool:

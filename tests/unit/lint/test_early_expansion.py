@@ -73,6 +73,7 @@ RIGHT = [
     f'echo "batch shell of rank $SLURM_PROCID on node $SLURM_NODEID"\n{RIGHT_RUN}',
     f"cat <<EOF\nnode $SLURM_NODEID\nEOF\n{RIGHT_RUN}",
     f'if [ "$SLURM_PROCID" -eq 0 ]; then mkdir -p out; fi\n{RIGHT_RUN}',
+    f"unused() {{ export RANK=$SLURM_PROCID; }}\n{RIGHT_RUN}",
     'if [ -z "$SLURM_STEP_ID" ]; then exec srun bash "$0"; fi\npython t.py $SLURM_PROCID\n',
 ]  # fmt: skip
 
@@ -136,3 +137,11 @@ def test_every_launchers_variables_are_known(variable):
 )
 def test_what_is_right_on_one_node_or_in_each_rank_is_not_blamed(text):
     assert not blamed(text)
+
+
+def test_the_hint_has_the_scheduler_s_launcher_and_each_name_once():
+    pbs = "#!/bin/bash\n#PBS -N x -r n -l select=2:ncpus=4:mpiprocs=1:ompthreads=1\n"
+    text = f"{pbs}pbsdsh -- python t.py ${{X:+$PBS_TASKNUM}} $PBS_TASKNUM\n"
+    found = [f for f in lint_script("job.sh", read_script(text, None, lambda _: True)) if f.rule == "A26"]
+    assert [f.what.count("$PBS_TASKNUM") for f in found] == [1]
+    assert "mpirun bash -c" in found[0].instead

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
-from torch.utils.data import IterableDataset, TensorDataset
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 import hpcddp
 from hpcddp.training.data.sampler import permute
@@ -58,9 +58,8 @@ def train_tokens(arguments: list[dict[str, Any]]) -> None:
             model = rt.wrap(token_model())
             scale = argument.get("scale", 1)  # of what counts: the mean is the same
             loader = rt.loader(
-                ragged_data(),
+                DataLoader(ragged_data(), shuffle=True, num_workers=argument.get("workers", 0)),
                 count=lambda batch, scale=scale: scale * count_tokens(batch),
-                num_workers=argument.get("workers", 0),
             )
             optimizer = rt.prepare(torch.optim.AdamW(model.parameters(), lr=0.05))
             for _epoch in rt.epochs(2):
@@ -131,7 +130,7 @@ def train_stream(argument: dict[str, Any]) -> None:
     dataset = PlainStream() if argument["kind"] == "plain" else SkippingStream()
     with hpcddp.runtime(10, seed=5, run_dir=argument["run_dir"]) as rt:
         model = rt.wrap(nn.Linear(2, 1).double())
-        loader = rt.loader(dataset, num_workers=1 if argument["kind"] == "plain" else 2)
+        loader = rt.loader(DataLoader(dataset, num_workers=1 if argument["kind"] == "plain" else 2))
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         rt.track(model=model, optimizer=optimizer)
         last = rt.steps + argument["steps"] if argument["steps"] else None
@@ -157,7 +156,7 @@ def train_normalised(argument: dict[str, Any]) -> None:
         each = nn.InstanceNorm1d(3, track_running_stats=True)
         inner = nn.Sequential(each, nn.Flatten(0, 1), nn.BatchNorm1d(2), nn.Linear(2, 1)).double()
         model = rt.wrap(inner)
-        loader = rt.loader(data, shuffle=False)
+        loader = rt.loader(DataLoader(data))
         optimizer = rt.prepare(torch.optim.SGD(model.parameters(), lr=0.0))
         for _epoch in rt.epochs(1):
             for x, _ in loader:

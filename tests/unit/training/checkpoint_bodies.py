@@ -17,11 +17,10 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
-from torch.utils.data import TensorDataset
+from torch.utils.data import DataLoader, TensorDataset
 
 import hpcddp
 from hpcddp.errors import RequestError
-from hpcddp.runs.jsonfile import DamagedFileError
 from hpcddp.training import stopping
 from hpcddp.training.checkpoint import files, resume
 from hpcddp.training.gradient.buffers import average_buffers
@@ -98,7 +97,8 @@ def train(argument: dict[str, Any]) -> None:
     ) as rt:
         blocks = None if parallel in ("ddp", "zero1") else Block
         model = rt.wrap(make_model(argument.get("norm", False)), blocks=blocks)
-        loader = rt.loader(make_data(), collate_fn=lambda samples: torch.utils.data.default_collate(samples))
+        collate = torch.utils.data.default_collate
+        loader = rt.loader(DataLoader(make_data(), shuffle=True, collate_fn=lambda samples: collate(samples)))
         optimizer = torch.optim.AdamW(model.parameters(), lr=0.05)
         scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=argument.get("total_steps", 20))
         objects: dict[str, Any] = {"model": model, "optimizer": optimizer, "scheduler": scheduler}
@@ -180,14 +180,11 @@ def train_with_a_save_due_after_each_step(argument: dict[str, Any]) -> None:
 
 
 def choose_on_a_sick_host(argument: dict[str, Any]) -> None:
-    """One rank finds something else in a checkpoint than the others."""
+    """One rank cannot read what the others can."""
     resume.PAUSES_S = ()
 
     def read_manifest(checkpoint: str) -> None:
-        if argument["kind"] == "damage":
-            raise DamagedFileError("its manifest.json is a riddle", "")
-        number = getattr(errno, argument["kind"])
-        raise OSError(number, os.strerror(number), checkpoint)
+        raise OSError(errno.EIO, os.strerror(errno.EIO), checkpoint)
 
     with hpcddp.init() as group:
         if group.rank == argument["sick"]:

@@ -13,7 +13,7 @@ import torch
 
 from hpcddp.training import watchdog
 from hpcddp.training.activity import at_files
-from hpcddp.training.checkpoint import files, sharded, whole_model
+from hpcddp.training.checkpoint import files, sharded
 
 
 @pytest.fixture
@@ -64,7 +64,7 @@ def test_a_checkpoint_in_parts_is_written_and_read(tmp_path: Path, noted: list[b
 
 def test_a_whole_model_is_written(tmp_path: Path, noted: list[bool]):
     alone: Any = SimpleNamespace(is_first=True, world_size=1, device=torch.device("cpu"))
-    whole_model.write_whole(torch.nn.Linear(2, 1), tmp_path / "model.pt", alone)
+    files.write_whole(torch.nn.Linear(2, 1), tmp_path / "model.pt", alone)
     assert noted == [True]
 
 

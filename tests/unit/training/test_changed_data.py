@@ -65,16 +65,6 @@ def test_a_data_set_that_has_another_length_in_a_later_epoch_is_refused() -> Non
     error.match(r"this Growing has 3 samples now, and had 4 when its loader was made[\s\S]*\nhint: .* new run")
 
 
-def test_evaluation_data_that_have_grown_are_refused() -> None:
-    data = Growing()
-    with hpcddp.runtime() as rt:
-        loader = rt.evaluation_loader(data, 2)
-        assert len(list(loader)) == 2
-        data.samples = 6
-        with pytest.raises(RequestError, match="this Growing has 6 samples now, and had 4 when"):
-            list(loader)
-
-
 class Given(IterableDataset[Any]):
     """The iterator that `give` returns in each pass."""
 

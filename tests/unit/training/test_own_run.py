@@ -208,20 +208,6 @@ def test_each_start_of_a_job_comes_to_the_folders_by_their_names(tmp_path: Path,
     assert _fold(tmp_path / "fold0") == ("fold0", 3, 0)  # a command typed again is the same
 
 
-def test_the_second_process_of_a_job_in_one_folder_finds_it_finished_and_says_by_whom(
-    tmp_path: Path, job: Job, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """As of `python train.py; python train.py` in one script: the supervisor's line was before both."""
-    job.start(1)
-    assert _fold(None) == ("t", 3, 3)
-    assert f"run {tmp_path}/t: " not in capsys.readouterr().err
-    assert _fold(None) == ("t", 3, 0)
-    assert re.search(rf"run {tmp_path}/t: finished at step 3 on \S+ by a process of this job ", capsys.readouterr().err)
-    job.start(2)
-    assert _fold(None) == ("t", 3, 0)
-    assert f"run {tmp_path}/t: " not in capsys.readouterr().err, "the supervisor has said it"
-
-
 def test_fresh_sets_each_folder_that_ranks_name_aside_once(tmp_path: Path, job: Job) -> None:
     job.start(1)
     assert _fold(tmp_path / "fold") == ("fold", 3, 3)
@@ -343,54 +329,9 @@ def test_what_is_refused_ends_a_script_in_two_lines_and_its_own_errors_keep_thei
 
 
 FOLDS = """
-import signal, sys, torch, hpcddp
-from torch.utils.data import DataLoader, TensorDataset
-for fold in range(3):
-    data = TensorDataset(torch.ones(40, 2) * fold)
-    model = torch.nn.Linear(2, 1)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with hpcddp.runtime(4, **({"run_dir": f"runs/fold{fold}"} if "own" in sys.argv else {})) as rt:
-        model, optimizer, loader = rt.prepare(model, optimizer, DataLoader(data, 4))
-        for epoch in rt.epochs(1):
-            for number, (x,) in enumerate(loader):
-                optimizer.zero_grad()
-                rt.backward(model(x).mean())
-                optimizer.step()
-                if number == 2:
-                    signal.raise_signal(signal.SIGTERM)
-    print("fold", fold, rt.steps)
-"""
-
-
-@pytest.mark.parametrize("where", ["job", "own", "bare"])
-def test_a_stop_in_time_ends_the_script_behind_its_with_block_and_the_job_begins_no_other_training(
-    tmp_path: Path, run_python: RunPython, where: str
-) -> None:
-    """What stands there may print the mean of the folds, with the number of the fold before in place of this one's."""
-    (tmp_path / "folds.py").write_text(FOLDS)
-    env = {}
-    if where != "bare":
-        env = {"HPCDDP_RUN_DIR": f"{tmp_path}/runs/j", "HPCDDP_ATTEMPT": "7.1"}
-        (tmp_path / "runs/j/attempts/7.1").mkdir(parents=True)  # as the supervisor does
-    words = ["folds.py", "job" if where == "job" else "own"]
-    done = run_python(tmp_path, *words, **env)
-    assert (done.returncode, done.stdout) == (85 if where == "bare" else 0, ""), done.stderr
-    assert done.stderr.endswith("hpcddp: the script ends here: the run stopped (SIGTERM)\n")
-    run = tmp_path / "runs" / ("j" if where == "job" else "fold0")
-    state = read_state(RunFolder(str(run)))
-    assert state is not None
-    assert (state.status, state.step) == ("unfinished", 4)
-    if where == "own":  # the next process of a script such as `python folds.py; python folds.py`
-        done = run_python(tmp_path, *words, **env)
-        told = "hpcddp: no training begins: the job stopped (SIGTERM) in run runs/fold0\n"
-        assert (done.returncode, done.stdout, done.stderr) == (0, "", told)
-    assert not (tmp_path / "runs/fold1").exists()
-
-
-KILLED_FOLDS = """
 import json, os, signal, sys, torch, hpcddp
 from torch.utils.data import DataLoader, TensorDataset
-kill, scores, weights = os.environ["KILLED"], [], []
+ends, scores, weights = os.environ["ENDS"], [], []
 for fold in range(2):
     torch.manual_seed(fold)
     x = torch.randn(20, 2) + fold
@@ -398,15 +339,15 @@ for fold in range(2):
     model = torch.nn.Linear(2, 1)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     name = f"fold{fold}"
-    with hpcddp.runtime(run_dir=f"runs/{name}", save_every=2) as rt:
+    with hpcddp.runtime(run_dir=None if "job" in sys.argv else f"runs/{name}", save_every=2) as rt:
         model, optimizer, loader = rt.prepare(model, optimizer, data)
         for epoch in rt.epochs(2):
             for x, y in loader:
                 optimizer.zero_grad()
                 rt.backward(((model(x) - y) ** 2).mean())
                 optimizer.step()
-                if name == kill and rt.steps == 5:
-                    os.kill(os.getpid(), signal.SIGKILL)
+                if rt.steps == 5 and ends.startswith(name):
+                    os.kill(os.getpid(), getattr(signal, ends.split()[1]))
     scores.append(float(model(torch.ones(1, 2))))
     weights += [one.tolist() for one in model.parameters()]
     print(name, rt.steps, flush=True)
@@ -414,13 +355,36 @@ print(json.dumps([weights, sum(scores) / len(scores)]))
 """
 
 
+@pytest.mark.parametrize("where", ["job", "folds", "bare"])
+def test_a_stop_in_time_ends_the_script_behind_its_with_block_and_the_job_begins_no_other_training(
+    tmp_path: Path, run_python: RunPython, where: str
+) -> None:
+    """What stands there may print the mean of the folds, with the number of the fold before in place of this one's."""
+    (tmp_path / "folds.py").write_text(FOLDS)
+    env = {"ENDS": "fold0 SIGTERM"}
+    if where != "bare":
+        env |= {"HPCDDP_RUN_DIR": f"{tmp_path}/runs/j", "HPCDDP_ATTEMPT": "7.1"}
+        (tmp_path / "runs/j/attempts/7.1").mkdir(parents=True)  # as the supervisor does
+    done = run_python(tmp_path, "folds.py", where, **env)
+    assert (done.returncode, done.stdout) == (85 if where == "bare" else 0, ""), done.stderr
+    assert done.stderr.endswith("hpcddp: the script ends here: the run stopped (SIGTERM)\n")
+    state = read_state(RunFolder(str(tmp_path / "runs" / ("j" if where == "job" else "fold0"))))
+    assert state is not None
+    assert (state.status, state.step) == ("unfinished", 7)
+    if where == "folds":  # the next process of a script such as `python folds.py; python folds.py`
+        done = run_python(tmp_path, "folds.py", where, **env)
+        told = "hpcddp: no training begins: the job stopped (SIGTERM) in run runs/fold0\n"
+        assert (done.returncode, done.stdout, done.stderr) == (0, "", told)
+    assert not (tmp_path / "runs/fold1").exists()
+
+
 def test_folds_that_are_killed_and_started_again_end_as_undisturbed(tmp_path: Path, run_python: RunPython) -> None:
     """Each training made once, the same weights, and the same mean of the scores."""
 
-    def start(folder: Path, kill: str) -> tuple[int, list[str]]:
+    def start(folder: Path, ends: str) -> tuple[int, list[str]]:
         folder.mkdir(exist_ok=True)
-        (folder / "folds.py").write_text(KILLED_FOLDS)
-        done = run_python(folder, "folds.py", KILLED=kill)
+        (folder / "folds.py").write_text(FOLDS)
+        done = run_python(folder, "folds.py", ENDS=ends)
         assert done.returncode in {0, -9}, done.stderr
         return done.returncode, done.stdout.splitlines()
 
@@ -428,7 +392,7 @@ def test_folds_that_are_killed_and_started_again_end_as_undisturbed(tmp_path: Pa
     assert status == 0
     names = ["fold0", "fold1"]
     for nth, name in enumerate(names):
-        status, said = start(tmp_path / "killed", name)
+        status, said = start(tmp_path / "killed", f"{name} SIGKILL")
         assert (status, said) == (-9, [f"{one} 10" for one in names[:nth]])
     assert start(tmp_path / "killed", "") == (0, whole)
     assert sorted(os.listdir(tmp_path / "killed/runs")) == sorted(names)

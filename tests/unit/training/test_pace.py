@@ -151,12 +151,6 @@ def test_a_deadline_is_near_when_what_is_needed_does_not_fit() -> None:
     assert StopWatch(SignalFlag(), None, run.pace, now).flags() == ()
 
 
-def test_a_first_save_is_taken_to_write_100_mb_per_second() -> None:
+def test_a_first_save_is_taken_to_write_three_times_the_model_at_100_mb_per_second() -> None:
     model = torch.nn.Linear(1024, 1024, bias=False)  # 4 MiB
-    optimizer = torch.optim.AdamW(model.parameters())
-    assert guess_save_s(count_state_bytes(Tracked({"model": model}))) == 2**22 / 1e8
-    expected = pytest.approx(3 * 2**22 / 1e8, rel=1e-4)  # two numbers per parameter are still to come
-    assert guess_save_s(count_state_bytes(Tracked({"model": model, "optimizer": optimizer}))) == expected
-    model(torch.ones(1, 1024)).sum().backward()
-    optimizer.step()
-    assert guess_save_s(count_state_bytes(Tracked({"model": model, "optimizer": optimizer}))) == expected
+    assert guess_save_s(count_state_bytes(Tracked({"model": model}))) == 3 * 2**22 / 1e8

@@ -69,7 +69,6 @@ REFUSED: list[tuple[int | None, Callable[[Any], object], str]] = [
     (None, lambda rt: rt.prepare(MODEL), rf"(?s)no global batch was given.*{IN_ONE_CALL}"),
     (4, train_without_a_loader, "no training loader yet"),
     (None, lambda rt: rt.loader(DATA), "no global batch was given"),
-    (4, lambda rt: rt.loader(DataLoader(DATA, 4), num_workers=2), "num_workers came with a DataLoader"),
     (4, save_one_of_two, "which of 2 models"),
     (4, lambda rt: rt.evaluation_loader(3), "a int is no data set\nhint: rt.loader.dataset., rt.evaluation_loader"),
 ]

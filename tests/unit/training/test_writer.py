@@ -14,9 +14,9 @@ import torch
 from hpcddp.batchplan import plan_batch
 from hpcddp.errors import RequestError
 from hpcddp.runs.state import read_manifest
-from hpcddp.training.checkpoint import whole_model
+from hpcddp.training.checkpoint import files
 from hpcddp.training.checkpoint.files import find_fault, list_checkpoint_folders
-from hpcddp.training.checkpoint.state_tree import make_outline
+from hpcddp.training.checkpoint.tracked import make_outline
 from hpcddp.training.data.sampler import GlobalBatchSampler, describe_position, find_place
 
 RunRanks = Callable[..., Any]
@@ -154,7 +154,7 @@ def test_a_model_that_a_full_disk_cuts_off_leaves_no_part_of_itself(tmp_path: Pa
         raise RuntimeError("[enforce fail at inline_container.cc:672] . unexpected pos 704 vs 598")  # recorded: 2.14
 
     monkeypatch.setattr(torch, "save", cut_off)
-    why = whole_model._write({}, tmp_path / "model.pt")
+    why = files._write({}, tmp_path / "model.pt")
     assert why is not None
     assert "unexpected pos 704 vs 598" in why
     assert list(tmp_path.iterdir()) == []
