@@ -49,16 +49,6 @@ def find_blocks(model: nn.Module) -> list[nn.Module]:
     return max(found.values(), key=lambda blocks: sum(map(_elements, blocks)), default=[])
 
 
-def guess_behind(model: nn.Module, blocks: list[nn.Module]) -> set[nn.Parameter]:
-    """The parameters that stand behind the blocks in the model."""
-    if not blocks:
-        return set()
-    order = list(model.parameters())
-    inside = {parameter for block in blocks for parameter in block.parameters()}
-    last = max((number for number, parameter in enumerate(order) if parameter in inside), default=len(order))
-    return set(order[last + 1 :])
-
-
 def _outermost(module: nn.Module, kind: type) -> list[nn.Module]:
     if type(module) is kind:
         return [module]
@@ -117,7 +107,7 @@ def measure_model(
     with mode:
         _cast(model, weights)
     blocks = find_blocks(model)
-    behind = guess_behind(model, blocks)
+    behind: set[nn.Parameter] = set()  # the blocks: where that is not measured, before them makes no difference
     whole = gathered = None
     if sample is not None:
         if recompute:

@@ -61,9 +61,6 @@ class Task(NamedTuple):
     global_batch: int | None = None  # None: the script's
 
 
-# What makes several ranks compute what one process computes, but for rounding.
-
-
 _LARGEST = 2**62
 
 
@@ -76,7 +73,7 @@ class SampleDraws(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch 
     """
 
     def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()  # type: ignore[no-untyped-call]  # as above
         self.rows = range(0)  # of the global batch that the loop is at; between two batches none
         self.whole_batch: set[str] = set()  # what depends on the whole batch by definition
 
@@ -148,9 +145,6 @@ def replace_functions() -> None:
 
     functional.scaled_dot_product_attention, functional.batch_norm = attend, normalise
     torch.autocast.__init__ = disabled  # type: ignore[method-assign]
-
-
-# The record of one rank.
 
 
 class Shortened(Dataset[Any]):
@@ -244,7 +238,7 @@ class Recorder(TrialHooks):
     def part_starts(self, micro: MicroBatch) -> None:
         roots = _find_roots()
         if not self._modes:
-            self.write("attributes", values=dict(_list_attributes(roots)))
+            self.write("attributes", values=_describe_modules(roots, tensors=True))
             for _, module in _list_modules(roots):
                 if self._task.by_sample and isinstance(module, nn.RNNBase):
                     module.dropout = 0.0  # which its own code in C++ does
@@ -258,7 +252,7 @@ class Recorder(TrialHooks):
     def backward(self, loss: Tensor, weight: float | Tensor | None, averaged_over: int) -> None:
         value, share = float(loss), float(weight or 0.0) / averaged_over
         self.write("loss", value=value, share=share * value if share else 0.0)
-        modes = dict(_list_modes(_find_roots()))
+        modes = _describe_modules(_find_roots())
         if modes != self._modes:
             self._modes = modes
             self.write("modes", values=modes)
@@ -434,22 +428,18 @@ def _list_modules(roots: list[nn.Module]) -> Iterator[tuple[str, nn.Module]]:
             yield f"{_class_of(root)}.{name.removeprefix('module').lstrip('.')}".rstrip("."), module
 
 
-def _list_modes(roots: list[nn.Module]) -> Iterator[tuple[str, Any]]:
-    """Whether each module is in training mode, and what numbers torch's own modules have: the p of dropout."""
+def _describe_modules(roots: list[nn.Module], *, tensors: bool = False) -> dict[str, Any]:
+    """Whether each module is in training mode, and what numbers torch's own modules have: the p of dropout. `tensors`:
+    those that modules have besides their parameters and buffers instead."""
+    found: dict[str, Any] = {}
     for name, module in _list_modules(roots):
-        yield f"{name}.training", module.training
-        if type(module).__module__.startswith("torch.nn.modules"):
-            for key, value in vars(module).items():
-                if isinstance(value, int | float) and key != "training" and not key.startswith("_"):
-                    yield f"{name}.{key}", value
-
-
-def _list_attributes(roots: list[nn.Module]) -> Iterator[tuple[str, str]]:
-    """The tensors that modules have besides their parameters and buffers."""
-    for name, module in _list_modules(roots):
+        is_torch = type(module).__module__.startswith("torch.nn.modules")
         for key, value in vars(module).items():
-            if isinstance(value, Tensor) and not key.startswith("_"):
-                yield f"{name}.{key}", _digest([value])
+            if tensors and isinstance(value, Tensor) and not key.startswith("_"):
+                found[f"{name}.{key}"] = _digest([value])
+            elif not tensors and (key == "training" or (is_torch and isinstance(value, int | float) and key[0] != "_")):
+                found[f"{name}.{key}"] = value
+    return found
 
 
 def guard_files(workdir: str) -> None:
@@ -477,9 +467,6 @@ def guard_files(workdir: str) -> None:
 
     torch.save = save_guarded
     sys.addaudithook(check_event)  # the only place that sees each file which the script or a library opens
-
-
-# Start ranks, wait for them, end them.
 
 
 _DUMP = signal.SIGXCPU  # prints where a rank is, within a second

@@ -30,8 +30,7 @@ class UsualCause(NamedTuple):
         return not self.power or (one.ranks > 1 and math.isclose(one.factor, one.ranks**self.power, rel_tol=0.15))
 
 
-_SAME_WAY = "decide by what is the same on all ranks: rt.mean(loss), rt.steps, rt.broadcast(…)"
-_COUNTS = ("steps", "batch", "passes", "calls")
+_COUNTS = ("counts", "batch")
 
 CAUSES = (
     UsualCause(
@@ -72,30 +71,24 @@ CAUSES = (
     ),
     UsualCause(
         ("gradients", "weights", "untrained"),
-        "gradients, weights or averages of them changed by what one rank sees: len(x), noise, the norm of its shard",
-        "torch.nn.utils.clip_grad_norm_(…); noise by rt.broadcast(torch.randn(…)); decide by rt.mean(loss)",
+        "loss.backward() beside; gradients, weights or averages changed by what one rank sees: len(x), noise, a norm",
+        "rt.backward(part); clip_grad_norm_(…); noise by rt.broadcast(torch.randn(…)); decide by rt.mean(loss)",
     ),
-    UsualCause(("gradients",), "a part of the loss by loss.backward()", "rt.backward(part) for each part"),
     UsualCause(
         ("settings",),
         "lr * rt.world_size, or a rate that follows one rank's loss or samples, or steps divided by the ranks",
         "leave the ranks out: the global batch is the same on any number; rt.mean(loss), len(loader), rt.steps",
     ),
     UsualCause(
-        (*_COUNTS, "hang"),
-        "a break, a skip, an rt.sum(…) or another iterable in zip() that depends on the rank or its samples",
-        _SAME_WAY,
+        _COUNTS,
+        "a break, a skip or another iterable in zip() that depends on the rank or its samples",
+        "decide by what is the same on all ranks: rt.mean(loss), rt.steps, rt.broadcast(…)",
     ),
     UsualCause(("modes",), "model.eval() or another dropout on one rank", "the same line on every rank"),
     UsualCause(
         ("attributes",),
         "a tensor drawn without a seed when the model is made, neither a parameter nor a buffer",
         "self.register_buffer(name, tensor), or torch.manual_seed(0) first",
-    ),
-    UsualCause(
-        ("no GPU",),
-        "the script names a GPU, and hpcddp verify runs on the CPU",
-        "rt.device in place of 'cuda'; rt.prepare puts model and batches there",
     ),
     UsualCause(
         ("untrained",),
@@ -114,6 +107,12 @@ CAUSES = (
 #: Of scripts without hpcddp.runtime, of which only the ranks of one run are compared.
 PLAIN_CAUSES = (
     UsualCause(
+        ("gradients",),
+        "the model that is trained is not wrapped: each rank has the gradients of its own samples",
+        "model = DistributedDataParallel(model); of Accelerate: model = accelerator.prepare(model)",
+        when="first",
+    ),
+    UsualCause(
         ("alone",),
         "the process group is never opened, or another one than that of RANK and WORLD_SIZE",
         "torch.distributed.init_process_group('gloo') where there is no GPU",
@@ -123,21 +122,17 @@ PLAIN_CAUSES = (
         "the training is over before a step, or steps by an optimizer that is none of torch's",
         "hpcddp.runtime, whose loop is compared",
     ),
-    UsualCause(
-        ("gradients",),
-        "the model that is trained is not wrapped: each rank has the gradients of its own samples",
-        "model = DistributedDataParallel(model); of Accelerate: model = accelerator.prepare(model)",
-        when="first",
-    ),
+)
+ALL_CAUSES = (
     UsualCause(
         ("hang",),
         "a branch, a break or a collective on one rank alone, which the others wait for",
-        "decide by what is the same on all ranks: all_reduce the loss first",
+        "decide by what is the same on all ranks",
     ),
     UsualCause(
         ("no GPU",),
         "the script names a GPU, or NCCL, and hpcddp verify runs on the CPU",
-        "'cuda' and 'nccl' if torch.cuda.is_available(), else 'cpu' and 'gloo'",
+        "'cuda' and 'nccl' if torch.cuda.is_available(), else 'cpu' and 'gloo'; hpcddp.runtime has the device",
     ),
 )
 
@@ -195,7 +190,7 @@ def _show(value: Any) -> str:
 
 def list_causes(one: Mismatch, *, plain: bool = False) -> list[UsualCause]:
     """The usual causes of this pattern, the likeliest first. `plain`: of a script without hpcddp.runtime."""
-    found = [cause for cause in (PLAIN_CAUSES if plain else CAUSES) if cause.fits(one)]
+    found = [cause for cause in (*(PLAIN_CAUSES if plain else CAUSES), *ALL_CAUSES) if cause.fits(one)]
     return found[:1] if found and found[0].power else found
 
 

@@ -94,13 +94,9 @@ optimizer.step()
 MISTAKES = {
     # the loss is no mean over the samples
     "sum divided by a constant": Script(loss="F.cross_entropy(model(x), y, reduction='sum') / 10"),
-    "sum by hand": Script(loss=f"{_EACH}.sum()"),
     "masked mean": Script(loss=f"(({_EACH}) * (y != 0)).sum() / (y != 0).sum().clamp(min=1)"),
     "ignore_index": Script(loss="F.cross_entropy(model(x), y, ignore_index=0)"),
     "class weights": Script(loss="F.cross_entropy(model(x), y, weight=torch.tensor([1.0, 2.0, 5.0]))"),
-    "weights by the batch's classes": Script(
-        loss="F.cross_entropy(model(x), y, weight=1 / (1 + torch.bincount(y, minlength=3).float()))"
-    ),
     "Dice over the batch": Script(
         step="""
         optimizer.zero_grad()
@@ -118,9 +114,7 @@ MISTAKES = {
         """,
     ),
     "hardest half": Script(loss=f"{_EACH}.topk(max(len(x) // 2, 1)).values.mean()"),
-    "largest loss": Script(loss=f"{_EACH}.max()"),
     "root of the mean": Script(loss="F.mse_loss(model(x), F.one_hot(y, 3).float()).sqrt()"),
-    "log of the mean": Script(loss=f"{_LOSS}.log()"),
     "variance of the batch": Script(loss=f"{_LOSS} + F.relu(1 - model(x).std(0)).mean()"),
     "normalised over the batch": Script(
         step="""
@@ -131,7 +125,6 @@ MISTAKES = {
         optimizer.step()
         """
     ),
-    "positives in the batch": Script(loss=f"({_EACH}).sum() / (y == 1).sum().clamp(min=1)"),
     "mixup": Script(
         step="""
         other = torch.randperm(len(x))
@@ -144,16 +137,8 @@ MISTAKES = {
     "loss / world": Script(loss=f"{_LOSS} / rt.world_size"),
     "loss * world": Script(loss=f"{_LOSS} * rt.world_size"),
     "lr * world": Script(inside="for group in optimizer.param_groups: group['lr'] *= rt.world_size"),
-    "lr by the share": Script(after="for group in optimizer.param_groups: group['lr'] = 0.001 * len(x)"),
     "smoothing by rank": Script(loss="F.cross_entropy(model(x), y, label_smoothing=0.1 * rt.rank)"),
-    "input by rank": Script(loss="F.cross_entropy(model(x * (1 + 0.1 * rt.rank)), y)"),
-    "penalty on rank 0": Script(
-        loss=f"{_LOSS} + (0.01 * sum(p.square().sum() for p in model.parameters()) if rt.rank == 0 else 0)"
-    ),
     "BatchNorm in eval on one rank": Script(model=_BN, inside="if rt.rank == 1: model.eval()"),
-    "frozen BatchNorm from the second epoch on one rank": Script(
-        model=_BN, epoch="if epoch == 1 and rt.rank == 0: rt.unwrap(model)[1].eval()"
-    ),
     "dropout by rank": Script(model=_DROPOUT, inside="rt.unwrap(model)[1].p = 0.1 + 0.2 * rt.rank"),
     "attributes that nothing seeds": Script(
         before="""
@@ -181,27 +166,7 @@ MISTAKES = {
                 torch.distributed.all_reduce(p.grad)
         """
     ),
-    "gradients times ranks": Script(after="for p in model.parameters(): p.grad.data = p.grad.data * rt.world_size"),
-    "gradients clipped by the share": Script(after="nn.utils.clip_grad_norm_(model.parameters(), 0.05 * len(x))"),
     "noise on gradients": Script(after="for p in model.parameters(): p.grad.add_(0.01 * torch.randn(p.shape))"),
-    "noise on weights": Script(
-        step="""
-        optimizer.zero_grad()
-        rt.backward(F.cross_entropy(model(x), y))
-        optimizer.step()
-        with torch.no_grad():
-            for p in model.parameters(): p.add_(0.01 * torch.randn(p.shape))
-        """
-    ),
-    "weight decay by hand, by the share": Script(
-        step="""
-        optimizer.zero_grad()
-        rt.backward(F.cross_entropy(model(x), y))
-        optimizer.step()
-        with torch.no_grad():
-            for p in model.parameters(): p.mul_(1 - 0.001 * len(x))
-        """
-    ),
     "zip that ends early": Script(
         whole="""
         model = nn.Linear(12, 3)
@@ -250,18 +215,6 @@ MISTAKES = {
         for group in optimizer.param_groups: group['lr'] = 0.01 * min(loss.item(), 1.1)
         optimizer.step()
         """
-    ),
-    "running loss decides": Script(
-        inside="mean = 1.2",
-        step="""
-        optimizer.zero_grad()
-        loss = F.cross_entropy(model(x), y)
-        rt.backward(loss)
-        mean = 0.7 * mean + 0.3 * loss.item()
-        if loss.item() > mean:
-            for group in optimizer.param_groups: group['lr'] *= 0.8
-        optimizer.step()
-        """,
     ),
     "plateau on the local loss": Script(
         more="scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=0, threshold=0.05)",
@@ -320,19 +273,6 @@ MISTAKES = {
         optimizer.step()
         """,
     ),
-    "centres by the local batch": Script(
-        before="""
-        class Net(nn.Module):
-            def __init__(self):
-                super().__init__()
-                self.layer = nn.Linear(12, 3)
-                self.centre = torch.zeros(12)
-            def forward(self, x):
-                self.centre = 0.9 * self.centre + 0.1 * x.mean(0)
-                return self.layer(x - self.centre)
-        """,
-        model="Net()",
-    ),
     # what a resumed run does not find again
     "EMA that is not saved": Script(
         inside="ema = copy.deepcopy(rt.unwrap(model)).requires_grad_(False)",
@@ -342,16 +282,6 @@ MISTAKES = {
         optimizer.step()
         with torch.no_grad():
             for e, p in zip(ema.parameters(), model.parameters()): e.lerp_(p, 0.3)
-        """,
-    ),
-    "average of the weights in a dict": Script(
-        inside="kept = {n: p.detach().clone() for n, p in rt.unwrap(model).named_parameters()}",
-        step="""
-        optimizer.zero_grad()
-        near = sum((p - kept[n]).square().sum() for n, p in rt.unwrap(model).named_parameters())
-        rt.backward(F.cross_entropy(model(x), y) + 0.1 * near)
-        optimizer.step()
-        for n, p in rt.unwrap(model).named_parameters(): kept[n].lerp_(p.detach(), 0.3)
         """,
     ),
     "warm-up by a counter of its own": Script(
@@ -367,9 +297,6 @@ MISTAKES = {
         inside="generator = torch.Generator().manual_seed(3)",
         loss="F.cross_entropy(model(x + 0.1 * torch.randn(x.shape, generator=generator)), y)",
     ),
-    "Python's generator of its own": Script(
-        inside="draw = random.Random(3)", loss="F.cross_entropy(model(x * (1 + 0.1 * draw.random())), y)"
-    ),
     "hidden state carried on": Script(
         inside="carried = torch.zeros(12)",
         step="""
@@ -377,25 +304,6 @@ MISTAKES = {
         rt.backward(F.cross_entropy(model(x + carried), y))
         optimizer.step()
         carried = 0.5 * carried + 0.1 * rt.unwrap(model)[0].weight.detach().mean(0)
-        """,
-    ),
-    "teacher renewed at each epoch, not saved": Script(
-        inside="teacher = copy.deepcopy(rt.unwrap(model)).requires_grad_(False)",
-        loss=f"{_LOSS} + F.mse_loss(model(x), teacher(x))",
-        tail="teacher.load_state_dict(rt.unwrap(model).state_dict())",
-    ),
-    "rate by the epoch's mean loss": Script(
-        inside="before = math.inf",
-        epoch="total, count = 0.0, 0",
-        step="""
-        optimizer.zero_grad()
-        loss = F.cross_entropy(model(x), y)
-        rt.backward(loss)
-        optimizer.step()
-        total, count = total + float(rt.mean(loss)), count + 1
-        """,
-        tail="""
-        for group in optimizer.param_groups: group['lr'] = 0.01 * min(1.0, total / 4)
         """,
     ),
     "penalty on the gradients of the last batch": Script(
@@ -444,18 +352,6 @@ MISTAKES = {
         optimizer.step()
         """,
     ),
-    "counter of micro batches": Script(
-        runtime=", max_micro_batch=5",
-        inside="count = 0",
-        batch="batch",
-        step="""
-        optimizer.zero_grad()
-        for x, y in rt.micro_batches(batch):
-            count += 1
-            rt.backward(F.cross_entropy(model(x) / (1 + 0.1 * count), y))
-        optimizer.step()
-        """,
-    ),
     "clipped in each micro batch": Script(
         runtime=", max_micro_batch=3",
         batch="batch",
@@ -483,20 +379,6 @@ MISTAKES = {
 RIGHT = {
     "classifier": Script(),
     "clipping": Script(after="nn.utils.clip_grad_norm_(model.parameters(), 0.1)"),
-    "skipped step": Script(
-        step="""
-        optimizer.zero_grad()
-        rt.backward(F.cross_entropy(model(x), y))
-        norm = nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        if norm.isfinite() and rt.steps % 3 != 2:
-            optimizer.step()
-        """
-    ),
-    "one cycle": Script(
-        more="scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=12)",
-        names="model, optimizer, scheduler, loader",
-        step="optimizer.zero_grad(); rt.backward(F.cross_entropy(model(x), y)); optimizer.step(); scheduler.step()",
-    ),
     "EMA": Script(
         more="ema = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.7))",
         names="model, optimizer, loader, ema",
@@ -506,11 +388,6 @@ RIGHT = {
         optimizer.step()
         ema.update_parameters(rt.unwrap(model))
         """,
-    ),
-    "SWA": Script(
-        more="swa = AveragedModel(model)",
-        names="model, optimizer, loader, swa",
-        tail="if epoch >= 1: swa.update_parameters(rt.unwrap(model))",
     ),
     "two backward passes": Script(
         step="""
@@ -540,8 +417,6 @@ RIGHT = {
         optimizer.step()
         """,
     ),
-    "penalties": Script(loss=f"{_LOSS} + 0.01 * sum(p.abs().sum() for p in model.parameters())"),
-    "input noise": Script(loss="F.cross_entropy(model(x + 0.1 * torch.randn_like(x)), y)"),
     "augmented samples": Script(
         before="""
         class Augmented(Dataset):
@@ -622,14 +497,6 @@ RIGHT = {
         after="nn.utils.clip_grad_norm_(model.parameters(), 1.0)",
     ),
     "BatchNorm": Script(model=_BN),
-    "convolutions with BatchNorm": Script(
-        before="inputs = torch.randn(37, 3, 8, 8)",
-        model=(
-            "nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(),"
-            " nn.Linear(8, 3))"
-        ),
-        optimizer="torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=1e-4, nesterov=True)",
-    ),
     "dropout": Script(model=_DROPOUT),
     "LoRA": Script(
         before="""
@@ -657,15 +524,6 @@ RIGHT = {
     "spectral norm": Script(
         model="nn.Sequential(nn.utils.parametrizations.spectral_norm(nn.Linear(12, 16)), nn.ReLU(), nn.Linear(16, 3))"
     ),
-    "frozen backbone": Script(
-        model="nn.Sequential(nn.Linear(12, 16).requires_grad_(False), nn.ReLU(), nn.Linear(16, 3))",
-        optimizer="torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=0.01)",
-    ),
-    "teacher": Script(
-        more="teacher = nn.Linear(12, 3).requires_grad_(False)",
-        names="model, optimizer, loader, teacher",
-        loss=f"{_LOSS} + F.kl_div(model(x).log_softmax(1), teacher(x).softmax(1), reduction='batchmean')",
-    ),
     "mean teacher": Script(
         more="teacher = copy.deepcopy(model).requires_grad_(False)",
         names="model, optimizer, loader, teacher",
@@ -676,17 +534,6 @@ RIGHT = {
         with torch.no_grad():
             for t, p in zip(teacher.parameters(), model.parameters()): t.lerp_(p, 0.2)
         """,
-    ),
-    "gradient penalty": Script(
-        step="""
-        x.requires_grad_()
-        optimizer.zero_grad()
-        scores = rt.unwrap(model)(x)
-        slope, = torch.autograd.grad(scores.logsumexp(1).sum(), x, create_graph=True)
-        rt.backward(F.cross_entropy(model(x), y) + 0.1 * slope.square().sum(1).mean())
-        optimizer.step()
-        """,
-        model="nn.Sequential(nn.Linear(12, 16), nn.Tanh(), nn.Linear(16, 3))",
     ),
     "SAM": Script(
         optimizer="torch.optim.SGD(model.parameters(), lr=0.05)",
@@ -739,7 +586,6 @@ RIGHT = {
         model.train()
         """,
     ),
-    "micro batches": Script(runtime=", max_micro_batch=3", batch="batch", step=_MICRO),
     "micro batches with clipping and EMA": Script(
         runtime=", max_micro_batch=4",
         batch="batch",
@@ -774,20 +620,6 @@ RIGHT = {
         scaler.step(optimizer)
         scaler.update()
         """,
-    ),
-    "state of its own, saved": Script(
-        before="""
-        class Limit:
-            value = 2.0
-            def state_dict(self):
-                return {"value": self.value}
-            def load_state_dict(self, state):
-                self.value = state["value"]
-        """,
-        more="limit = Limit()",
-        names="model, optimizer, loader, limit",
-        loss="F.cross_entropy(model(x), y) * limit.value",
-        tail="limit.value *= 0.8",
     ),
     "tied weights": Script(
         before="inputs = torch.randint(0, 30, (37, 9))",
@@ -837,22 +669,6 @@ RIGHT["tokens"] = Script(
                 optimizer.step()
     """
 )
-RIGHT["class weights by count"] = Script(
-    whole="""
-    weight = torch.tensor([1.0, 2.0, 5.0])
-    model = nn.Linear(12, 3)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    loader = DataLoader(TensorDataset(inputs, labels), batch_size=10, shuffle=True)
-    with hpcddp.runtime(seed=1) as rt:
-        loader = rt.loader(loader, count=lambda batch: float(weight[batch[1]].sum()))
-        model, optimizer = rt.prepare(model, optimizer)
-        for epoch in rt.epochs(3):
-            for x, y in loader:
-                optimizer.zero_grad()
-                rt.backward(F.cross_entropy(model(x), y, weight=weight))
-                optimizer.step()
-    """
-)
 RIGHT["stream"] = Script(
     whole="""
     class Stream(IterableDataset):
@@ -893,17 +709,6 @@ RIGHT["GAN"] = _gan(
     fake = g(torch.randn(len(x), 4))
     rt.backward(F.softplus(-d(x)).mean())
     rt.backward(F.softplus(d(fake.detach())).mean())
-    opt_d.step()
-    opt_g.zero_grad()
-    rt.backward(F.softplus(-d(g(torch.randn(len(x), 4)))).mean())
-    opt_g.step()
-    """
-)
-RIGHT["GAN without detach"] = _gan(
-    """
-    opt_d.zero_grad()
-    rt.backward(F.softplus(-d(x)).mean())
-    rt.backward(F.softplus(d(g(torch.randn(len(x), 4)))).mean())
     opt_d.step()
     opt_g.zero_grad()
     rt.backward(F.softplus(-d(g(torch.randn(len(x), 4)))).mean())

@@ -177,7 +177,8 @@ def test_one_process_and_several_ranks_differ_by_more_than_rounding(many, kind):
         (Mismatch("loss", ("1 rank", "3 ranks"), (0, 0), factor=3.0, ranks=3, values=(1.0, 3.0)), "world_size"),
         (Mismatch("loss", ("1 rank", "2 ranks"), (0, 4), factor=0.9, ranks=2, values=(1.0, 0.9)), "rt.mean"),
         (Mismatch("settings", ("1 rank", "2 ranks"), (0, 0), "lr", (0.1, 0.2), ranks=2), "lr * rt.world_size"),
-        (Mismatch("hang", ("2 ranks",), (0, 3), "rank 0 at train.py:9", ranks=2), "depends on the rank"),
+        (Mismatch("hang", ("2 ranks",), (0, 3), "rank 0 at train.py:9", ranks=2), "on one rank alone"),
+        (Mismatch("counts", ("1 rank", "2 ranks"), (0, 1), "steps", (8, 6), ranks=2), "zip()"),
         (Mismatch("untrained", ("2 ranks", "2 ranks, stopped and resumed"), None, "a", (1.0, 2.0)), "rt.prepare"),
     ],
 )

@@ -59,12 +59,6 @@ def test_a_peer_that_was_reset_does_not_win_over_the_cause_though_it_stands_firs
     assert (cause.class_, cause.rank, cause.text) == ("exception", 1, "[rank1]: KeyError: 'label'")
 
 
-def test_the_same_error_on_each_rank_is_of_all_and_of_some_while_others_waited_of_the_first(told):
-    error = "ValueError: batch 7 does not divide"
-    assert told(raised(0, error) + raised(1, error)).rank == ALL
-    assert told(raised(1, error) + raised(2, error) + raised(0, RESET)).rank == 1
-
-
 def test_an_exception_that_was_caught_is_no_cause(told):
     caught = "2026-11-25 19:09:02,494 [rank 0] ERROR store: reading failed (attempt 1 of 3), will retry\n"
     on = "2026-11-25 19:09:03,000 [rank 0] INFO store: sum 18\n"
@@ -118,11 +112,6 @@ def test_of_ranks_that_were_started_again_the_last_start_counts(told, again):
     assert (cause.class_, cause.rank) == ("disk-full", 0)
 
 
-def test_a_rank_that_says_that_it_stops_early_and_whose_end_nobody_tells_has_ended_well_and_too_early(told):
-    cause = told("rank 1: no improvement for 3 epochs, stopping early\n" + raised(0, RESET) + "mpirun status 1\n")
-    assert (cause.class_, cause.rank) == ("early-exit", 1)
-
-
 def test_of_a_job_script_that_tries_again_the_last_attempt_counts(told):
     ended = (
         "E1126 16:27:23.572000 51 torch/api.py:1002] failed (exitcode: 1) local_rank: 1 (pid: 57) of binary: python3\n"
@@ -140,18 +129,6 @@ def test_a_log_that_begins_inside_of_a_traceback_that_torch_signs_shows_its_exce
     cause = told(cut + "srun: error: node1: task 3: Exited with exit code 1\n")
     assert (cause.class_, cause.rank) == ("exception", 3)
     assert cause.text.endswith("KeyError: 'label'")
-
-
-def test_of_a_rank_that_ended_with_status_1_and_no_word_nobody_says_why(told):
-    cause = told("[rank 0] step 1\nsrun: error: node1: task 1: Exited with exit code 1\n")
-    assert (cause.class_, cause.rank, cause.text) == ("unknown", 1, "")
-    assert told("srun: error: node1: task 1: Exited with exit code 3\n").class_ == "exit-status"
-
-
-def test_words_of_a_crash_of_a_rank_that_ended_with_a_status_are_its_own_words(told):
-    words = "rank 1: the configuration differs, aborting\n"
-    assert told(words + "srun: error: node1: task 1: Exited with exit code 1\n").class_ == "exit-status"
-    assert told(words + "srun: error: node1: task 1: Aborted (core dumped)\n").class_ == "crash"
 
 
 WHILE = "\nDuring handling of the above exception, another exception occurred:\n\n"
@@ -186,35 +163,12 @@ def test_of_several_files_the_times_say_which_came_first(told):
     assert (cause.class_, cause.rank, cause.host) == ("exception", 1, "node2")
 
 
-def test_a_hang_is_the_rank_that_did_not_time_out(told):
-    of = "".join(f"[rank {n}] INFO step\n" for n in range(3))
-    assert told(of + raised(0, LATE) + raised(2, LATE)).rank == 1
-    assert told(of + raised(0, LATE) + raised(2, LATE) + raised(1, LATE, line=99)).rank is None
-
-
-def test_a_rank_that_logs_its_error_and_ends_has_failed_where_others_lost_it(told):
-    logged = "2026-11-25 19:09:02,494 [rank 1] ERROR train: failed\n"
-    cause = told(logged + raised(None, "KeyError: 'label'") + raised(0, RESET))
-    assert (cause.class_, cause.rank) == ("exception", 1)
-
-
 def test_a_rank_that_ended_itself_is_known_by_its_last_words_whatever_the_launcher_raised_then(told):
     words = "validation loss is nan, stopping\n"
     end = "E1126 x.py:1002] failed (exitcode: 3) local_rank: 1 (pid: 7) of binary: python\n"
     end += raised(None, "torch.distributed.elastic.multiprocessing.errors.ChildFailedError: ")
     cause = told("step 1\nstep 2\n" + words + raised(0, RESET) + raised(2, RESET) + end)
     assert (cause.class_, cause.rank, cause.line, cause.text) == ("exit-status", 1, 3, words.strip())
-
-
-def test_a_rank_that_never_came_to_the_rendezvous_is_named_by_the_key_that_was_waited_for(told):
-    error = "torch.distributed.DistStoreError: wait timeout after 10000ms, keys: /default_pg/0//cpu//0/1"
-    cause = told(raised(None, error) + "E1126 x.py:1] failed (exitcode: 1) local_rank: 0 (pid: 7) of binary: python\n")
-    assert (cause.class_, cause.rank, cause.text) == ("rendezvous", 1, error)
-
-
-def test_a_timeout_does_not_win_over_what_the_missing_rank_raised(told):
-    cause = told(raised(0, LATE) + raised(1, "KeyError: 'label'"))
-    assert (cause.class_, cause.rank) == ("exception", 1)
 
 
 def test_a_log_that_stops_in_the_middle_does_not_show_that_nothing_failed(told):
@@ -254,24 +208,6 @@ IS_ON = (
 )
 def test_an_error_that_its_program_says_it_goes_on_after_is_no_cause(told, log, class_):
     assert told(log).class_ == class_
-
-
-def test_a_wait_for_another_rank_that_was_over_before_steps_is_no_cause(told):
-    late = "[E1126 16:46:16.9 socket.cpp:1028] [c10d] The client socket has timed out after 25000ms while trying to\n"
-    steps = "".join(f"rank {n % 2}/2 step {n}\n" for n in range(8))
-    assert told(late + steps + "srun: error: node2: task 1: Terminated\n" + raised(0, RESET)).class_ == "killed"
-
-
-def test_the_rank_that_waits_for_clients_is_the_first_and_another_did_not_come(told):
-    error = "torch.distributed.DistStoreError: Timed out after 11 seconds waiting for clients. 1/2 clients joined."
-    cause = told(raised(None, "ModuleNotFoundError: No module named 'x'") + raised(None, error))
-    assert (cause.class_, cause.rank) == ("import", 1)
-
-
-def test_what_torch_load_raises_and_no_other_row_names_is_the_checkpoints(told):
-    log = raised(0, "EOFError").replace("/u/train.py", "/lib/torch/serialization.py").replace("<module>", "load")
-    assert told(log, has_failed=True).class_ == "checkpoint"
-    assert told(log.replace("EOFError", MISSING), has_failed=True).class_ == "file-missing"
 
 
 def test_nothing_that_says_why_is_unknown_and_a_log_without_a_failure_none(told):
@@ -337,15 +273,6 @@ def test_a_folder_without_logs_and_a_file_that_is_not_there_are_refused(tmp_path
         diagnose(find_logs([str(tmp_path / "x.out")]))
 
 
-def test_the_ranks_that_the_supervisor_ends_in_a_hang_were_not_killed_by_anybody_else(told):
-    cause = told(
-        raised(0, "RuntimeError: [a.cc:78] Timed out waiting 1000ms for recv operation to complete")
-        + "hpcddp: no rank gets on; rank 1 on node2 stands at train.py:7, in main: wait(): the other ranks are ended\n"
-        + "srun: error: node3: task 2: Killed\n"
-    )
-    assert (cause.class_, cause.rank, cause.host) == ("hang", 1, "node2")
-
-
 CANCELLED = "slurmstepd: error: *** JOB 9 ON node1 CANCELLED AT 2026-11-26T06:46:18 ***\n"
 STEP = "slurmstepd: error: *** STEP 9.0 ON node1 CANCELLED AT 2026-11-26T06:46:18 ***\n"
 
@@ -368,36 +295,6 @@ def test_a_step_that_was_cancelled_before_any_rank_ended_was_killed_by_nobody_kn
     assert (cause.class_, cause.rank) == ("host-memory", 1)
 
 
-def test_a_job_that_was_requeued_is_judged_by_its_last_start(told):
-    requeued = CANCELLED.replace(" ***\n", " DUE TO JOB REQUEUE ***\n")
-    cause = told(f"[rank 0] INFO step\n{requeued}srun: error: node2: task 1: Terminated\n{raised(0, 'KeyError: 5')}")
-    assert (cause.class_, cause.rank) == ("exception", 0)
-
-
-def test_the_only_rank_on_a_host_that_had_too_little_memory_is_at_fault_and_else_none(told):
-    over = "slurmstepd-node2: error: StepId=8.0 exceeded memory limit (990330880 > 943718400), being killed\n"
-    over = "slurmstepd-node1: error: Exceeded job memory limit\n" + over
-    one = "srun: error: node1: task 0: Killed\nsrun: error: node2: task 1: Killed\n"
-    assert (told(over + one).class_, told(over + one).rank) == ("host-memory", 1)
-    several = "srun: error: node1: tasks 0-1: Killed\nsrun: error: node2: tasks 2-3: Killed\n"
-    assert (told(over + several).class_, told(over + several).rank) == ("host-memory", None)
-
-
-def test_a_job_script_whose_output_ends_with_an_error_failed_by_it(told):
-    line = "cp: cannot stat '/scratch/cifar10.tar': No such file or directory\n"
-    assert (told(line).class_, told(line).text) == ("file-missing", line.strip())
-    assert told(f"{line}all done\n").class_ == "none"
-    assert told(line, has_failed=False).class_ == "none"
-
-
-def test_a_program_that_is_not_everywhere_is_a_cause_as_the_last_line_only(told):
-    line = "/var/spool/job00005/slurm_script: line 18: module: command not found\n"
-    assert told(line).class_ == "command"
-    assert told(f"{line}all done\n").class_ == "none"
-    lmod = 'Lmod has detected the following error:  The following module(s) are unknown: "openmpi/5.1"\n'
-    assert told(f"{lmod}\nPlease check the spelling\n").class_ == "command"
-
-
 def test_the_same_words_of_all_ranks_before_the_same_status_are_of_all(told):
     ends = (
         "srun: error: node1: task 0: Exited with exit code 2\nsrun: error: node2: tasks 1-2: Exited with exit code 2\n"
@@ -417,37 +314,6 @@ def test_what_only_tells_where_to_read_more_is_no_last_word(told):
     words = "Could not override 'lrr'.\nSet the environment variable HYDRA_FULL_ERROR=1 for a complete stack trace.\n"
     cause = told(f"{words}srun: error: node1: task 0: Exited with exit code 1\n")
     assert (cause.class_, cause.text) == ("arguments", "Could not override 'lrr'.")
-
-
-def test_wrong_options_of_a_launcher_are_no_ranks_and_a_command_that_is_not_there_ends_its_tasks(told):
-    end = "srun: error: node1: task 0: Exited with exit code {}\n"
-    cause = told("torchrun: error: unrecognized arguments: --nproc-per-nodes\n" + end.format(2))
-    assert (cause.class_, cause.rank) == ("arguments", None)
-    assert told("env: 'pyhton3': No such file or directory\n" + end.format(127)).class_ == "command"
-
-
-def test_mpichs_exit_code_is_a_signal_where_its_words_are_cut_off(told):
-    ends = "=   PID 6915 RUNNING AT node1\n=   EXIT CODE: {}\n[proxy:1@node2] x.c:490: assert (!closed) failed\n"
-    assert told(ends.format(9)).class_ == "host-memory"
-    assert told(ends.format(3)).class_ == "unknown"
-
-
-def test_an_error_that_nobody_has_signed_is_of_no_rank_though_one_is_named(told):
-    error = "mpi4py.MPI.Exception: Message truncated, error stack:\nMessage from rank 0 and tag 0 truncated"
-    assert told(raised(None, error)).rank is None
-
-
-def test_a_traceback_that_was_caught_many_times_is_a_cause_where_no_step_follows(told):
-    logged = "2026-11-25 19:09:02,494 [rank 1] ERROR store: reading failed\n"
-    many = "".join(f"[rank 1] INFO step {n}\n{logged}{raised(None, 'OSError: shard 3 is broken')}" for n in range(50))
-    assert told(many + "".join(f"[rank 1] INFO step {n}\n" for n in range(3)) + "done\n").class_ == "none"
-    cause = told(many + raised(0, RESET))
-    assert (cause.class_, cause.rank) == ("exception", 1)
-
-
-def test_a_warning_signal_that_nobody_catches_is_the_walltimes(told):
-    cause = told("srun: error: node2: task 1: User defined signal 1\n")
-    assert (cause.class_, cause.also, cause.rank) == ("walltime", ("killed",), None)
 
 
 def test_a_workers_own_traceback_is_read_behind_every_label_of_the_launcher(told):
@@ -593,3 +459,67 @@ def test_a_run_that_was_stopped_says_by_what(told, line, class_):
         cause = told(f"{EPOCH}{line}\n", has_failed=has_failed)
         assert (cause.class_, cause.rank, cause.text) == (class_, None, line)
         assert class_ != "killed" or cause.remedy.endswith("submit it again: a run resumes from its newest checkpoint")
+
+
+SAME = "ValueError: batch 7 does not divide"
+OF_RANKS = "".join(f"[rank {n}] INFO step\n" for n in range(3))
+WORDS = "rank 1: the configuration differs, aborting\n"
+ENDED = "srun: error: node{}: task {}: {}\n"
+TORCHRUN = "E1126 x.py:1] failed (exitcode: 1) local_rank: 0 (pid: 7) of binary: python\n"
+KEYS = "torch.distributed.DistStoreError: wait timeout after 10000ms, keys: /default_pg/0//cpu//0/1"
+CLIENTS = "torch.distributed.DistStoreError: Timed out after 11 seconds waiting for clients. 1/2 clients joined."
+NO_PEER = "[E1126 16:46:16.9 socket.cpp:1028] [c10d] The client socket has timed out after 25000ms while trying to\n"
+LOGGED = "2026-11-25 19:09:02,494 [rank 1] ERROR train: failed\n"
+REQUEUED = CANCELLED.replace(" ***\n", " DUE TO JOB REQUEUE ***\n")
+OVER = "slurmstepd-node1: error: Exceeded job memory limit\n"
+OVER += "slurmstepd-node2: error: StepId=8.0 exceeded memory limit (9)\n"
+LOAD = raised(0, "EOFError").replace("/u/train.py", "/lib/torch/serialization.py").replace("<module>", "load")
+COPY = "cp: cannot stat '/scratch/cifar10.tar': No such file or directory\n"
+MODULE = "/var/spool/job00005/slurm_script: line 18: module: command not found\n"
+
+
+@pytest.mark.parametrize(
+    ("log", "class_", "rank"),
+    [
+        # whose an error is: of all ranks, or of the first while others waited
+        (raised(0, SAME) + raised(1, SAME), "exception", ALL),
+        (raised(1, SAME) + raised(2, SAME) + raised(0, RESET), "exception", 1),
+        (raised(None, "mpi4py.MPI.Exception: Message truncated\nMessage from rank 0 and tag 0"), "exception", None),
+        (LOGGED + raised(None, "KeyError: 'label'") + raised(0, RESET), "exception", 1),
+        (f"[rank 0] INFO step\n{REQUEUED}{ENDED.format(2, 1, 'Terminated')}{raised(0, 'KeyError: 5')}", "exception", 0),
+        # a wait is no cause where the missing rank has raised something, and else that rank's
+        (raised(0, LATE) + raised(1, "KeyError: 'label'"), "exception", 1),
+        (OF_RANKS + raised(0, LATE) + raised(2, LATE), "hang", 1),
+        (OF_RANKS + raised(0, LATE) + raised(2, LATE) + raised(1, LATE, line=99), "hang", None),
+        (raised(None, KEYS) + TORCHRUN, "rendezvous", 1),
+        (raised(None, "ModuleNotFoundError: No module named 'x'") + raised(None, CLIENTS), "import", 1),
+        (NO_PEER + "".join(f"rank {n % 2}/2 step {n}\n" for n in range(8)) + ENDED.format(2, 1, "Terminated")
+         + raised(0, RESET), "killed", 1),
+        (raised(0, LATE) + "hpcddp: no rank gets on; rank 1 on node2 stands at train.py:7: the other ranks are ended\n"
+         + ENDED.format(3, 2, "Killed"), "hang", 1),
+        # a status, a signal, and words before them
+        ("[rank 0] step 1\n" + ENDED.format(1, 1, "Exited with exit code 1"), "unknown", 1),
+        (ENDED.format(1, 1, "Exited with exit code 3"), "exit-status", 1),
+        (WORDS + ENDED.format(1, 1, "Exited with exit code 1"), "exit-status", 1),
+        (WORDS + ENDED.format(1, 1, "Aborted (core dumped)"), "crash", 1),
+        (ENDED.format(2, 1, "User defined signal 1"), "walltime", None),
+        ("=   PID 6915 RUNNING AT node1\n=   EXIT CODE: 9\n[proxy:1@node2] x.c:490: failed\n", "host-memory", None),
+        ("rank 1: no improvement for 3 epochs, stopping early\n" + raised(0, RESET), "early-exit", 1),
+        ("torchrun: error: unrecognized arguments: --nproc-per-nodes\n" + ENDED.format(1, 0, "Exited with exit code 2"),
+         "arguments", None),
+        # the host's memory: of the only rank on that host
+        (OVER + ENDED.format(1, 0, "Killed") + ENDED.format(2, 1, "Killed"), "host-memory", 1),
+        (OVER + "srun: error: node1: tasks 0-1: Killed\nsrun: error: node2: tasks 2-3: Killed\n", "host-memory", None),
+        # torch.load
+        (LOAD, "checkpoint", 0),
+        (LOAD.replace("EOFError", MISSING), "file-missing", 0),
+        # a job script without ranks: what its output ends with
+        (COPY, "file-missing", None),
+        (f"{COPY}all done\n", "none", None),
+        (MODULE, "command", None),
+        (f"{MODULE}all done\n", "none", None),
+    ],
+)  # fmt: skip
+def test_a_log_has_its_class_and_rank(told, log, class_, rank):
+    cause = told(log)
+    assert (cause.class_, cause.rank) == (class_, rank), cause
