@@ -178,7 +178,7 @@ class Checker:
     def __init__(self, request: CheckRequest, env: Mapping[str, str]) -> None:
         self._request, self._env = request, env
         self._key = secrets.token_hex(8)
-        self._lock = threading.Lock()  # of what follows: each process has a thread here
+        self._lock = threading.Lock()  # of what follows: each process has a thread here, which may be late
         self._processes: dict[Peer, Process] = {}
         self._measured: set[Peer] = set()
         self._leaders: dict[str, Peer] = {}  # the process of each node that describes it
@@ -195,7 +195,7 @@ class Checker:
         try:
             while not self._is_complete(launcher) and self._left_s() > 0:
                 time.sleep(_PAUSE_S)
-            for host in self.nodes:
+            for host in [*self.nodes]:
                 self._set_clock(host)
             self._find_names()
             return self._judge(launcher)
@@ -320,14 +320,14 @@ class Checker:
 
     def _find_names(self) -> None:
         """Every node calls rank 0's host, by the name under which its ranks will look for it."""
-        rank_0 = next((process.host for process in self._processes.values() if process.rank == 0), None)
+        rank_0 = next((process.host for process in [*self._processes.values()] if process.rank == 0), None)
         if rank_0 not in self.nodes:
             return
         where = self._ask({rank_0: {"do": "listen"}}, NAME_S).get(rank_0, {"error": "no answer"})
         if "error" in where:
             self._add_errors(rank_0, {"port in use": where["error"]})
             return
-        others = [host for host in self.nodes if host != rank_0]
+        others = [host for host in [*self.nodes] if host != rank_0]
         call = {**where, "do": "reach", "limit_s": NAME_S * self._request.patience}
         answers = self._ask(dict.fromkeys(others, call), 2 * NAME_S)
         errors = {host: answer["errors"] for host, answer in answers.items() if answer["errors"]}
@@ -421,7 +421,7 @@ class Checker:
             yield "", Check("launcher", told, "what it has printed says why", FAILED)
             return
         late = f"did not answer in {LOOK_S * self._request.patience:.0f} s"
-        size = max((process.world_size or 0 for process in self._processes.values()), default=0)
+        size = max((process.world_size or 0 for process in [*self._processes.values()]), default=0)
         missing = "no process of the launch is there" if len(self._processes) >= size > 0 else late
         for host in hosts:
             if self._leaders.get(host) not in self._measured:

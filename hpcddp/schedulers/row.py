@@ -256,6 +256,5 @@ class Scheduler(Record):
     find_hostfile_copy: Callable[[Mapping[str, str]], str | None] = lambda _env: None
     #: What a launch needs that is made beside what is left of another one in the same job.
     overlap: Mapping[str, str] = _NOTHING
-    owns_bare_hostfile: bool = False  # whether a host file without any job around it is taken for this scheduler's
     #: (slots, environment) -> how many ranks a job was asked for; None: it does not say.
     count_ranks: Callable[[int | None, Mapping[str, str]], int | None] = lambda slots, _env: slots
