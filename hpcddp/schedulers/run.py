@@ -173,10 +173,9 @@ def ask_jobs(
     alone: Sequence[str] | None = None,
 ) -> JobsFound:
     """Ask the scheduler for these jobs, by one question however many they are. Jobs that it does not know (any more)
-    are not in the answer, and others may be. `owners`: the users whose jobs they may be, by number, beside who
-    asks. `alone`: those that are asked for one by one if the answer neither shows them nor says that they are unknown,
-    as OpenPBS's qstat does since December 2023 with all ids but the first; None: all. A scheduler that gives no answer
-    is the answer's `problem`."""
+    are not in the answer, and others may be. `owners`: further users whose jobs they may be, by number. `alone`: those
+    that are asked for one by one (None: all) if the answer neither shows them nor says that they are unknown: OpenPBS's
+    qstat answers for the first alone since December 2023."""
     scheduler = find_scheduler(name)
     commands = scheduler.commands
     if not commands.jobs or not ids:
