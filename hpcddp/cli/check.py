@@ -132,7 +132,7 @@ def plan_check(args: argparse.Namespace, allocation: Allocation | None, env: Map
     run_dir = env.get("HPCDDP_RUN_DIR", "")
     folder = run_dir if os.path.isdir(run_dir) else os.getcwd()
     own = {name: env.get(name, "") for name in EXPORTED_ALWAYS} | {"HPCDDP_PYTHON": python, **variables}
-    return CheckRequest(tuple(words), python, tuple(hosts), gpus, (folder,), args.line or "", args.fast, patience, own)
+    return CheckRequest(tuple(words), python, tuple(hosts), gpus, folder, args.line or "", args.fast, patience, own)
 
 
 def _plan_launch(allocation: Allocation | None, env: Mapping[str, str]) -> tuple[list[str], dict[str, str]]:

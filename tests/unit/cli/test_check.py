@@ -40,7 +40,7 @@ def check(tmp_path: Path, ranks: str, each: str, *, path: str = "", size: int = 
     launcher.write_text(f'#!/bin/bash\nfor RANK in {ranks}; do ( {each}\nexec "$@" ) & done; wait\n')
     launcher.chmod(0o755)
     env = ENV | {"PATH": f"{path}:{ENV['PATH']}"} if path else ENV
-    asked = {"folders": (str(tmp_path),), "fast": True, "patience": 20, **asked}
+    asked = {"folder": str(tmp_path), "fast": True, "patience": 20, **asked}
     return Checker(CheckRequest((str(launcher),), **asked), env).check()  # type: ignore[arg-type]
 
 
@@ -225,7 +225,7 @@ def test_each_gpu_has_a_process_of_its_own_and_one_that_hangs_leaves_the_others(
     stand_in(monkeypatch, _GPUS_OF_TWO)
     monkeypatch.setattr(process, "GPU_S", 0.001)
     checked = process.CheckedProcess({**ENV, "PATH": f"{tmp_path}:{ENV['PATH']}"}, HOST)
-    checked.describe([str(tmp_path)], [], "")
+    checked.describe(str(tmp_path), "", "")
     said = checked.measure(fast=False, leads=True, patience=20)
     checked.close()
     by_uuid = {gpu["uuid"]: gpu for gpu in said["gpus"]}
