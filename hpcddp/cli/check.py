@@ -22,7 +22,7 @@ from hpcddp.checks.process import probe_disk
 from hpcddp.cli.parser import VerbParser
 from hpcddp.cli.request import named_site, read_keys
 from hpcddp.cli.sites_check import SiteFound, compare_site, survey_site
-from hpcddp.cli.streams import tell
+from hpcddp.cli.streams import print_message
 from hpcddp.errors import LaunchError, RequestError, SchedulerError
 from hpcddp.login.planning import choose_site
 from hpcddp.ranks.gpus import find_gpu_type
@@ -151,7 +151,7 @@ def _plan_launch(allocation: Allocation | None, env: Mapping[str, str]) -> tuple
     if allocation is not None:
         folder = tempfile.mkdtemp()
         atexit.register(shutil.rmtree, folder, ignore_errors=True)
-        variables |= reach_hosts(allocation.scheduler, plan.outer_launcher, folder, env, tell)
+        variables |= reach_hosts(allocation.scheduler, plan.outer_launcher, folder, env, print_message)
     return words, variables
 
 

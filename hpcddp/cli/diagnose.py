@@ -9,7 +9,7 @@ import sys
 from collections.abc import Mapping
 
 from hpcddp.cli.parser import VerbParser
-from hpcddp.cli.streams import tell
+from hpcddp.cli.streams import print_message
 from hpcddp.diagnose.cause import Cause, cause_record, format_cause
 from hpcddp.diagnose.judge import diagnose
 from hpcddp.diagnose.reading import LOG_NAME, find_logs
@@ -69,5 +69,5 @@ def _find(words: list[str], env: Mapping[str, str]) -> tuple[str, Cause]:
         return f"job {first}", find_cause_of_job(first, env)
     found = find_cause(run, env)
     for remark in found.remarks:
-        tell(remark)
+        print_message(remark)
     return run.path, found.cause

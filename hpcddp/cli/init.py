@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 from hpcddp.cli.parser import VerbParser
 from hpcddp.cli.request import DEFAULT_JOB_FILE, named_site, read_keys, request_parser
-from hpcddp.cli.streams import tell, tell_each
+from hpcddp.cli.streams import print_message, print_messages
 from hpcddp.errors import HpcddpError, RequestError
 from hpcddp.login.planning import find_site_here, plan_request
 from hpcddp.schedulers.registry import find_scheduler
@@ -68,9 +68,9 @@ def run(args: argparse.Namespace, env: Mapping[str, str]) -> int:
             given[key] = _ask(f"{one.what}, such as {example}", ""), _ANSWER
     plan = plan_request(given, choice, env)  # the errors of a request come before anything is written
     _write(given)
-    tell_each(plan.remarks)
+    print_messages(plan.remarks)
     queue_it = f"hpcddp render --nodes 4 | {next(iter(scheduler.commands.submit), 'bash')}"
-    tell(f"next: hpcddp layout --nodes 4, then {queue_it} or hpcddp submit --nodes 4")
+    print_message(f"next: hpcddp layout --nodes 4, then {queue_it} or hpcddp submit --nodes 4")
     print(DEFAULT_JOB_FILE)
     return 0
 
@@ -103,7 +103,7 @@ def _ask_site(found: SiteChoice, env: Mapping[str, str]) -> SiteChoice:
         try:
             open_site(choice, env)
         except HpcddpError as error:
-            tell(str(error))
+            print_message(str(error))
         else:
             return choice
 

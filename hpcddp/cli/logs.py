@@ -12,7 +12,7 @@ import time
 from collections.abc import Mapping
 
 from hpcddp.cli.parser import VerbParser
-from hpcddp.cli.streams import shown_bytes, tell
+from hpcddp.cli.streams import print_message, shown_bytes
 from hpcddp.errors import RequestError
 from hpcddp.login.find_run import call_run, find_single_run
 from hpcddp.login.judge import has_live_job
@@ -76,7 +76,7 @@ class _Printer:
                 self._readers[source.path] = LogReader(source, offset)
                 texts.append((source, lines))
             if len(texts) > 1 and not any(find_time(line) for _, lines in texts for line in lines[:200]):
-                tell("no line begins with a time, so that the files follow one another")
+                print_message("no line begins with a time, so that the files follow one another")
             shown += merge(texts)
         if attempts and not self._readers and not follow:
             ranks = f" of rank {', '.join(map(str, sorted(self._ranks)[:8]))}" if self._ranks else ""
@@ -112,7 +112,7 @@ def _follow(of: RunFolder, printer: _Printer, env: Mapping[str, str], shown: lis
             # the last lines of the one before come late, and a new one may not have said yet that it holds the run
             is_over = attempt.name in announced and attempt not in attempts[-2:]
             if attempt.name not in announced:
-                tell(f"attempt {attempt.name}")
+                print_message(f"attempt {attempt.name}")
                 announced.add(attempt.name)
             printer.print_new(attempt, ended=is_over)
             if is_over:

@@ -12,8 +12,8 @@ import sys
 from hpcddp.cli.streams import (
     forget_output,
     open_missing_streams,
+    print_message,
     refuse_on_pipe,
-    tell,
     write_help,
     write_in_any_encoding,
 )
@@ -118,11 +118,11 @@ def main(argv: list[str] | None = None) -> int:
         return status
     except HpcddpError as error:
         _refuse_if_piped_as_job(argv)  # first: telling may fail, and an empty pipe is an empty job
-        tell(str(error))
+        print_message(str(error))
         return error.exit_code
     except KeyboardInterrupt:
         _refuse_if_piped_as_job(argv)
-        tell("interrupted")
+        print_message("interrupted")
         return 130
     except BrokenPipeError:
         forget_output()  # `hpcddp layout | head`: the reader had enough
@@ -135,15 +135,15 @@ def main(argv: list[str] | None = None) -> int:
             of_path = explain_path(error)
             if of_path is None:
                 raise
-            tell(str(of_path))
+            print_message(str(of_path))
             return of_path.exit_code
         forget_output()
-        tell(f"the output cannot be written: {(error.strerror or '').lower()}\nhint: df -h .")
+        print_message(f"the output cannot be written: {(error.strerror or '').lower()}\nhint: df -h .")
         return RequestError.exit_code
     except UnicodeEncodeError as error:  # of a path: the streams take every character
         _refuse_if_piped_as_job(argv)
         what = f"{error.object!r} cannot be the name of a file here: Python's encoding is {error.encoding}"
-        tell(f"{what}\nhint: export PYTHONUTF8=1")
+        print_message(f"{what}\nhint: export PYTHONUTF8=1")
         return RequestError.exit_code
     except SystemExit:
         raise

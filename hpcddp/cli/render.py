@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 from hpcddp.cli.parser import VerbParser
 from hpcddp.cli.request import read_plan, request_parser
-from hpcddp.cli.streams import tell_each, write_exactly
+from hpcddp.cli.streams import print_messages, write_exactly
 from hpcddp.login.planning import remark_start
 from hpcddp.script.file_check import check_output, check_plan
 from hpcddp.script.render import render_script
@@ -37,8 +37,8 @@ def run(args: argparse.Namespace, env: Mapping[str, str]) -> int:
     """The script is whole before its first byte is printed: half a script would be a job."""
     plan = read_plan(args, env)
     if not args.no_check:
-        tell_each(check_plan(plan, env.get("PATH", "")))
-        tell_each(remark_start(plan, env))
+        print_messages(check_plan(plan, env.get("PATH", "")))
+        print_messages(remark_start(plan, env))
     if args.explain:
         from hpcddp.script.explain import explain_plan
 
@@ -46,6 +46,6 @@ def run(args: argparse.Namespace, env: Mapping[str, str]) -> int:
     else:
         text = render_script(plan)
         if not args.no_check:
-            tell_each(check_output(plan.site.scheduler, text))
+            print_messages(check_output(plan.site.scheduler, text))
         write_exactly(text)
     return 0

@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 
 from hpcddp.cli.parser import VerbParser
-from hpcddp.cli.streams import tell_each
+from hpcddp.cli.streams import print_messages
 from hpcddp.errors import RequestError
 from hpcddp.login.planning import choose_site, on_path, plan_request
 from hpcddp.ranks.launchers import JOB_LAUNCHERS, LAUNCHERS
@@ -86,7 +86,7 @@ def read_plan(args: argparse.Namespace, env: Mapping[str, str]) -> JobPlan:
     """Options, job file and site to a plan; which site and why, and what the plan remarks, go to stderr."""
     given, job_file = read_keys(args)
     plan = plan_request(given, choose_site(given, named_site(args), job_file, env), env)
-    tell_each(plan.remarks)
+    print_messages(plan.remarks)
     return plan
 
 

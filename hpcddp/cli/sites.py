@@ -11,7 +11,7 @@ import time
 from collections.abc import Mapping
 
 from hpcddp.cli.parser import VerbParser
-from hpcddp.cli.streams import tell, write_exactly
+from hpcddp.cli.streams import print_message, write_exactly
 from hpcddp.errors import RequestError, SchedulerError, nearest
 from hpcddp.login.planning import on_path
 from hpcddp.script.site import Site
@@ -145,7 +145,7 @@ def _survey(env: Mapping[str, str]) -> tuple[str, list[QueueFound], str]:
             try:
                 queues = [queue for queue in ask_queues(scheduler.name, env) if queue.is_open]
             except SchedulerError as error:  # an empty form is still a start
-                tell(error.message)
+                print_message(error.message)
                 return scheduler.name, [], ""
             return scheduler.name, queues, "; ".join(map(" ".join, commands))
     return rows[0].name, [], ""

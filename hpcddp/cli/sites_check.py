@@ -6,7 +6,7 @@ import json
 import os
 from collections.abc import Mapping
 
-from hpcddp.cli.streams import tell, tell_each
+from hpcddp.cli.streams import print_message, print_messages
 from hpcddp.errors import SchedulerError
 from hpcddp.login.planning import find_site_here, on_path
 from hpcddp.record import Record
@@ -46,12 +46,12 @@ def check_site(name: str | None, env: Mapping[str, str], *, as_json: bool) -> in
         record = {"site": site.name, "file": site.file, "differences": differences, "not_asked": unasked}
         print(json.dumps({**record, "remarks": found.remarks}, indent=2))
         return _DIFFERS if differences else 0
-    tell_each([*unasked, *found.remarks])
+    print_messages([*unasked, *found.remarks])
     count = f"{len(differences)} differ" if len(differences) != 1 else "1 differs"
     agreed = "nothing differs in what could be asked" if unasked else "nothing differs"
     print(*differences, f"site {site.name}: {count if differences else agreed}", sep="\n")
     if differences and not is_path(choice.site):
-        tell(f"what differs goes into an overlay of your own: {overlay_path(site.name, env)} (docs/sites.md)")
+        print_message(f"what differs goes into an overlay of your own: {overlay_path(site.name, env)} (docs/sites.md)")
     return _DIFFERS if differences else 0
 
 

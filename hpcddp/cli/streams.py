@@ -17,7 +17,7 @@ _MOVING = bytes(code for code in (*range(32), 127) if chr(code) not in "\n\t")
 _BOLD, _CYAN, _PLAIN = "\x1b[1m", "\x1b[36m", "\x1b[0m"
 
 
-def tell(text: str) -> None:
+def print_message(text: str) -> None:
     """`hpcddp: text` on stderr. If nobody listens, the exit status has to say it."""
     try:
         sys.stderr.write(_lay_out(text))
@@ -26,15 +26,15 @@ def tell(text: str) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
 
 
-def told_bytes(text: str) -> bytes:
-    """What `tell` would write, for who writes it himself."""
+def message_bytes(text: str) -> bytes:
+    """The bytes that `print_message` would write."""
     return _lay_out(text).encode(sys.stderr.encoding, sys.stderr.errors or "strict")
 
 
-def tell_each(remarks: Iterable[str]) -> None:
+def print_messages(remarks: Iterable[str]) -> None:
     """Several, each on a line of its own."""
     for remark in remarks:
-        tell(remark)
+        print_message(remark)
 
 
 def _lay_out(text: str) -> str:

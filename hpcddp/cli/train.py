@@ -10,7 +10,7 @@ from functools import partial
 
 from hpcddp.batchplan import EXACT_METHODS
 from hpcddp.cli.parser import VerbParser
-from hpcddp.cli.streams import tell
+from hpcddp.cli.streams import print_message
 from hpcddp.errors import find_missing_library
 from hpcddp.units import parse_count, read_number, wrong_number
 
@@ -63,7 +63,7 @@ def run(args: argparse.Namespace, env: Mapping[str, str]) -> int:
         train(args, args.run_dir or (None if env.get("HPCDDP_RUN_DIR") else os.path.join("runs", "digits")))
     except PeerFailedError as error:
         if env.get("HPCDDP_LOG_RANKS") == "1":  # the failed rank prints to its own log file
-            tell(str(error))
+            print_message(str(error))
         return error.exit_code
     return 0
 

@@ -456,12 +456,12 @@ def plan_job(spec: JobSpec, site: Site, planned_by: PlannedBy) -> JobPlan:
     swept = [value for values in (spec.sweep or {}).values() for value in values]
     check_separator((*command, *(spec.stage_in or ()), *swept), outer_launcher)
     account, account_option, account_remarks = plan_account(spec, site)
-    by_agents = LAUNCHERS[launcher].is_node_agent
-    warns = outer_launcher != "" and LAUNCHERS[outer_launcher].of_scheduler and not by_agents
+    by_node_agents = LAUNCHERS[launcher].is_node_agent
+    warns = outer_launcher != "" and LAUNCHERS[outer_launcher].of_scheduler and not by_node_agents
     requested = requested_options(spec, site, warned_by_scheduler=warns)
     options = plan_scheduler_options(spec, site, requested)
     words = plan_site_words(spec, site)
-    full = queue.exclusive and not by_agents and shape.ranks_per_node == shape.gpus_per_node == queue.gpus
+    full = queue.exclusive and not by_node_agents and shape.ranks_per_node == shape.gpus_per_node == queue.gpus
     # the order in which a rank's GPU is next to its CPUs, where the site's own list of CPUs does not need all ranks
     near = len(site.gpu_order) == shape.gpus_per_node and (full or not site.launcher.bind_full)
     run_dir = (spec.run_dir or os.path.join(RUNS, name)).rstrip("/") or "/"
@@ -591,8 +591,8 @@ def _remarks(plan: JobPlan) -> list[str]:
         batch = plan_batch(plan.global_batch, plan.data_size, plan.spec.max_micro_batch)
         remarks.append(f"global batch {batch}")
     remarks += remark_recovery(plan)
-    if plan.launcher in plan.site.launcher.agents:
-        remarks.append(f"{plan.launcher}: {plan.site.launcher.agents[plan.launcher]}")
+    if plan.launcher in plan.site.launcher.node_agents:
+        remarks.append(f"{plan.launcher}: {plan.site.launcher.node_agents[plan.launcher]}")
     if plan.options.array:
         remarks.append(f"each index of the array has a run of its own: {plan.run_dir}.INDEX")
     return remarks

@@ -220,8 +220,8 @@ def read_block(make: Callable[..., Any], readers: Mapping[str, Reader], value: o
 
 
 def _make_launcher(**fields: Any) -> SiteLauncher:
-    agents = {name: fields.pop(name) for name in NODE_AGENTS if name in fields}
-    return SiteLauncher(**fields, agents=agents)
+    node_agents = {name: fields.pop(name) for name in NODE_AGENTS if name in fields}
+    return SiteLauncher(**fields, node_agents=node_agents)
 
 
 def read_limits(value: object, where: str) -> tuple[Limit, ...]:
@@ -258,7 +258,7 @@ QUEUE = readers_of(
 ACCOUNT = readers_of(Account, pattern=read_pattern)
 VARIABLE = readers_of(Variable, pattern=read_pattern)
 MODULES = readers_of(Modules, before=read_lines, load=read_modules, after=read_lines)
-LAUNCHER = {**readers_of(SiteLauncher, name=read_launcher, agents=None), **dict.fromkeys(NODE_AGENTS, read_text)}
+LAUNCHER = {**readers_of(SiteLauncher, name=read_launcher, node_agents=None), **dict.fromkeys(NODE_AGENTS, read_text)}
 CONTAINER = readers_of(SiteContainer, runtime=read_choice(*RUNTIMES))
 SITE: dict[str, Reader] = {
     "schema": read_choice("1"),
