@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from hpcddp.cli.parser import VerbParser
 from hpcddp.cli.request import add_options, listed, read_given
-from hpcddp.cli.streams import exact_bytes, print_message, print_messages, write_exactly
+from hpcddp.cli.streams import print_message, print_messages, write_exactly
 from hpcddp.errors import LaunchError, RequestError, SchedulerError, find_missing_library
 from hpcddp.login.planning import on_path, read_spec_here, remark_start, see_spawn, this_process
 from hpcddp.ranks.candidates import find_candidates
@@ -132,7 +132,7 @@ def run(args: argparse.Namespace, env: Mapping[str, str]) -> int:
     more = {"HPCDDP_LAUNCH": str(os.getpid())} if allocation is not None else {}
     # a file of its own: as one argument the script could be too long for the kernel
     file = tempfile.TemporaryFile()  # noqa: SIM115  # bash reads it
-    file.write(exact_bytes(script))
+    file.write(os.fsencode(script))
     file.flush()
     os.set_inheritable(file.fileno(), True)
     argv = ["bash", f"/proc/self/fd/{file.fileno()}"]
@@ -157,16 +157,12 @@ def plan_here(args: argparse.Namespace, allocation: Allocation | None, env: Mapp
         **read_given(args),
     }
     if args.scratch:
-        others = [f"--{key}" for key in ("name", "fresh", "resume") if getattr(args, key)]
-        if others:
-            raise RequestError(f"--scratch keeps no run, and {others[0]} chooses one", f"leave out {others[0]}")
         keys["run_dir"] = (f"runs/.scratch-{make_stamp()}", "--scratch")
     if "spares" in keys:
         spares = parse_count(str(keys["spares"][0]), "--set spares")
         if spares >= size.nodes:
-            hint = f"--set spares={size.nodes - 1}" if size.nodes > 1 else "leave out spares"
-            all_nodes = format_count(size.nodes, "node")
-            raise RequestError(f"--set spares={spares} of {all_nodes} leaves none to train on", hint)
+            what = f"--set spares={spares} of {format_count(size.nodes, 'node')} leaves none to train on"
+            raise RequestError(what, "leave out spares")
         keys["nodes"] = (str(size.nodes - spares), "the allocation, without spares")
     if args.walltime is None:
         if site.walltime_s is None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Mapping
 
 from hpcddp.cli.parser import VerbParser
@@ -29,7 +28,6 @@ def build_parser() -> VerbParser:
     parser = request_parser("render", _DESCRIPTION, example=_EXAMPLE, exits=(2, 3))
     printed = parser.add_argument_group("what is printed")
     printed.add_argument("--no-check", action="store_true", help="render without looking at files")
-    printed.add_argument("--explain", action="store_true", help="show what decided each value; prints no job script")
     return parser
 
 
@@ -39,13 +37,8 @@ def run(args: argparse.Namespace, env: Mapping[str, str]) -> int:
     if not args.no_check:
         print_messages(check_plan(plan, env.get("PATH", "")))
         print_messages(remark_start(plan, env))
-    if args.explain:
-        from hpcddp.script.explain import explain_plan
-
-        sys.stdout.write(explain_plan(plan))
-    else:
-        text = render_script(plan)
-        if not args.no_check:
-            print_messages(check_output(plan.site.scheduler, text))
-        write_exactly(text)
+    text = render_script(plan)
+    if not args.no_check:
+        print_messages(check_output(plan.site.scheduler, text))
+    write_exactly(text)
     return 0

@@ -14,7 +14,7 @@ from hpcddp.schedulers.registry import find_scheduler
 from hpcddp.schedulers.row import QueueFound
 from hpcddp.schedulers.run import ask_queues, run_program
 from hpcddp.script.site import Site
-from hpcddp.script.site_check import ModulesCompared, compare_modules, compare_queues, list_unsaid, unlisted_queues
+from hpcddp.script.site_check import ModulesCompared, compare_modules, compare_queues
 from hpcddp.script.site_file import SiteChoice, chosen_site, is_path, open_site, overlay_path
 
 _PATIENCE_S = 30.0
@@ -72,8 +72,6 @@ def compare_site(site: Site, env: Mapping[str, str]) -> SiteFound:
         programs = " and ".join(command[0] for command in commands.survey)
         queues = survey_site(site, env)
         differences += compare_queues(site, queues, programs)
-        unasked += list_unsaid(site, queues, programs)
-        remarks += unlisted_queues(site, queues, programs)
     accounts, unknown = ask_accounts(site, env)
     remarks += [f"accounts that you may charge: {', '.join(accounts[:12])}"] if accounts else []
     unasked += [f"accounts: {why}" for why in unknown]

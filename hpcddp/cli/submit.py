@@ -10,7 +10,6 @@ from collections.abc import Mapping
 from hpcddp.cli.parser import VerbParser
 from hpcddp.cli.request import named_site, read_keys, request_parser
 from hpcddp.cli.streams import print_message, print_messages, write_exactly
-from hpcddp.errors import RequestError
 from hpcddp.login.planning import choose_site, read_request, this_process
 from hpcddp.login.submit import Parts, check_parts, list_unverified, plan_parts, submit_parts
 from hpcddp.schedulers.registry import find_scheduler
@@ -47,8 +46,6 @@ def run(args: argparse.Namespace, env: Mapping[str, str]) -> int:
     given, job_file = read_keys(args)
     for key, option in (("after", "dependency"), ("array", "array"), ("chain", "chain")):
         if getattr(args, key) is not None:
-            if option in given and not given[option][1].endswith(job_file or "\0"):
-                raise RequestError(f"{option} is given twice: {given[option][1]} and --{key}", "leave out one of them")
             given[option] = ([getattr(args, key)] if key == "after" else getattr(args, key), f"--{key}")
     if args.hold:
         given["hold"] = ("true", "--hold")

@@ -355,8 +355,8 @@ class JobPlan(Record):
 
     @property
     def master_addr(self) -> bool:
-        """Whether the script looks for the first host: where the scheduler lists it, where node agents have to be told, and
-        where ranks meet on another network than that of the hosts' names."""
+        """Whether the script looks for the first host: the scheduler lists it, node agents need it, or ranks meet on
+        another network than that of the hosts' names."""
         wanted = self.hostfile or (self.nodes > 1 and (self.by_node_agents or self.site.rendezvous.suffix != ""))
         return bool(wanted) and "MASTER_ADDR" not in dict(self.env)
 
