@@ -174,13 +174,13 @@ def _become(command: list[str], env: dict[str, str], job_output: int) -> NoRetur
 def _refuse(refusal: HpcddpError, agent: Agent | None, job_output: int, status: int | None = None) -> NoReturn:
     """Print why the command does not run, or have the supervisor print it once for all ranks, and end. `status`: for
     the supervisor."""
-    from hpcddp.cli.streams import tell
+    from hpcddp.cli.streams import print_message
 
     # before this process ends: its launcher then ends the other ranks
     is_heard = agent is not None and agent.refuse(status or refusal.exit_code, str(refusal))
     if not is_heard:
         os.dup2(job_output, 2)
-        tell(str(refusal))
+        print_message(str(refusal))
     if agent is not None:
         agent.wait_for_others()
     raise SystemExit(refusal.exit_code)
@@ -204,7 +204,7 @@ def _run_with_agent(
 ) -> NoReturn:
     """Run the command as a process beside this one, and report how it has ended. `rank_marks`: the variables of each
     rank that the command starts, where it is an agent."""
-    from hpcddp.cli.streams import tell
+    from hpcddp.cli.streams import print_message
     from hpcddp.supervisor.agent import BY_WORD, RankProgram, Stderr, end_alike
     from hpcddp.supervisor.wire import Ended
 
@@ -240,7 +240,7 @@ def _run_with_agent(
         text = stderr.end if stderr else read_log_end(path, log.start) if log else ""
         output = "\n".join(choose_lines(text))
     agent.end(Ended(status, output, path, is_printed=log is None))
-    agent.end_left(tell)
+    agent.end_left(print_message)
     agent.wait_for_others()
     end_alike(status)
 
