@@ -29,7 +29,7 @@ from hpcddp.runs.state import open_attempt, read_finish, write_failure
 from hpcddp.training.activity import at_files
 from hpcddp.training.arguments import SaveEvery
 from hpcddp.training.checkpoint.checkpointer import AttemptSaves
-from hpcddp.training.checkpoint.settings import OnFirst, RunSettings
+from hpcddp.training.checkpoint.settings import RunSettings
 from hpcddp.training.stopping import SAVE, STOP_FLAGS, SignalFlag, StopTraining, StopWatch, read_deadline
 from hpcddp.training.watchdog import beating
 from hpcddp.uncaught import two_lines
@@ -128,8 +128,13 @@ class Run:
         """Compare the command, its files and these values, None: not known, with what was recorded when the run began,
         and record them. Before the first step. RequestError, on every rank, for differences."""
         agree = self.ranks.agreement.agree
-        first = OnFirst(lambda thing: agree("compare the settings", thing)[1][0], is_here=self.ranks.is_first)
-        settings = RunSettings(first, self.attempt, self._env, can_keep=False)
+        settings = RunSettings(
+            lambda thing: agree("compare the settings", thing)[1][0],
+            self.attempt,
+            self._env,
+            is_first=self.ranks.is_first,
+            can_keep=False,
+        )
         for name, value in values.items():
             settings.add(name, value)
         settings.compare({}, self.step if self.saved else None)

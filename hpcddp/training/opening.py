@@ -32,8 +32,8 @@ from hpcddp.runs.start import (
 )
 from hpcddp.runs.state import open_attempt, read_planned_batch, write_failure
 from hpcddp.schedulers.registry import find_current_job
-from hpcddp.training.checkpoint.settings import OnFirst, RunSettings
-from hpcddp.training.collectives import ask_all
+from hpcddp.training.checkpoint.settings import RunSettings
+from hpcddp.training.collectives import ask_all, broadcast
 from hpcddp.training.data.randomness import seed_generators
 from hpcddp.training.gradient.exact import ExactGradients, check_same_conditions, deterministic_kernels
 from hpcddp.training.gradient.gradients import Gradients
@@ -178,7 +178,8 @@ def open_runtime(env: MutableMapping[str, str], options: RuntimeOptions) -> Iter
         split = plan_split(parallel, [member.host for member in group.members])
         check_goes_with(split, parallel, exact=options.exactness is not None)
         folder, over, counts, line = stack.enter_context(open_run(folder, group, env))
-        settings = RunSettings(OnFirst.of_group(group), folder, env, options.accept, options.keep)
+        share = partial(broadcast, ranks=group.world_size, device=group.device)
+        settings = RunSettings(share, folder, env, options.accept, options.keep, is_first=group.is_first)
         settings.add("exact", "{}, {} slices".format(*options.exactness) if options.exactness else "no")
         setup = RunSetup(
             options=replace(options, seed=settings.choose("seed", options.seed)),

@@ -33,7 +33,7 @@ from hpcddp.training.data.items import (
 )
 from hpcddp.training.data.loader import SecondLoader, TrainingLoader, make_sampler
 from hpcddp.training.data.reading import DataSource, is_shuffled, read_how
-from hpcddp.training.data.sampler import derive_key, find_place
+from hpcddp.training.data.sampler import derive_key, find_start
 from hpcddp.training.data.weighing import Count, Weighing
 from hpcddp.training.gradient.gradients import Gradients
 from hpcddp.training.gradient.progress import KnownParameters
@@ -282,7 +282,7 @@ class Preparation:
         """Let the loader continue at the checkpoint's position."""
         number = loader.number if isinstance(loader, SecondLoader) else 1
         again = self._setup.settings.begins_again(number)
-        place = find_place(position, number, loader.sampler.length, again=again)
+        place = find_start(position, number, loader.sampler.length, again=again)
         if isinstance(loader, SecondLoader):
             loader.place = place
         else:

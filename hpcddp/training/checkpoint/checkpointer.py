@@ -56,8 +56,6 @@ from hpcddp.training.versions import list_versions
 
 
 class WrittenCheckpoint(NamedTuple):
-    """A complete checkpoint."""
-
     position: dict[str, int]  # of the training
     seconds: float  # from the start of its writing
     weights_sha256: str | None  # on rank 0; None where it was not computed
@@ -171,7 +169,7 @@ class CheckpointWriter:
 
 @contextmanager
 def _naming(partial: Path) -> Iterator[None]:
-    """An error with a checkpoint's files becomes a LaunchError that names its folder."""
+    """Turn an error with a checkpoint's files into a LaunchError that names its folder."""
     try:
         yield
     except HpcddpError:
@@ -227,7 +225,7 @@ class AttemptSaves:
         self.watch.pace.save_began()
 
     def save_returns(self) -> None:
-        """The training goes on, perhaps beside the save."""
+        """The training goes on; a thread may still write."""
         self.begin_training()
         self.watch.pace.training_resumed()
 
@@ -241,8 +239,7 @@ class AttemptSaves:
                 note_checkpoint(self.folder, step=step, epoch=epoch)
 
     def end(self, step: int, epoch: int, stop_reason: str | None, finished: str | None = None, **more: Any) -> None:
-        """The attempt ends without an error: stopped for this reason, else finished. `finished`: why, before its
-        end."""
+        """The attempt ends without an error: stopped for this reason, else finished; `finished`: why so early."""
         status = "unfinished" if stop_reason else "finished"
         self.write(status, stop_reason or finished or AT_ITS_END, step, epoch, **more)
 
@@ -254,10 +251,8 @@ class AttemptSaves:
 
 
 class Checkpointer:
-    """Writes the checkpoints of one run, and resumes from them. Its methods are called on every rank alike.
-
-    Without a run folder it does nothing.
-    """
+    """Writes the checkpoints of one run, and resumes from them; without a run folder it does nothing. Its methods are
+    called on every rank alike."""
 
     def __init__(self, setup: RunSetup, saves: AttemptSaves) -> None:
         options, self._group = setup.options, setup.group
@@ -322,7 +317,7 @@ class Checkpointer:
         return list(self._provenance.get("deviations", ()))
 
     def models(self) -> list[nn.Module]:
-        """The tracked models."""
+        """List the tracked models."""
         return self._tracked.models() if self._tracked is not None else []
 
     def learning_rate(self) -> float | None:

@@ -9,16 +9,10 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
-
 from hpcddp.errors import LaunchError, RequestError
 from hpcddp.runs.jsonfile import UnreadableFileError
-from hpcddp.training.checkpoint.files import (
-    find_fault,
-    list_checkpoint_folders,
-    read_checkpoint,
-)
-from hpcddp.training.checkpoint.tracked import FindLike, Tracked, list_tensors, map_tensors, split_like, write_key
+from hpcddp.training.checkpoint.files import find_fault, list_checkpoint_folders, read_checkpoint
+from hpcddp.training.checkpoint.tracked import Tracked, list_tensors, map_tensors, split_like, write_key
 from hpcddp.training.collectives import ask_all, broadcast
 from hpcddp.training.rendezvous.group import Group
 from hpcddp.units import format_count
@@ -98,7 +92,13 @@ def load_checkpoint(
     find_like = tracked.find_splits()
     outline = {key: tensor for key, tensor in list_tensors(tree).items() if tensor.is_meta}
     if outline:
-        numbers = _read_parts(path, outline, find_like)
+        from hpcddp.training.checkpoint import sharded  # torch.distributed.checkpoint takes half a second to import
+
+        numbers = {
+            key: sharded.make_empty(tensor.shape, tensor.dtype, find_like(key, tensor.shape))
+            for key, tensor in outline.items()
+        }
+        sharded.read_tensors(path, {write_key(key): tensor for key, tensor in numbers.items()})
         tree = map_tensors(tree, lambda key, tensor: numbers.get(key, tensor))
     else:
         tree = map_tensors(tree, lambda key, whole: split_like(whole, find_like(key, whole.shape)))
@@ -106,14 +106,3 @@ def load_checkpoint(
     tracked.restore_models(tree, source, hint)
     tracked.restore_others(tree, source, hint)
     return position, left
-
-
-def _read_parts(path: Path, outline: dict[Any, Tensor], find_like: FindLike) -> dict[Any, Tensor]:
-    from hpcddp.training.checkpoint import sharded  # torch.distributed.checkpoint takes half a second to import
-
-    tensors = {
-        key: sharded.make_empty(tensor.shape, tensor.dtype, find_like(key, tensor.shape))
-        for key, tensor in outline.items()
-    }
-    sharded.read_tensors(path, {write_key(key): tensor for key, tensor in tensors.items()})
-    return tensors

@@ -41,8 +41,6 @@ from hpcddp.runs.settings import (
 from hpcddp.runs.start import has_options
 from hpcddp.training.activity import at_files
 from hpcddp.training.checkpoint.tracked import name_parameters
-from hpcddp.training.collectives import broadcast
-from hpcddp.training.rendezvous.group import Group
 
 Settings = dict[str, dict[str, Any]]  # of each object by its name, or "optimizer[1]" for its second parameter group
 
@@ -52,31 +50,6 @@ _LEFT_OUT = {"params", "param_names", "initial_lr", "last_epoch", "base_lrs", "v
 _LEFT_OUT |= {"capturable", "_step_count", "_last_lr", "_get_lr_called_within_step", "_is_initial"}
 
 
-class OnFirst:
-    """Rank 0 alone reads and decides. `share`: gives rank 0's object to every rank, a collective."""
-
-    def __init__(self, share: Callable[[Any], Any], *, is_here: bool) -> None:
-        self._share, self.is_here = share, is_here
-
-    @classmethod
-    def of_group(cls, group: Group) -> OnFirst:
-        """Over the ranks' own process group."""
-        return cls(lambda thing: broadcast(thing, group.world_size, group.device), is_here=group.is_first)
-
-    def call(self, call: Callable[[], Any]) -> Any:
-        """Return rank 0's result of the call on every rank, or raise its RequestError there (collective)."""
-        answer: Any = None, None
-        if self.is_here:
-            try:
-                answer = call(), None
-            except RequestError as error:
-                answer = None, (error.message, error.hint)
-        answer = self._share(answer)
-        if answer[1] is not None:
-            raise RequestError(*answer[1])
-        return answer[0]
-
-
 def name_setting(name: str, number: int) -> str:
     """The name of a setting of this training loader: those of the second and further ones have its number."""
     return name if number == 1 else f"{name}_{number}"
@@ -84,21 +57,23 @@ def name_setting(name: str, number: int) -> str:
 
 class RunSettings:
     """Compares and records. `now`: those of this start; `at`: of the checkpoint that it loads; `to`: those that hold
-    from here on. Methods are called on every rank alike; what rank 0 has counts."""
+    from here on. Methods are called on every rank alike; rank 0 alone reads and decides."""
 
     def __init__(
         self,
-        first: OnFirst,
+        share: Callable[[Any], Any],
         attempt: AttemptFolder | None,
         env: Mapping[str, str],
         accept: Sequence[str] = (),
         keep: Sequence[str] = (),
         *,
+        is_first: bool,
         can_keep: bool = True,
     ) -> None:
-        """A collective, with RequestError as of `read_recorded`. `accept` and `keep` come beside the job's words;
-        `can_keep`: whether this training can take recorded values."""
-        self._first, self._run = first, None if attempt is None else attempt.run
+        """A collective, with RequestError as of `read_recorded`. `share` gives rank 0's object to every rank; `accept`
+        and `keep` come beside the job's words; `can_keep`: whether this training can take recorded values."""
+        self._share, self._is_first = share, is_first
+        self._run = None if attempt is None else attempt.run
         self._accept, self._keep = (*accept, *read_list(env, ACCEPT)), (*keep, *read_list(env, KEEP))
         self._hints = OF_VERB if has_options(env) else OF_SCRIPT
         self._can_keep = can_keep
@@ -112,8 +87,21 @@ class RunSettings:
             def read() -> tuple[Recorded | None, Settings]:
                 return read_recorded(attempt.run), describe_start(attempt, main, env)
 
-            self._recorded, self.now = first.call(read)
+            self._recorded, self.now = self._call_on_first(read)
         self.at = self.to = self.now
+
+    def _call_on_first(self, call: Callable[[], Any]) -> Any:
+        """Return rank 0's result of the call on every rank, or raise its RequestError there."""
+        answer: Any = None, None
+        if self._is_first:
+            try:
+                answer = call(), None
+            except RequestError as error:
+                answer = None, (error.message, error.hint)
+        found, refused = self._share(answer)
+        if refused is not None:
+            raise RequestError(*refused)
+        return found
 
     def choose(self, name: str, value: Any) -> Any:
         """The value of one of the run's settings: the recorded one, if that is kept."""
@@ -151,7 +139,7 @@ class RunSettings:
             renewed = renew(recorded, self.now, decision, step)
             return decision, renewed, settings_at(recorded, step), renewed.settings
 
-        self._decision, self._renewed, self.at, self.to = self._first.call(compare_first)
+        self._decision, self._renewed, self.at, self.to = self._call_on_first(compare_first)
 
     def begins_again(self, number: int = 1) -> bool:
         """Whether the samples that the checkpoint's epoch of this training loader has left are not those of now."""
@@ -166,7 +154,7 @@ class RunSettings:
             return
         if is_finished:
             check_unchanged(self._run, self._decision, self._hints)
-        if not self._first.is_here:
+        if not self._is_first:
             self._renewed = None
             return
         for one in (*self._decision.accepted, *self._decision.kept):
@@ -188,8 +176,7 @@ def describe_settings(objects: Mapping[str, Any]) -> Settings:
     """List each object's class, the settings of optimizers and schedulers, as the script made them, and the names of
     the parameters of models and optimizers: call it before a checkpoint is loaded.
 
-    A parameter's name in an optimizer is that of its tracked model, and its own in there; an optimizer with a parameter
-    of no tracked model has none.
+    An optimizer with a parameter of no tracked model has no names.
     """
     found: Settings = {}
     names: dict[int, str] = {}
@@ -233,7 +220,7 @@ def _read_plain(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class GivenSettings:
-    """The settings of the optimizers and the schedules, as the script gave them: made before a checkpoint is loaded."""
+    """The settings of the optimizers and the schedules as the script gave them, before a checkpoint is loaded."""
 
     def __init__(self, objects: Mapping[str, Any], settings: RunSettings) -> None:
         self._settings = settings
@@ -282,7 +269,7 @@ class GivenSettings:
 
 
 def _move_lr(group: dict[str, Any], nth: int, old: float, new: float, schedules: Sequence[Any]) -> None:
-    """A learning rate that a schedule has moved is moved from the new start by the same factor."""
+    """Move a learning rate, which a schedule has moved from the old start, to where it is from the new one."""
     group["lr"] = group["lr"] * (new / old) if old else new
     if "initial_lr" in group:
         group["initial_lr"] = new

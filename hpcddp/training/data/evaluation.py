@@ -61,7 +61,9 @@ class EvaluationLoader:
             dataset, batch_sampler=batches, generator=torch.Generator(), **reading.options(device)
         )
         if layout.rank == 0 and self._ranks > 1:
-            print(f"hpcddp: evaluation: {_describe(shares, min(largest, shares[0]))}", file=sys.stderr, flush=True)
+            each = " to ".join(map(str, sorted({shares[-1], shares[0]})))
+            line = f"{self.samples} = {self._ranks} ranks x {each} samples, in batches of at most"
+            print(f"hpcddp: evaluation: {line} {min(largest, shares[0])}", file=sys.stderr, flush=True)
 
     def __len__(self) -> int:
         """Batches of this rank."""
@@ -91,9 +93,3 @@ def _cut(first: int, share: int, largest: int, count: int) -> list[list[int]]:
         batches.append(list(range(first, first + size)))
         first, share = first + size, share - size
     return batches
-
-
-def _describe(shares: tuple[int, ...], largest: int) -> str:
-    total, spread = sum(shares), sorted({shares[-1], shares[0]})
-    each = " to ".join(map(str, spread))
-    return f"{total} = {len(shares)} ranks x {each} samples, in batches of at most {largest}"

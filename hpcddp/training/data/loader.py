@@ -21,8 +21,6 @@ from hpcddp.training.data.stream import StreamSampler, read_stream
 from hpcddp.training.data.weighing import WeighedBatch, Weighing
 from hpcddp.training.mistakes import BATCH_UNPACKED
 
-# Batches from the host to the device of this rank.
-
 
 def map_parts(thing: Any, change: Callable[[Any], Any]) -> Any:
     """The same tuples, lists, named tuples, dicts and dataclasses with each tensor, and each other object that has a
@@ -43,18 +41,15 @@ def map_parts(thing: Any, change: Callable[[Any], Any]) -> Any:
 
 
 def move(thing: Any, device: torch.device) -> Any:
-    """The thing on the device: tensors are copied without waiting, other objects move themselves."""
+    """Move it to the device: tensors are copied without waiting, other objects move themselves."""
     return map_parts(
         thing, lambda part: part.to(device, non_blocking=True) if isinstance(part, Tensor) else part.to(device)
     )
 
 
 class Batch:
-    """This rank's share of one global batch: one optimizer step.
-
-    Where it is several micro batches, or may be on another number of ranks, the loop gets this object, which nothing
-    but `rt.micro_batches` opens.
-    """
+    """This rank's share of one global batch: one optimizer step. Where it may be several micro batches, the loop gets
+    this object, which only `rt.micro_batches` opens."""
 
     def __init__(self, parts: Sequence[WeighedBatch], device: torch.device, *, is_several: bool) -> None:
         self.parts = parts
@@ -261,7 +256,7 @@ class SecondLoader(TrainingLoader):
     place = (0, 0)  # pass and position
     is_used_up = False  # whether the open loop has no batch left: the first loader's may end with it
     _loop: _Loop | None = None  # the open one
-    _held: _Loop | None = None  # one that was open when an epoch ended, and has given nothing since
+    _is_held = False  # whether the open one was open when an epoch ended, and has given nothing since
     _used = 0  # of the taken ones, those before the last backward pass
 
     def __init__(self, *arguments: Any, number: int, **options: Any) -> None:
@@ -270,10 +265,10 @@ class SecondLoader(TrainingLoader):
         self.taken: list[Taken] = []  # for the step that the training is at, and ahead of it
 
     def __iter__(self) -> Iterator[Any]:
-        if self._held is not None or (self._loop is not None and self._loop.is_used):
+        if self._is_held or (self._loop is not None and self._loop.is_used):
             raise RequestError(
                 f"a loop over training loader {self.number} began, and the script held the one before, with batches"
-                f" left{', when its epoch ended' if self._held is not None else ''}: a resumed run would continue that",
+                " left: a resumed run would continue that",
                 "for a, b in zip(first, second): …, without a name for the zip or its progress bar, or with del at the"
                 " end; or one iterator for all epochs, and the next one when it has ended",
             )
@@ -289,11 +284,9 @@ class SecondLoader(TrainingLoader):
                         f"two loops over training loader {self.number} ran in turn",
                         "take the batches of one loop at a time",
                     )
-                self._held = None
-                micro = batch.parts[-1].micro
-                self.sampler.advance(micro)
-                place = self.sampler.epoch, self.sampler.position
-                self.taken.append(Taken(batch, loop, place))
+                self._is_held = False
+                self.sampler.advance(batch.parts[-1].micro)
+                self.taken.append(Taken(batch, loop, (self.sampler.epoch, self.sampler.position)))
                 self._listener.count_batch()
                 yield batch.content
         finally:
@@ -315,10 +308,10 @@ class SecondLoader(TrainingLoader):
         while True:
             with fork_generators():
                 seed_generators("second", self.sampler.seed, self.sampler.epoch, self.sampler.position)
-                found = next(batches, None)
-            if found is None:
+                batch = next(batches, None)
+            if batch is None:
                 return
-            yield found
+            yield batch
 
     def _end(self, loop: _Loop) -> None:
         loop.is_open = False
@@ -333,8 +326,7 @@ class SecondLoader(TrainingLoader):
 
     def epoch_ends(self) -> None:
         """An epoch of rt.epochs is over: a checkpoint says that the loop which is open, if there is one, continues."""
-        is_held = self._loop is not None and self._loop.is_used and not self.is_used_up
-        self._held = self._loop if is_held else None
+        self._is_held = self._loop is not None and self._loop.is_used and not self.is_used_up
 
     def use(self) -> None:
         """A backward pass comes: what was taken by now belongs to this step."""

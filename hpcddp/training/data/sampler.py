@@ -153,7 +153,7 @@ def describe_position(step: int, sampler: EpochPosition, places: Sequence[tuple[
     return found
 
 
-def find_place(position: dict[str, int], number: int, length: int | None, *, again: bool) -> tuple[int, int]:
+def find_start(position: dict[str, int], number: int, length: int | None, *, again: bool) -> tuple[int, int]:
     """Find where the loop over this loader continues: pass and position. `again`: at the start of its pass, which has
     other samples now, or another order."""
     names = ("epoch", "position") if number == 1 else (f"pass_{number}", f"position_{number}")

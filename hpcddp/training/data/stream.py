@@ -1,13 +1,9 @@
 """Data that comes as a stream (torch's IterableDataset): which part of each global batch this rank takes.
 
 Global batch k of an epoch is the next G samples of the stream, on any number of ranks. Every rank goes through the
-whole stream. It reads its own contiguous share of each global batch and skips the other shares: with the iterator's
-`skip(count)` if there is one, else by reading them. Each rank therefore finds the end of the stream by itself, without
-a collective.
-
-The data set must give every process the same stream in an epoch, and must not divide it by rank or by worker. If it has
-a `set_epoch(epoch)`, that is called first. An iterator's `skip(count)` skips up to `count` samples and returns how many
-it skipped, fewer only at the end.
+whole stream, reads its own share of each global batch and skips the others: with the iterator's `skip(count)` if there
+is one, else by reading them. So each rank finds the end of the stream by itself. What the data set must do, and may
+have, says docs/batch.md.
 """
 
 from __future__ import annotations

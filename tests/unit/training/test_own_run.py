@@ -36,26 +36,18 @@ def group_of(rank: int, store: Store) -> Group:
     return Group(rank, 2, "openmpi", "gloo", torch.device("cpu"), members, store)
 
 
-class Meeting:
-    """`ask_all` between two threads, which are named by their ranks."""
-
-    def __init__(self) -> None:
-        self._given: dict[str, Any] = {}
-        self._both = threading.Barrier(2)
-
-    def __call__(self, mine: Any, _ranks: int) -> list[Any]:
-        self._given[threading.current_thread().name] = mine
-        self._both.wait()
-        return [self._given[name] for name in "01"]
-
-
 def open_on_two_ranks(
     base: Path, monkeypatch: pytest.MonkeyPatch, env: dict[str, str] | None = None
 ) -> list[str | HpcddpError]:
     """What each of two ranks gets: its run's folder, in which rank 0's run ends as finished, or its error."""
-    monkeypatch.setattr(opening, "ask_all", Meeting())
-    store = HashStore()
+    store, both = HashStore(), threading.Barrier(2)
+    told: list[Any] = [None, None]
     found: list[str | HpcddpError] = ["", ""]
+
+    def ask_all(mine: Any, _ranks: int) -> list[Any]:
+        told[int(threading.current_thread().name)] = mine
+        both.wait()
+        return told
 
     def rank(number: int) -> None:
         folder = choose_attempt(env or {}, None if env else str(base))
@@ -69,6 +61,7 @@ def open_on_two_ranks(
         except HpcddpError as error:
             found[number] = error
 
+    monkeypatch.setattr(opening, "ask_all", ask_all)
     threads = [threading.Thread(target=rank, args=(number,), name=str(number)) for number in range(2)]
     for thread in threads:
         thread.start()
@@ -370,7 +363,7 @@ def test_a_stop_in_time_ends_the_script_behind_its_with_block_and_the_job_begins
     assert done.stderr.endswith("hpcddp: the script ends here: the run stopped (SIGTERM)\n")
     state = read_state(RunFolder(str(tmp_path / "runs" / ("j" if where == "job" else "fold0"))))
     assert state is not None
-    assert (state.status, state.step) == ("unfinished", 7)
+    assert (state.status, state.step) == ("unfinished", 6)
     if where == "folds":  # the next process of a script such as `python folds.py; python folds.py`
         done = run_python(tmp_path, "folds.py", where, **env)
         told = "hpcddp: no training begins: the job stopped (SIGTERM) in run runs/fold0\n"

@@ -17,7 +17,7 @@ from hpcddp.runs.state import read_manifest
 from hpcddp.training.checkpoint import files
 from hpcddp.training.checkpoint.files import find_fault, list_checkpoint_folders
 from hpcddp.training.checkpoint.tracked import make_outline
-from hpcddp.training.data.sampler import GlobalBatchSampler, describe_position, find_place
+from hpcddp.training.data.sampler import GlobalBatchSampler, describe_position, find_start
 
 RunRanks = Callable[..., Any]
 BODY = "checkpoint_bodies:train"
@@ -124,8 +124,8 @@ def test_another_global_batch_or_drop_last_of_the_same_data_goes_on_at_the_same_
     old = GlobalBatchSampler(22, plan_batch(6, 1), 0, drop_last=True)  # 18 of the 22 samples in each epoch
     old.position = 12
     new = GlobalBatchSampler(22, plan_batch(batch, 1), 0, drop_last=drop_last)
-    assert find_place(describe_position(2, old), 1, new.length, again=False) == place
-    assert find_place(describe_position(2, old), 1, new.length, again=True) == (0, 0)
+    assert find_start(describe_position(2, old), 1, new.length, again=False) == place
+    assert find_start(describe_position(2, old), 1, new.length, again=True) == (0, 0)
 
 
 @pytest.mark.slow
