@@ -15,6 +15,7 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 import hpcddp
+from hpcddp import uncaught
 from hpcddp.errors import HpcddpError, LaunchError, RequestError
 from hpcddp.runs.chain import list_opened, write_follow_up
 from hpcddp.runs.folder import RunFolder, choose_attempt
@@ -176,6 +177,7 @@ def test_a_name_error_behind_a_run_that_had_no_turn_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(sys, "excepthook", lambda _kind, error, _trace: print(error, file=sys.stderr))
+    monkeypatch.setattr(uncaught, "_before", None)  # as at a process's start
     ends = []
     for epochs in (1, 1):
         _fold(tmp_path / "x", epochs=epochs)
