@@ -1,8 +1,7 @@
 """The page by which a rank and its agent tell each other how far the rank is, and when the job ends.
 
 A page of memory on their host, which `hpcddp exec` makes and names in HPCDDP_HEARTBEAT. hpcddp's runtime writes it; any
-other program may touch it (`touch "$HPCDDP_HEARTBEAT"`) to say that it gets on. The agent tells the job's supervisor
-(`supervisor/wire.py`).
+other program may touch it to say that it gets on.
 """
 
 from __future__ import annotations
@@ -124,8 +123,7 @@ class Page:
         return self._read_time(_END_AT)
 
     def write_lease(self, until: float) -> None:
-        """Write by when the rank ends itself, on the monotonic clock of this host, if no later time is written by
-        then."""
+        """Write when the rank ends itself, on the monotonic clock of this host, unless a later time is written."""
         self._write_time(until, _LEASE_AT)
 
     def read_lease(self) -> float | None:
@@ -133,7 +131,7 @@ class Page:
         return self._read_time(_LEASE_AT)
 
     def _write_time(self, at: float, where: int) -> None:
-        """Write the agent's part: the page is as old as before, for the rank has said nothing."""
+        """Write, and leave the page as old as before: the rank has written nothing."""
         touched = os.fstat(self.file)
         os.pwrite(self.file, f"{at:020.1f}\n".encode(), where)
         os.utime(self.file, ns=(touched.st_atime_ns, touched.st_mtime_ns))
@@ -145,13 +143,7 @@ class Page:
 
 def make_page() -> Page:
     """A new page, in memory."""
-    if hasattr(os, "memfd_create"):
-        return Page(os.memfd_create("hpcddp-heartbeat"))
-    import tempfile  # a Python that was built with an old libc
-
-    file, path = tempfile.mkstemp(dir="/dev/shm")
-    os.unlink(path)
-    return Page(file)
+    return Page(os.memfd_create("hpcddp-heartbeat"))
 
 
 def open_page(path: str | None) -> Page | None:
