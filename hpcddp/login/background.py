@@ -26,7 +26,6 @@ def name_job(number: int) -> str:
 
 
 def output_of(folder: str) -> str:
-    """The file with the output of a submission's job."""
     return os.path.join(folder, "output")
 
 

@@ -29,7 +29,6 @@ class _LiveJob(Record):
 
     @property
     def name(self) -> str:
-        """The job's id, as its scheduler has it."""
         return str(self.found.id)
 
     @property
@@ -38,7 +37,6 @@ class _LiveJob(Record):
 
     @property
     def is_by_hand(self) -> bool:
-        """Whether `hpcddp launch` started it in an allocation that is a person's, and not its own."""
         return self.job.holder is not None and self.job.holder.by_hand
 
 

@@ -75,7 +75,6 @@ class RunStatus(Record):
 
     @property
     def lives(self) -> bool:
-        """Whether a job of it waits or runs, or may."""
         return self.state in LIVE
 
 
@@ -135,7 +134,6 @@ class Answers:
 
 
 def ask_schedulers(runs: Sequence[OnDisk], env: Mapping[str, str]) -> Answers:
-    """Ask each scheduler once about the jobs of these runs."""
     answers, owners = Answers(), set[int]()
     questions: dict[str, dict[str, bool]] = {}
     for one in runs:
@@ -351,7 +349,6 @@ def _judge_read(one: OnDisk, answers: Answers) -> RunVerdict:
 
 
 def has_live_job(run: RunFolder, env: Mapping[str, str]) -> bool:
-    """Whether a job of the run waits or runs, or may."""
     return any(one.lives for one in find_status([run], env).runs)
 
 

@@ -60,17 +60,14 @@ class OnDisk(Record):
 
     @property
     def holder(self) -> Holder | None:
-        """The last one."""
         return self.holds[-1].holder if self.holds else None
 
     @property
     def ended(self) -> bool:
-        """Whether the last holder has said that it ended."""
         return not self.holds or self.holds[-1].end is not None
 
     @property
     def end(self) -> HolderEnd:
-        """The record of the last holder's end."""
         return (self.holds[-1].end if self.holds else None) or HolderEnd()
 
     @property
@@ -80,12 +77,10 @@ class OnDisk(Record):
 
     @property
     def attempt(self) -> AttemptFolder | None:
-        """The last one that has held it."""
         return self.run.attempt(self.holds[-1].holder.attempt) if self.holds else None
 
     @property
     def lost(self) -> str:
-        """Why the last attempt has lost ranks; "" if it has not."""
         return read_lost(self.attempt) if self.attempt is not None else ""
 
 

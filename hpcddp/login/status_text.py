@@ -41,7 +41,6 @@ def _wrap(text: str, width: int, first: str, others: str) -> list[str]:
 
 
 def status_record(run: RunStatus) -> dict[str, Any]:
-    """One run as JSON values; times are seconds since 1970."""
     record = run._asdict() | {"jobs": dict(run.jobs)}
     record["links"] = {"job": run.links[0], "of": run.links[1]} if run.links[1] else None
     return record

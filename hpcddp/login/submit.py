@@ -86,7 +86,6 @@ class Part(Record):
 
     @property
     def run(self) -> RunFolder:
-        """The job's run, or the folder of its array."""
         return RunFolder(self.request.folder)
 
     def __str__(self) -> str:

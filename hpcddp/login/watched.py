@@ -50,8 +50,6 @@ class Watched(Record):
 
 
 class Watcher:
-    """Polls one run. `curve`: its losses so far."""
-
     def __init__(self, run: RunFolder, env: Mapping[str, str]) -> None:
         self._run, self._env = run, env
         self._answers = Answers()

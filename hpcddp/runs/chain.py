@@ -76,7 +76,6 @@ class Link(Record):
 
     @property
     def left(self) -> int:
-        """How many may follow."""
         return max(self.of - self.turn, 0)
 
 

@@ -88,7 +88,6 @@ class Comparison(Record):
 
     @property
     def is_same(self) -> bool:
-        """Whether all that both runs have is equal."""
         return self.verdict != "different"
 
 

@@ -57,7 +57,6 @@ class RunFolder(_RunPath):
         return number if number.isascii() and number.isdigit() and str(int(number)) == number else ""
 
     def stop_request(self, job: str) -> str:
-        """Asks the job of this name, as its attempts have it, to save and end."""
         return os.path.join(self.path, "stop", job)
 
     def attempt(self, name: str) -> AttemptFolder:
@@ -88,7 +87,6 @@ class AttemptFolder(_AttemptName):
         return os.path.join(self.run.attempts, self.name)
 
     def usage(self, host: str) -> str:
-        """The file with what its ranks use of this host."""
         return os.path.join(self.path, f"usage-{host}.jsonl")
 
     def rank_environment(self, rank: int) -> str:
@@ -150,7 +148,6 @@ def list_checkpoints(checkpoints: str) -> list[str]:
 
 
 def list_holders(run: RunFolder) -> list[str]:
-    """The folders of all that have held the run, the first one first."""
     found = [entry for entry in _list_folders(run.holders) if entry.name.isdecimal()]
     return [entry.path for entry in sorted(found, key=lambda entry: int(entry.name))]
 
@@ -166,12 +163,10 @@ def name_checkpoint(checkpoints: str, step: int) -> str:
 
 
 def show_path(path: str) -> str:
-    """The path from this folder, if it is below it."""
     return os.path.relpath(path) if path.startswith(os.getcwd().rstrip("/") + "/") else path
 
 
 def step_of(checkpoint: str) -> int:
-    """The step of a checkpoint's folder."""
     return int(os.path.basename(checkpoint)[len(_STEP) :])
 
 

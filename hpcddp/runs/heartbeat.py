@@ -85,11 +85,9 @@ class Page:
         return f"/proc/{os.getpid()}/fd/{self.file}"
 
     def write(self, step: int, moves: int, looks: int, uses: int = 0) -> None:
-        """Write the rank's part."""
         os.pwrite(self.file, f"{step:020d} {moves:020d} {looks:020d} {uses:020d}\n".encode(), 0)
 
     def read(self) -> Beat:
-        """Read what the rank wrote last."""
         written = os.pread(self.file, _COUNTS, 0).replace(b"\0", b" ").split()
         touched = os.fstat(self.file).st_mtime_ns
         if len(written) != 4 or not all(map(bytes.isdigit, written)):  # a program may write there, too
@@ -98,12 +96,10 @@ class Page:
         return Beat(step, moves, looks, touched, uses)
 
     def write_place(self, place: Position) -> None:
-        """Write where the rank's main thread stands."""
         written = f"{place.waits}{place.text}".encode(errors="replace")[:_PLACE]
         os.pwrite(self.file, written.ljust(_PLACE, b"\0"), _PLACE_AT)
 
     def read_place(self) -> Position:
-        """Read where the rank's main thread stands."""
         written = os.pread(self.file, _PLACE, _PLACE_AT).strip(b"\0").decode(errors="replace")
         waits = written[:1]  # a program may write there, too
         return Position(written[1:], int(waits)) if waits in {str(NO_WAIT), str(MAY_WAIT), str(WAITS)} else Position()
@@ -115,7 +111,6 @@ class Page:
         return [entry for entry in map(_read_entry, written) if entry is not None]
 
     def write_end(self, at: float) -> None:
-        """When the job ends, in seconds since 1970: it may have been given more time, or less."""
         self._write_time(at, _END_AT)
 
     def read_end(self) -> float | None:
@@ -142,7 +137,6 @@ class Page:
 
 
 def make_page() -> Page:
-    """A new page, in memory."""
     return Page(os.memfd_create("hpcddp-heartbeat"))
 
 

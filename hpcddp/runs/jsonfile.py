@@ -51,7 +51,6 @@ def read_record(path: str, record: type[R]) -> R | None:
 
 
 def make_damaged(path: str, fault: str) -> DamagedFileError:
-    """The error for a file with another content than hpcddp gives it."""
     return DamagedFileError(f"{path} does not hold what hpcddp writes: {fault}", _hint(path))
 
 

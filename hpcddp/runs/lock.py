@@ -198,7 +198,6 @@ def _identify(path: str | None) -> int:
 
 
 def is_held_by(run: RunFolder, attempt: str) -> bool:
-    """Whether this attempt holds the run."""
     path, holder = _read_last(run)
     return holder is not None and holder.attempt == attempt and not os.path.exists(_name_end(path))
 
@@ -239,7 +238,6 @@ def read_holder_end(path: str) -> HolderEnd | None:
 
 
 def name_end(run: RunFolder) -> str:
-    """The file that says that the last holder has ended."""
     return show_path(_name_end(_find_last(run) or ""))
 
 

@@ -31,7 +31,6 @@ class LogFile(Record):
 
     @property
     def label(self) -> str:
-        """The prefix of its lines if several files are shown."""
         return "job" if self.rank is None else f"{self.host} rank {self.rank}"
 
 

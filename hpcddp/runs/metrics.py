@@ -117,7 +117,6 @@ class MetricLine(NamedTuple):
 
     @property
     def is_progress(self) -> bool:
-        """Whether it says how far the training is."""
         return self.kind in {"step", "at"}
 
 
@@ -184,7 +183,6 @@ class Latest(Record):
 
     @property
     def left_s(self) -> float | None:
-        """Seconds to the end of the training at this pace."""
         if self.step is None or self.total is None or self.pace_s is None:
             return None
         return max(self.total - self.step, 0) * self.pace_s
@@ -228,8 +226,6 @@ def read_latest(path: str) -> Latest:
 
 
 class LossCurve:
-    """The loss of each step. Each file is read once."""
-
     def __init__(self) -> None:
         self.steps: list[int] = []  # ascending
         self.losses: list[float] = []  # NaN where the loss was none, or infinite

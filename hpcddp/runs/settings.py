@@ -57,7 +57,6 @@ class SettingDifference(Record):
 
     @property
     def path(self) -> str:
-        """Its whole name."""
         return self.name if self.group == RUN_GROUP else f"{self.group}.{self.name}" if self.name else self.group
 
     @property
@@ -106,7 +105,6 @@ class Decision(Record):
 
 
 def read_list(env: Mapping[str, str], name: str) -> tuple[str, ...]:
-    """The names in a variable."""
     return tuple(filter(None, (one.strip() for one in env.get(name, "").split(","))))
 
 
@@ -198,7 +196,6 @@ def renew(recorded: Recorded | None, now: Settings, decision: Decision, step: in
 
 
 def settings_at(recorded: Recorded, step: int) -> dict[str, dict[str, Any]]:
-    """The settings with which the checkpoint of this step was trained."""
     found = next((one["settings"] for one in recorded.before if step <= one["step"]), recorded.settings)
     return {group: dict(values) for group, values in found.items()}
 

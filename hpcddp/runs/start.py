@@ -57,7 +57,6 @@ class RunRequest(Record):
     takes_words: bool = False
 
     def of_index(self, index: str) -> RunRequest:
-        """The same for one index of a job array."""
         return self._replace(folder=f"{self.folder}.{index}") if index else self
 
 
@@ -111,7 +110,6 @@ class Outlook(Record):
 
 
 def make_stamp() -> str:
-    """The stamp of a `--fresh` that is typed now."""
     return f"{time.strftime('%Y%m%dT%H%M%S')}-{os.urandom(2).hex()}"
 
 
@@ -214,7 +212,6 @@ def _check_can_be_set_aside(run: RunFolder) -> None:
 
 
 def begin_run(run: RunFolder, request: RunRequest) -> None:
-    """Write run.json, if the run has none. OSError if it cannot be written."""
     if not os.path.exists(run.about):
         started = time.strftime("%Y-%m-%dT%H:%M:%S%z")
         record = About(request.fresh, identify_program(request.command), started)

@@ -42,7 +42,6 @@ def read_best(checkpoints: str) -> Best | None:
 
 
 def write_best(checkpoints: str, best: Best) -> None:
-    """Name a checkpoint, which is complete, as the best one."""
     write_object(os.path.join(checkpoints, _FILE), best._asdict(), durable=True)
 
 
@@ -87,7 +86,6 @@ def read_plan_file(run: RunFolder) -> PlanFile:
 
 
 def write_plan_file(run: RunFolder, plan: PlanFile) -> None:
-    """Replace `plan.json`. OSError."""
     write_object(run.plan, {name: value for name, value in plan._asdict().items() if value is not None})
 
 

@@ -38,7 +38,6 @@ class Submission(Record):
 
 
 def script_of(folder: str) -> str:
-    """The job script in a submission's folder."""
     return os.path.join(folder, "script.sh")
 
 
@@ -55,12 +54,10 @@ def begin_submission(run: RunFolder, script: str) -> str:
 
 
 def record_submission(folder: str, submission: Submission) -> None:
-    """Record that the job was queued. OSError."""
     write_object(_about(folder), submission._asdict(), durable=True)
 
 
 def drop_submission(folder: str) -> None:
-    """Remove a submission that was not queued."""
     shutil.rmtree(folder, ignore_errors=True)
 
 

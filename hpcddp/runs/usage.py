@@ -241,7 +241,6 @@ def _advise(found: Efficiency, run: RunFolder, holds: Sequence[Hold]) -> list[st
 
 
 def format_efficiency(found: Efficiency) -> str:
-    """One fact a line."""
     gpus = cpus = memory = ""
     if found.gpu_use is not None and found.gpu_memory is not None:
         most, there = (round(mib * _MIB / _GB) for mib in found.gpu_memory)
@@ -288,6 +287,5 @@ def _format_bytes(used: int, limit: int | None) -> str:
 
 
 def efficiency_record(found: Efficiency) -> dict[str, Any]:
-    """The efficiency as JSON values."""
     attempts = [one._asdict() | {"used": [node._asdict() for node in one.used]} for one in found.attempts]
     return found._asdict() | {"attempts": attempts}
