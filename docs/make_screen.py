@@ -64,7 +64,7 @@ def _rules(which: int, indent: str) -> list[str]:
 
 def main() -> None:
     watcher = Watcher(find_run(sys.argv[1]), os.environ)  # noqa: TID251  # this is an edge
-    screen = Screen(watcher.look(), watcher.curve)
+    screen = Screen(watcher.poll(), watcher.curve)
     console = Console(file=io.StringIO(), width=WIDTH, height=HEIGHT, force_terminal=True)
     options = console.options.update(width=WIDTH, height=HEIGHT)
     sys.stdout.write(draw(console.render_lines(screen, options)))

@@ -12,7 +12,7 @@ from hpcddp.runs.compare import compare_runs, format_comparison, read_run
 
 _DESCRIPTION = """\
 Say whether two runs are the same to the last bit: every loss, and the SHA-256 of the weights where both recorded it.
-If they differ: the first step where they do, by how much, and what else differs."""
+If they differ: the first step where they do, and by how much."""
 
 
 def build_parser() -> VerbParser:

@@ -122,7 +122,7 @@ def run(args: argparse.Namespace, env: Mapping[str, str]) -> int:
     plan = plan_here(args, allocation, env)
     script = render_script(plan)
     if args.dry_run:
-        print_messages(remark_start(plan, env))
+        print_messages(remark_start(plan))
         write_exactly(script)
         return 0
     _check_command(plan, env)

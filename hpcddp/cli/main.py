@@ -40,7 +40,7 @@ VERBS = {
     "watch": "show one run on a live screen: loss curve, speed, checkpoint, deadline, log",
     "train": "train on handwritten digits: the reference trainer",
     "verify": "say whether a training script trains the same on any number of ranks",
-    "compare": "say whether two runs are the same to the last bit, and what differed",
+    "compare": "say whether two runs are the same to the last bit, or where they differ first",
     "completion": "print the completion of verbs and options for bash, zsh, fish or tcsh",
 }
 

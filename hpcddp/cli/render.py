@@ -36,7 +36,7 @@ def run(args: argparse.Namespace, env: Mapping[str, str]) -> int:
     plan = read_plan(args, env)
     if not args.no_check:
         print_messages(check_plan(plan, env.get("PATH", "")))
-        print_messages(remark_start(plan, env))
+        print_messages(remark_start(plan))
     text = render_script(plan)
     if not args.no_check:
         print_messages(check_output(plan.site.scheduler, text))

@@ -22,7 +22,6 @@ from hpcddp.runs.stacks import (
     group_ranks,
     read_answer,
     request_stacks,
-    withdraw,
 )
 
 _DESCRIPTION = """\
@@ -76,13 +75,10 @@ def _ask(attempt: AttemptFolder) -> list[RankStacks]:
     except OSError as error:
         raise cannot_write(attempt.run, error) from error
     until = time.monotonic() + _PATIENCE_S
-    try:
-        while time.monotonic() < until:
-            if (ranks := read_answer(attempt, request)) is not None:
-                return ranks
-            time.sleep(_POLL_S)
-    finally:
-        withdraw(attempt, request)
+    while time.monotonic() < until:
+        if (ranks := read_answer(attempt, request)) is not None:
+            return ranks
+        time.sleep(_POLL_S)
     raise RequestError(
         f"the job of {attempt.run.path} has not answered in {_PATIENCE_S:.0f} s (attempt {attempt.name})",
         f"hpcddp status {call_run(attempt.run)}; again, where its file system shows new files late",

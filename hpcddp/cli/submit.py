@@ -72,6 +72,5 @@ def _show(parts: Parts) -> None:
     for part in parts.parts:
         words = find_scheduler(part.plan.site.scheduler).commands.hand_in or ("bash",)
         command = " ".join(word for word in words if not word.startswith("{"))
-        index = f" (index {part.array_index})" if part.array_index else ""
-        print_message(f"{command} would get this script{index}; {part}")
+        print_message(f"{command} would get this script; {part}")
         write_exactly(part.script)

@@ -15,7 +15,7 @@ from hpcddp.errors import RequestError
 from hpcddp.login.planning import on_path
 from hpcddp.login.submit import clean_environment
 from hpcddp.runs.command import identify_command
-from hpcddp.runs.verified import note_verified
+from hpcddp.runs.verified import record_verified
 from hpcddp.units import parse_count, parse_walltime
 from hpcddp.verify.report import format_verification, verification_record
 from hpcddp.verify.trials import Plan, verify
@@ -53,7 +53,7 @@ def run(args: argparse.Namespace, env: Mapping[str, str]) -> int:
     plan = Plan(os.getcwd(), command, steps, parse_walltime(args.limit, "--limit"), batch)
     result = verify(plan, python, clean_environment(env), print_message)
     script = command[2] if command[1] == "-m" else command[1]
-    note_verified(script, env)
+    record_verified(script, env)
     if args.json:
         print(json.dumps(verification_record(script, result), indent=1))
     else:

@@ -58,5 +58,5 @@ def _show(watcher: Watcher) -> None:
     with console.screen() as shown:
         while True:
             console.control(Control.home())
-            shown.update(Screen(watcher.look(), watcher.curve))
+            shown.update(Screen(watcher.poll(), watcher.curve))
             time.sleep(_POLL_S)

@@ -26,21 +26,15 @@ def name_job(number: int) -> str:
 
 
 def output_of(folder: str) -> str:
-    """The file with the output of a submission's job."""
     return os.path.join(folder, "output")
 
 
-def start_job(
-    submission: Submission, folder: str, env: Mapping[str, str], index: str, before: Sequence[Submission]
-) -> Submission:
-    """Start the script of `folder`, once all jobs `before` it have ended: of one that is cancelled while it waits, the
-    ones before it may still run. The submission with its process.
-
-    SchedulerError if it cannot be started.
-    """
-    told = {"HPCDDP_JOB_ID": submission.job, **({"HPCDDP_ARRAY_INDEX": index} if index else {})}
+def start_job(submission: Submission, folder: str, env: Mapping[str, str], before: Sequence[Submission]) -> Submission:
+    """Start the script of `folder`, once all jobs `before` it have ended. The submission with its process.
+    SchedulerError."""
+    env = {**env, "HPCDDP_JOB_ID": submission.job}
     argv = ["bash", "-c", _START, script_of(folder), *(str(one.process) for one in before if process_lives(one))]
-    process = start_detached(argv, {**env, **told}, folder=submission.folder, output=submission.output)
+    process = start_detached(argv, env, folder=submission.folder, output=submission.output)
     return submission._replace(process=process, started=start_time(process), machine=find_machine())
 
 
@@ -79,8 +73,7 @@ def end_job(submission: Submission, *, kill: bool) -> bool:
 
 
 def end_process(run: RunFolder, holder: Holder, *, kill: bool) -> bool:
-    """Ask what holds a run without a scheduler's job to save and stop, or kill it with all that it has started. Whether
-    it was there."""
+    """Ask a run's process to save and stop, or kill it with all that it has started. Whether it was there."""
     if start_time(holder.process) != holder.started:
         return False
     with suppress(ProcessLookupError):
@@ -94,7 +87,6 @@ def end_process(run: RunFolder, holder: Holder, *, kill: bool) -> bool:
 
 
 def _kill_session(session: int) -> None:
-    """Everything in the session, whatever process groups a launcher has made in it."""
     for name in os.listdir("/proc"):
         if not name.isdecimal():
             continue

@@ -1,11 +1,10 @@
-"""The end of runs: what waits is taken back first, so that nothing starts any more; what runs saves and stops, or is
-ended as its scheduler does."""
+"""The end of runs: what waits is taken back first; what runs saves and stops, or is ended as its scheduler does."""
 
 from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from hpcddp.errors import SchedulerError
 from hpcddp.login.background import end_job, end_process
@@ -24,15 +23,12 @@ _AT_ONCE = 500  # ids of one command
 
 
 class _LiveJob(Record):
-    """A job to end, and what its scheduler or this machine says of it."""
-
     run: RunFolder
     job: RunJob
     found: JobFound
 
     @property
     def name(self) -> str:
-        """The job's id, as its scheduler has it."""
         return str(self.found.id)
 
     @property
@@ -41,66 +37,54 @@ class _LiveJob(Record):
 
     @property
     def is_by_hand(self) -> bool:
-        """Whether `hpcddp launch` started it in an allocation that is a person's, and not its own."""
         return self.job.holder is not None and self.job.holder.by_hand
 
 
 def cancel_runs(runs: Sequence[RunFolder], env: Mapping[str, str], *, now: bool) -> list[str]:
     """End all jobs of these runs; what was done, one line each. `now`: what runs is ended by its scheduler's own
-    command, or killed on this machine.
-
-    SchedulerError if the scheduler does not say which of them live, or refuses to end one.
-    """
+    command, or killed on this machine. SchedulerError."""
     each = {os.path.abspath(run.path): run for one in runs for run in (one, *list_sweep_runs(one))}
     read = [read_on_disk(run) for run in each.values()]
     answers = ask_schedulers(read, env)
     found = [_LiveJob(run.run, *pair) for run in read for pair in judge(run, answers).live]
     known = {(one.job.scheduler, one.found.id): one for one in found}  # a sweep and its run know the same job
-    live = [one for one in known.values() if not _is_among(one, known.values())]
-    told = [line for waits in (True, False) for one in live for line in _end_here(one, now=now, waits=waits)]
+    live = list(known.values())
+    lines = [line for waits in (True, False) for one in live for line in _end_here(one, now=now, waits=waits)]
     for scheduler in dict.fromkeys(job.scheduler for run in read for job in run.jobs if not job.is_here):
         jobs = [one for one in live if one.job.scheduler == scheduler and not one.job.is_here]
         row, problem = find_scheduler(scheduler), answers.problems.get(scheduler)
         if problem and all(one.found.state == "unknown" for one in jobs):
             raise SchedulerError(f"{problem}; nothing of {row.title}'s was cancelled", "again in a while")
-        told += _cancel(row.commands, jobs, env, now=now)
-    return told or [f"{_listed([call_run(run) for run in runs])}: nothing waits or runs"]
-
-
-def _is_among(one: _LiveJob, others: Iterable[_LiveJob]) -> bool:
-    """Whether it is one of an array's jobs that wait together, which are ended together."""
-    own = one.found.id
-    same = (other.found.id for other in others if other.job.scheduler == one.job.scheduler)
-    return own.array_index.isdecimal() and any(own.matches(each) and not own.is_same(each) for each in same)
+        lines += _cancel(row.commands, jobs, env, now=now)
+    return lines or [f"{_listed([call_run(run) for run in runs])}: nothing waits or runs"]
 
 
 def _cancel(commands: Commands, jobs: Sequence[_LiveJob], env: Mapping[str, str], *, now: bool) -> list[str]:
-    told, errors = list[str](), list[SchedulerError]()
+    lines, errors = list[str](), list[SchedulerError]()
     waiting = [one.name for one in jobs if one.waits and not one.is_by_hand]
     running = [one for one in jobs if not (one.waits or one.is_by_hand or one.found.state == "exiting")]
     if waiting:
         _run_all(commands, commands.cancel, waiting, env)
-        told.append(f"{_listed(waiting)} will not start")
-    told += [_ask_by_folder(one, commands, now=now) for one in jobs if one.is_by_hand]
+        lines.append(f"{_listed(waiting)} will not start")
+    lines += [_ask_by_folder(one, commands) for one in jobs if one.is_by_hand]
     if now and running:
-        return [*told, _end_by_scheduler([one.name for one in running], commands, env)]
+        return [*lines, _end_by_scheduler([one.name for one in running], commands, env)]
     for one in running:
         try:
-            told.append(_stop(one, commands, env))
+            lines.append(_stop(one, commands, env))
         except SchedulerError as error:  # it takes no other job away
             errors.append(error)
     if errors:
-        raise SchedulerError("; ".join([*told, *(error.message for error in errors)]), errors[0].hint)
-    return told
+        raise SchedulerError("; ".join([*lines, *(error.message for error in errors)]), errors[0].hint)
+    return lines
 
 
 def _stop(one: _LiveJob, commands: Commands, env: Mapping[str, str]) -> str:
-    """Ask one job to save and end: by its scheduler's command, else through the run's folder."""
     ends = f"hpcddp cancel {call_run(one.run)} --now ends it as {commands.cancel[0]} does"
     if commands.stop and one.found.state != "suspended":  # there it would wait for the job to go on
-        _run_all(commands, [word for word in commands.stop if word != "{job}"], [one.name], env, says_why=True)
+        _run_all(commands, [word for word in commands.stop if word != "{job}"], [one.name], env)
         return f"{one.name} was asked to save and stop; {ends}"
-    if one.job.holds and (path := _write_request(one)):
+    if path := _write_request(one):
         return f"{one.name} was asked to save and stop, through {path}; {ends}"
     return _end_by_scheduler([one.name], commands, env)
 
@@ -112,21 +96,19 @@ def _end_by_scheduler(names: Sequence[str], commands: Commands, env: Mapping[str
     return f"{_listed(names)} {was} cancelled by {commands.cancel[0]}, which leaves {it} the scheduler's own grace"
 
 
-def _ask_by_folder(one: _LiveJob, commands: Commands, *, now: bool) -> str:
-    name, job = call_run(one.run), one.job.id
-    if not one.job.holds:  # its scheduler starts it again
-        ends = shlex.join([*commands.cancel, str(job)])
-        return f"{name} was launched by hand in job {job}, which is {one.found.state}: {ends}"
-    path = _write_request(one)
-    done = f"was asked to save and stop, through {path}" if path else "cannot be asked: its folder cannot be written"
-    more = f"; --now would end all of job {job}, in which it was launched by hand" if now else ""
-    return f"{name} {done}{more}"
+def _ask_by_folder(one: _LiveJob, commands: Commands) -> str:
+    name, path, job = call_run(one.run), _write_request(one), str(one.job.id)
+    done = (
+        f"was asked to save and stop, through {path}" if path else f"cannot be asked to stop: it is {one.found.state}"
+    )
+    ends = shlex.join([*commands.cancel, job])
+    return f"{name} {done}; to end all of job {job}, in which it was launched by hand: {ends}"
 
 
 def _write_request(one: _LiveJob) -> str:
     """The path of the request to the supervisor; "" if it cannot be written, or nobody would read it."""
     holder = one.job.holder
-    if holder is None:
+    if holder is None or not one.job.holds:
         return ""
     path = one.run.stop_request(job_of(holder.attempt))
     try:
@@ -138,7 +120,6 @@ def _write_request(one: _LiveJob) -> str:
 
 
 def _end_here(one: _LiveJob, *, now: bool, waits: bool) -> list[str]:
-    """A process of this machine, in the background or in somebody's terminal."""
     job, found = one.job, one.found
     if not job.is_here or one.waits is not waits:
         return []
@@ -157,19 +138,16 @@ def _end_here(one: _LiveJob, *, now: bool, waits: bool) -> list[str]:
     return [f"{job.id} {done}"] if was_there else []
 
 
-def _run_all(
-    commands: Commands, command: Sequence[str], ids: Sequence[str], env: Mapping[str, str], *, says_why: bool = False
-) -> None:
-    """SchedulerError if the command fails, for another reason than that a job has ended meanwhile. `says_why`: it does
-    where it has failed (of one job of an array scancel ends with 229 and no word, and has signalled it)."""
+def _run_all(commands: Commands, command: Sequence[str], ids: Sequence[str], env: Mapping[str, str]) -> None:
+    """SchedulerError if the command fails and says why, but for a job that has ended meanwhile."""
     for at in range(0, len(ids), _AT_ONCE):
         words = [*command, *ids[at : at + _AT_ONCE]]
         answer = run_program(words, env)
         said = [line.strip() for line in f"{answer.stderr}\n{answer.stdout}".splitlines() if line.strip()]
         said = [line for line in said if not any(text in line for text in commands.cancelled)]
-        is_over = [any(text in line for text in commands.over) for line in said]  # then there is nothing to cancel
-        if answer.status and (said or not says_why) and not (said and all(is_over)):
-            raise SchedulerError(f"{words[0]}: {'; '.join(said[:3])[:300] or answer.status}", shlex.join(words)[:300])
+        is_over = all(any(text in line for text in commands.over) for line in said)  # then there is nothing to cancel
+        if answer.status and not is_over:
+            raise SchedulerError(f"{words[0]}: {'; '.join(said[:3])[:300]}", shlex.join(words)[:300])
 
 
 def _listed(names: Sequence[str]) -> str:

@@ -70,7 +70,7 @@ def add_cause(run: RunFolder, status: RunStatus) -> RunStatus:
 def send_notices(run: RunFolder, status: RunStatus, env: Mapping[str, str]) -> list[str]:
     """Send the notices of a run that its jobs could not send; what did not work."""
 
-    def describe_end() -> tuple[str, str, str]:
+    def describe_run() -> tuple[str, str, str]:
         if status.state != "failed":
             return ON_END, "has ended" if status.state in {"finished", "ended"} else f"is {status.state}", status.why
         cause = Cause("unknown")
@@ -79,7 +79,7 @@ def send_notices(run: RunFolder, status: RunStatus, env: Mapping[str, str]) -> l
         why = status.why if cause.class_ == "unknown" else format_cause(cause, "cause").strip()
         return ON_FAILURE, "has failed", why
 
-    return send_left(order_attempts(run), env, None if status.lives else describe_end)
+    return send_left(order_attempts(run), env, None if status.lives else describe_run)
 
 
 def find_cause_of_job(job: str, env: Mapping[str, str]) -> Cause:

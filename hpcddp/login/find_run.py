@@ -6,24 +6,22 @@ import os
 import re
 import shlex
 from collections.abc import Sequence
-from contextlib import suppress
 
 from hpcddp.errors import RequestError, nearest
 from hpcddp.runs.folder import RUNS, RunFolder, job_of, list_attempts, show_path
 from hpcddp.runs.jsonfile import read_first_line
 from hpcddp.runs.lock import read_holds
 from hpcddp.runs.start import is_run
-from hpcddp.runs.submitted import list_submissions, list_sweep_runs, read_submissions, read_sweep
+from hpcddp.runs.submitted import list_sweep_runs, read_submissions, read_sweep
 from hpcddp.schedulers.job_id import JobId, is_in, parse_id
 from hpcddp.schedulers.registry import find_scheduler
 
+_SHOWN = 8  # runs in a hint
+
 
 def find_runs(words: Sequence[str]) -> list[RunFolder]:
-    """The run of each word, in this order, each once; without words all runs below `runs/`, in the order of their
-    names.
-
-    RequestError for a word that no run has.
-    """
+    """The run of each word, each once; without words all runs below `runs/`. RequestError for a word that no run
+    has."""
     if not words:
         return list_all_runs()
     found: dict[str, RunFolder] = {}
@@ -38,23 +36,20 @@ def find_run(word: str) -> RunFolder:
     path = word.rstrip("/") or "/"
     below = RunFolder(os.path.join(RUNS, path))
     for run in (below, RunFolder(path)) if "/" not in path else (RunFolder(path), below):
-        if is_run(run) or find_waiting_point(run) is not None:
+        if is_run(run) or find_array_jobs(run):
             return run
     runs, job = list_all_runs(), parse_id(word)
     if job.is_job:
         of_job = [run for run in runs if any(job.is_same(one) for one in list_jobs(run))]
         if len(of_job) == 1:
             return of_job[0]
-        if not of_job:
-            waiting = [run for sweep in runs for run in [_find_index(sweep, job)] if run is not None]
-            if waiting:
-                return waiting[0]
         if of_job:
             names = ", ".join(os.path.basename(run.path) for run in of_job[:8])
             raise RequestError(f"job {word} is of several runs: {names}", f"name one: {of_job[0].path}")
     if os.path.isdir(path) and "/" in word:
         raise RequestError(f"{path} is no run folder: no job has been in it", _list_hint(runs))
-    raise RequestError(f"there is no run '{word}'{_near(runs, word)} in {RUNS}/", _list_hint(runs))
+    near = nearest(os.path.basename(word), [os.path.basename(run.path) for run in runs])
+    raise RequestError(f"there is no run '{word}'{near} in {RUNS}/", _list_hint(runs))
 
 
 def call_run(run: RunFolder) -> str:
@@ -64,8 +59,7 @@ def call_run(run: RunFolder) -> str:
 
 
 def find_single_run(word: str, has: str, hint: str) -> RunFolder:
-    """As `find_run`. RequestError for a sweep or an array, whose runs have it each. `hint`: what to type for one of
-    them, with {} for its name."""
+    """As `find_run`. RequestError for a sweep, whose runs have it each. `hint`: what to type for one of them."""
     run = find_run(word)
     if not os.path.exists(run.sweep):
         return run
@@ -89,8 +83,7 @@ def list_all_runs() -> list[RunFolder]:
 
 
 def list_jobs(run: RunFolder) -> list[JobId]:
-    """All jobs that the run is known to have had or to wait for: submitted ones, those that have held it, those that
-    its attempts are named after, and the follow-ups of a chain."""
+    """All jobs that the run is known to have had or to wait for."""
     attempts = list_attempts(run)
     ids = [one.job for one in read_submissions(run)] + [job_of(attempt.name) for attempt in attempts]
     ids += filter(None, (read_first_line(attempt.next) for attempt in attempts))
@@ -98,36 +91,21 @@ def list_jobs(run: RunFolder) -> list[JobId]:
 
 
 def find_newest_jobs(run: RunFolder) -> list[str]:
-    """The ids of the newest job of the run, or of each run of a sweep; of an array its own. The newest one is the one
-    that was submitted, has begun, or was queued as a follow-up last; a follow-up counts once the job before it has
-    ended, which takes it back where nothing is left."""
+    """The ids of the newest job of the run, or of each run of a sweep: that was submitted, has begun, or was queued as
+    a follow-up last. A follow-up counts once the job before it has ended, which may take it back."""
     holds = [hold for hold in read_holds(run) if hold.holder.job]
-    current = holds[-1].holder.attempt if holds and holds[-1].end is None else ""
-    times = [(_changed(file), one.job) for file, one in list_submissions(run)]
-    times += [(_changed(os.path.join(one.path, "holder.json")), str(one.holder.id)) for one in holds]
-    for attempt in list_attempts(run):
-        if (follows := read_first_line(attempt.next)) and attempt.name != current:
-            times.append((_changed(attempt.next), follows))
+    times = [(hold.holder.since, str(hold.holder.id)) for hold in holds]
+    if holds and holds[-1].end is not None:
+        follows = read_first_line(run.attempt(holds[-1].holder.attempt).next)
+        times = [(holds[-1].holder.since, follows), *times] if follows else times
+    times += [(one.since, one.job) for one in read_submissions(run)]
     if times:
         return [max(times, key=lambda one: one[0])[1]]
-    return [job for point in list_sweep_runs(run) for job in find_newest_jobs(point)]
-
-
-def _changed(path: str) -> float:
-    with suppress(OSError):
-        return os.stat(path).st_mtime
-    return 0.0
-
-
-def find_waiting_point(run: RunFolder) -> tuple[str, JobId] | None:
-    """Scheduler and job of a sweep's or array's point that has no folder yet, by the name that this has: `lr.7`."""
-    found = [] if is_run(run) else find_array_jobs(run)
-    return found[-1] if found else None
+    return [job for one in list_sweep_runs(run) for job in find_newest_jobs(one)]
 
 
 def find_array_jobs(run: RunFolder) -> list[tuple[str, JobId]]:
-    """Scheduler and id of the job that each array of this run's sweep has for it, the newest one last: of `lr.7` those
-    with index 7."""
+    """Scheduler and id of the job that each array of this run's sweep has for it, the newest one last."""
     index, folder = run.array_index, RunFolder(run.path.removesuffix(f".{run.array_index}"))
     sweep = read_sweep(folder) if index and folder.path else None
     if sweep is None or not is_in(sweep.array, index):
@@ -137,25 +115,12 @@ def find_array_jobs(run: RunFolder) -> list[tuple[str, JobId]]:
     return [(one.scheduler, parse_id(one.job).at(index, form)) for one, form in of_index]
 
 
-def _find_index(sweep: RunFolder, job: JobId) -> RunFolder | None:
-    """The point of this sweep's array that has not begun, by the id of its job."""
-    run = RunFolder(f"{sweep.path}.{job.array_index}")
-    waiting = find_waiting_point(run) if job.array_index else None
-    return run if waiting is not None and job.is_same(waiting[1]) else None
-
-
 def _by_number(name: str) -> tuple[object, ...]:
-    """`lr.2` before `lr.10`."""
     return tuple((0, int(part), "") if part.isdecimal() else (1, 0, part) for part in re.split(r"(\d+)", name))
-
-
-def _near(runs: Sequence[RunFolder], word: str) -> str:
-    return nearest(os.path.basename(word), [os.path.basename(run.path) for run in runs])
 
 
 def _list_hint(runs: Sequence[RunFolder]) -> str:
     if not runs:
         return "cd to the folder that has its runs/"
-    newest = sorted(runs, key=lambda run: _changed(run.path), reverse=True)[:8]
-    more = f"; hpcddp status shows all {len(runs)}" if len(runs) > len(newest) else ""
-    return f"one of: {', '.join(os.path.basename(run.path) for run in runs if run in newest)}{more}"
+    more = f"; hpcddp status shows all {len(runs)}" if len(runs) > _SHOWN else ""
+    return f"one of: {', '.join(os.path.basename(run.path) for run in runs[:_SHOWN])}{more}"

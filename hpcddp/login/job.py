@@ -41,10 +41,6 @@ class Job:
         **keys: object,
     ) -> None:
         with two_lines():
-            if file is not None and not isinstance(file, (str, os.PathLike)):
-                raise RequestError(f"Job(file={file!r}) is no path", 'hpcddp.Job(file="job.yaml")')
-            if run is not None and not isinstance(run, (str, os.PathLike, int)):
-                raise RequestError(f"Job(run={run!r}) is no name, folder or job id", 'hpcddp.Job(run="train")')
             name = None if run is None else str(run) if isinstance(run, int) else os.fspath(run)
             if run is not None and (command is not None or file is not None or keys):
                 raise RequestError(f"Job(run={name!r}) takes no other argument", "Job(run=…).status()")
@@ -54,11 +50,6 @@ class Job:
         self._file = None if file is None else os.fspath(file)
         given = {"command": command, **keys} if command is not None else dict(keys)
         self._keys = {key: value for key, value in given.items() if value is not None}
-
-    def __repr__(self) -> str:
-        is_new = self._keys or self._file is not None
-        shown = {"run": None if is_new else self._run, "file": self._file, **self._keys}
-        return f"hpcddp.Job({', '.join(f'{key}={value!r}' for key, value in shown.items() if value is not None)})"
 
     def render(self) -> str:
         """The job script. A sweep that is several scripts is a RequestError, as for `hpcddp render`."""
@@ -71,10 +62,8 @@ class Job:
             return render_script(plan_job(spec, site, this_process(_CREATED_BY, stamp_of_day(os.environ))))
 
     def submit(self) -> str:
-        """Queue the job; its id, as the scheduler printed it. A sweep that is several jobs: their ids, one per line.
-
-        SchedulerError with the scheduler's words if it refuses the job; then nothing is left of it.
-        """
+        """Queue the job; its id, or those of a sweep that is several jobs, one per line. SchedulerError if it is
+        refused."""
         from hpcddp.login.planning import this_process
         from hpcddp.login.submit import check_parts, plan_parts, submit_parts
 
@@ -94,10 +83,8 @@ class Job:
             return find_status([find_run(self._name())], os.environ).runs[0]
 
     def wait(self, timeout_s: float | None = None, every_s: float = 30.0) -> RunStatus:
-        """Wait until nothing of the run waits or runs any more, or it is held, and return its status.
-
-        TimeoutError after `timeout_s` seconds, with the job left as it is. The scheduler is asked every `every_s`.
-        """
+        """Wait until nothing of the run waits or runs any more, or it is held, and return its status. TimeoutError
+        after `timeout_s` seconds. The scheduler is asked every `every_s`."""
         end = None if timeout_s is None else time.monotonic() + timeout_s
         while (status := self.status()).lives and status.state != "held":  # only a person can go on with that
             left = None if end is None else end - time.monotonic()
@@ -108,16 +95,12 @@ class Job:
 
     def logs(self, rank: int = 0) -> str:
         """What this rank has printed in the newest attempt, rank 0 with the launcher; "" before it has started.
-
-        RequestError for a sweep, whose runs have logs, and for a rank that an ended attempt did not have.
-        """
+        RequestError for a sweep, and for a rank that an ended attempt did not have."""
         from hpcddp.login.find_run import find_single_run
         from hpcddp.login.on_disk import read_on_disk
         from hpcddp.runs.logs import list_sources, order_attempts, read_log_lines
 
         with two_lines():
-            if type(rank) is not int:
-                raise RequestError(f"logs(rank={rank!r}) is no number of a rank", "logs(rank=3)")
             run = find_single_run(self._name(), "logs", "hpcddp.Job(run='{}').logs()")
             attempts = order_attempts(run)
             sources = list_sources(attempts[-1], frozenset({rank})) if attempts else []
@@ -127,8 +110,7 @@ class Job:
         return "".join(f"{line.decode(errors='replace')}\n" for line in lines)
 
     def cancel(self, *, now: bool = False) -> None:
-        """End all jobs of the run: what waits is taken back, what runs saves and stops; `now`: it ends as
-        its scheduler's own command ends it."""
+        """End all jobs of the run: what runs saves and stops; `now`: it ends as its scheduler's own command ends it."""
         from hpcddp.login.cancel import cancel_runs
         from hpcddp.login.find_run import find_run
 

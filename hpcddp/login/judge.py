@@ -1,9 +1,7 @@
-"""What became of a run, decided in one function for every verb: by its folder, its scheduler and this machine together.
+"""What became of a run, decided in one function for every verb: by its folder, its scheduler and this machine.
 
-The folder says which jobs may write the run: those that have held it, those that were submitted for it, and those that
-a chain has queued. The scheduler says which of them live, in one question however many there are. A job that holds the
-run counts whatever its earlier starts were; one whose hold is over counts again once its scheduler starts it again. A
-scheduler that does not answer takes nothing away from what the folder says.
+The folder says which jobs may write the run, and the scheduler, in one question, which of them live. A job whose hold
+is over counts again once its scheduler starts it again.
 """
 
 from __future__ import annotations
@@ -18,7 +16,7 @@ from hpcddp.login.background import find_job
 from hpcddp.login.on_disk import OnDisk, RunJob, read_lost, read_on_disk
 from hpcddp.record import Record
 from hpcddp.runs.folder import AttemptFolder, RunFolder, show_path
-from hpcddp.runs.lock import Holder, HolderEnd
+from hpcddp.runs.lock import Holder
 from hpcddp.runs.state import AT_ITS_END, RunState, correct_killed
 from hpcddp.runs.submitted import Sweep, list_sweep_runs, read_sweep
 from hpcddp.schedulers.job_id import list_indices
@@ -41,14 +39,10 @@ _NO_ANSWER = "the scheduler does not answer"
 
 
 class RunStatus(Record):
-    """One run. `state`: queued, held, running, suspended, exiting, unfinished, finished, failed, cancelled, ended
-    (however: nobody says), or unknown.
-    `links`: jobs of its chain so far, and of how many at most (0: no chain). `starts`: when its waiting job may start,
-    seconds since 1970. `ends`: the end of its running job. `left_s`: to the end of the training. `point`: its values in
-    a sweep. `best`: what it named its best, by `best_mode`; `best_run` and `jobs`, how many are in which
-    state, and `size`, how many it was made of, of a sweep. `sweep`: the folder of the one that it belongs to. `why`:
-    why it waits, or ended; of a run that failed the first cause. `log`: where more of it stands. `cause`: the first
-    cause in its logs, where they were read. `used`: of what it had, where that was read."""
+    """One run. `state`: one of LIVE, or unfinished, finished, failed, cancelled, ended (however: nobody says). `links`:
+    its number in a chain, and the most. `starts`, `ends`: of its job, in seconds since 1970. `left_s`: to the end of
+    the training. `point`: its values in a sweep, whose folder is `sweep`. Of a sweep: `best_run`, `jobs` by state, and
+    `size`. `why`: why it waits, or ended. `cause`: the first cause in its logs. `used`: of what it had."""
 
     name: str
     path: str
@@ -81,7 +75,6 @@ class RunStatus(Record):
 
     @property
     def lives(self) -> bool:
-        """Whether a job of it waits or runs, or may."""
         return self.state in LIVE
 
 
@@ -94,8 +87,7 @@ class Statuses(Record):
 
 
 class RunVerdict(Record):
-    """`live`: the jobs of the run that have not ended, with what was found of each; the one that `status` names is the
-    first. A finished run may have one that waits, and will find nothing to do."""
+    """`live`: the jobs of the run that have not ended; the one that `status` names is the first."""
 
     status: RunStatus
     live: tuple[tuple[RunJob, JobFound], ...]
@@ -129,8 +121,8 @@ class Answers:
         if job.is_here and job.submission is not None:
             found = [one for one in [find_job(job.submission)] if one is not None]
         elif job.id.array_index:
-            own = [one for one in found if job.id.is_same(one.id)]
-            found = own or [one._replace(id=job.id) for one in found]
+            same = [one for one in found if job.id.is_same(one.id)]
+            found = same or [one._replace(id=job.id) for one in found]
         if not any(one.state in LIVE for one in found):
             if holder is not None and job.is_alive:
                 return [JobFound(job.id, "running")]
@@ -142,7 +134,6 @@ class Answers:
 
 
 def ask_schedulers(runs: Sequence[OnDisk], env: Mapping[str, str]) -> Answers:
-    """Ask each scheduler once about the jobs of these runs."""
     answers, owners = Answers(), set[int]()
     questions: dict[str, dict[str, bool]] = {}
     for one in runs:
@@ -179,8 +170,7 @@ def judge(one: OnDisk, answers: Answers) -> RunVerdict:
 
 
 def _lives(job: RunJob, found: JobFound) -> bool:
-    """Whether it may write the run, now or later. A job whose hold is over may end, or be an allocation in which a
-    person goes on: it counts once its scheduler has started it again since, or is about to."""
+    """Whether it may write the run, now or later. One whose hold is over counts once it is started again."""
     if found.state not in LIVE:
         return False
     if job.holder is None or job.holds or found.state in WAITING:
@@ -189,7 +179,6 @@ def _lives(job: RunJob, found: JobFound) -> bool:
 
 
 def _has_started_since(found: JobFound, holder: Holder) -> bool:
-    """Whether the job has started since this hold of it began; not where nobody says when."""
     return found.starts is not None and holder.since_s is not None and found.starts > holder.since_s
 
 
@@ -202,7 +191,6 @@ def _with_reason(job: RunJob, found: JobFound, others: Sequence[RunJob]) -> JobF
 
 
 def _judge_running(base: RunStatus, one: OnDisk, job: RunJob, found: JobFound) -> RunStatus:
-    """`job` runs, or nobody says whether it does."""
     why = found.reason if found.state == "unknown" else ""
     has_taken = job.holds and job.holder is not None and not _has_started_since(found, job.holder)
     if not has_taken and found.state == "running":  # it has started, and its supervisor has not yet
@@ -213,7 +201,6 @@ def _judge_running(base: RunStatus, one: OnDisk, job: RunJob, found: JobFound) -
 
 
 def _judge_ended(base: RunStatus, one: OnDisk, found: Sequence[JobFound]) -> RunStatus:
-    """Judge a run of which no job lives, by what the ranks wrote last, else by how the job ended."""
     last = one.holder.id if one.holder is not None else None
     base = base._replace(job=str(last or ""), left_s=None, exit_status=one.end.status)
     its = [each for each in found if last is None or last.matches(each.id)]  # not of a next one that never began
@@ -233,15 +220,13 @@ def _judge_ended(base: RunStatus, one: OnDisk, found: Sequence[JobFound]) -> Run
 
 
 class _End(Record):
-    """How the last attempt ended, for programs that write no state. `cause`: the first; "": nothing names it."""
-
     state: str
     why: str
-    cause: str
+    cause: str  # the first; "": nothing names it
 
 
 def _describe_end(one: OnDisk, job: JobFound | None) -> _End:
-    """Describe a job's end by its supervisor's record, else the scheduler's, else the end of its log."""
+    """Describe the last job's end by its supervisor's record, else the scheduler's."""
     status, said = one.end.status, job.reason if job is not None else ""
     is_taken = job is not None and job.state == "cancelled"
     signal = one.end.signal or ("" if one.end.cause else _ENDED_BY.get(status or 0, ""))
@@ -279,7 +264,6 @@ def _judge_state(one: OnDisk, state: RunState, end: _End) -> tuple[str, str]:
 
 
 def _judge_waiting(base: RunStatus, one: OnDisk, job: JobFound | None) -> RunStatus:
-    """Judge a run that no job has held yet."""
     if not one.submissions and not one.jobs:
         return base._replace(state="unknown", why="no job of this run is known")
     queued = one.submissions[-1] if one.submissions else None
@@ -320,19 +304,12 @@ def _with_progress(one: OnDisk) -> RunStatus:
     )
 
 
-def say_end(one: OnDisk, attempt: AttemptFolder, status: RunStatus) -> str:
+def explain_end(one: OnDisk, attempt: AttemptFolder, status: RunStatus) -> str:
     """Why this attempt of the run has ended; "" while it runs."""
-    is_last = one.holder is not None and one.holder.attempt == attempt.name
-    if (lost := read_lost(attempt)) or (is_last and status.lives and status.state not in WAITING):
-        return lost
-    if is_last and not status.lives and status.why:
-        return status.why
-    ends = {hold.holder.attempt: hold.end for hold in one.holds}
-    end = ends.get(attempt.name, HolderEnd())
-    if end is None:
-        return "it left no exit status"
-    more = ", unfinished" if end.status == UNFINISHED else ""
-    return end.cause or (f"exit status {end.status}{more}" if end.status else "ended")
+    if one.attempt == attempt:
+        return status.why if not status.lives or status.state in WAITING else ""
+    end = next((hold.end for hold in one.holds if hold.holder.attempt == attempt.name), None)
+    return read_lost(attempt) or (end.cause if end is not None else "") or "ended"
 
 
 # Several runs
@@ -364,8 +341,7 @@ def find_status(runs: Sequence[RunFolder], env: Mapping[str, str]) -> Statuses:
 
 
 def _judge_read(one: OnDisk, answers: Answers) -> RunVerdict:
-    """A job that is over by now may have ended, or begun and ended, after its folder was read: that is read once more,
-    and says how."""
+    """Judge, and read the folder once more where no job lives: one may have begun or ended meanwhile."""
     verdict = judge(one, answers)
     if verdict.live or (one.holder is not None and one.ended):
         return verdict
@@ -373,12 +349,10 @@ def _judge_read(one: OnDisk, answers: Answers) -> RunVerdict:
 
 
 def has_live_job(run: RunFolder, env: Mapping[str, str]) -> bool:
-    """Whether a job of the run waits or runs, or may."""
     return any(one.lives for one in find_status([run], env).runs)
 
 
 def _judge_sweep(one: OnDisk, verdict: RunVerdict, about: Sweep, runs: Sequence[RunStatus]) -> RunStatus:
-    """The folder of a sweep or an array: how many of its runs are in which state, each counted once, and the best."""
     point = " ".join(f"{name}={','.join(values)}" for name, values in about.axes.items()) or f"array {about.array}"
     left = list_indices(about.array)
     size = len(left)
@@ -413,7 +387,6 @@ def _judge_sweep(one: OnDisk, verdict: RunVerdict, about: Sweep, runs: Sequence[
 
 
 def _find_best(runs: Sequence[RunStatus]) -> tuple[str, str]:
-    """The best run's name, and what to say of it: by what the runs named best, else by their last loss."""
     named = [run for run in runs if run.best is not None]
     modes = {run.best_mode for run in named}
     losses = [run for run in runs if run.loss is not None]

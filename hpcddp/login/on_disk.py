@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 
 
 class RunJob(Record):
-    """A job that may write the run. `scheduler`: "" of a process without one. `holder`: its last hold of the run; None:
-    it has not holders. `holds`: that hold is not known to be over. `is_alive`: whether its process is seen on this
-    machine; None: it cannot be seen. `before`: of a chain's job, the one that has queued it."""
+    """A job that may write the run. `scheduler`: "" of a process without one. `holder`: its last hold of the run.
+    `holds`: that hold is not known to be over. `is_alive`: whether its process is seen on this machine; None: it cannot
+    be seen. `before`: of a chain's job, the one that has queued it."""
 
     scheduler: str
     id: JobId
@@ -42,9 +42,8 @@ class RunJob(Record):
 
 
 class OnDisk(Record):
-    """The content of one run's folder. `links`: the number of the last attempt's job in its chain, and of how many at
-    most. `ends`: of the job that holds it, as its supervisor wrote. `left`: the runs that the script of its job has
-    opened itself and left unfinished. `problem`: what cannot be read."""
+    """The content of a run's folder. `links`: the number of the job in its chain, and the most. `ends`: of the job that
+    holds it. `left`: runs that its script has opened and left unfinished. `problem`: what cannot be read."""
 
     run: RunFolder
     state: RunState | None = None
@@ -61,17 +60,14 @@ class OnDisk(Record):
 
     @property
     def holder(self) -> Holder | None:
-        """The last one."""
         return self.holds[-1].holder if self.holds else None
 
     @property
     def ended(self) -> bool:
-        """Whether the last holder has said that it ended."""
         return not self.holds or self.holds[-1].end is not None
 
     @property
     def end(self) -> HolderEnd:
-        """The record of the last holder's end."""
         return (self.holds[-1].end if self.holds else None) or HolderEnd()
 
     @property
@@ -80,18 +76,11 @@ class OnDisk(Record):
         return self.state is not None and self.state.status == "finished" and self.ended and not self.left
 
     @property
-    def is_done(self) -> bool:
-        """Whether nothing of it is left to do: what its job has behind the training has ended well, too."""
-        return self.is_finished and not any(self.end)
-
-    @property
     def attempt(self) -> AttemptFolder | None:
-        """The last one that has held it."""
         return self.run.attempt(self.holds[-1].holder.attempt) if self.holds else None
 
     @property
     def lost(self) -> str:
-        """Why the last attempt has lost ranks; "" if it has not."""
         return read_lost(self.attempt) if self.attempt is not None else ""
 
 
@@ -103,7 +92,7 @@ def read_lost(attempt: AttemptFolder) -> str:
 
 
 def read_on_disk(run: RunFolder) -> OnDisk:
-    """Asks nobody. What cannot be read is in `problem`."""
+    """Read the folder of a run. What cannot be read is in `problem`."""
     one = OnDisk(run, holds=read_holds(run), submissions=read_submissions(run))
     try:
         one = one._replace(state=read_state(run))
@@ -114,22 +103,19 @@ def read_on_disk(run: RunFolder) -> OnDisk:
     if (attempt := one.attempt) is not None:
         one = one._replace(latest=read_latest(attempt.metrics))
         with suppress(HpcddpError):
-            job = read_job_end(attempt)
+            job, link = read_job_end(attempt), read_link(attempt)
             one = one._replace(ends=job.ends if job is not None else None)
-        with suppress(HpcddpError):
-            link = read_link(attempt)
             one = one._replace(links=(link.turn, link.of) if link is not None else (0, 0))
-        with suppress(HpcddpError):
             is_open = one.state is None or one.state.status == "finished"
             left = find_unfinished_runs(attempt) if is_open else []  # else its own run says enough
-            told = (f"run {show_path(own.path)}: step {state.step} ({state.reason})" for own, state in left)
-            one = one._replace(left="; ".join(told))
+            texts = (f"run {show_path(other.path)}: step {state.step} ({state.reason})" for other, state in left)
+            one = one._replace(left="; ".join(texts))
     return one._replace(jobs=_list_jobs(one))
 
 
 def _list_jobs(one: OnDisk) -> list[RunJob]:
-    """Every job that may write the run, each once, the one that held it last first. Those that have held it and are
-    over for good are left out: of a run that is finished, and where the job that was to follow has begun."""
+    """Every job that may write the run, each once, the last holder first. Holders that are over for good are left
+    out."""
     holders: dict[str, RunJob] = {}  # by the job's part of its attempts' names
     for hold in one.holds:
         name = job_of(hold.holder.attempt)
@@ -153,8 +139,8 @@ def _list_jobs(one: OnDisk) -> list[RunJob]:
     jobs = []
     for name, held in reversed(holders.items()):
         if held.holds or not (one.is_finished or name in followed):
-            own = next((job.submission for job in waiting.values() if held.id.is_same(job.id)), None)
-            jobs.append(held._replace(submission=own))
+            submission = next((job.submission for job in waiting.values() if held.id.is_same(job.id)), None)
+            jobs.append(held._replace(submission=submission))
     jobs += [job for job in waiting.values() if not any(held.id.is_same(job.id) for held in holders.values())]
     # an array's own folder is held by none of its jobs
     jobs += [RunJob(job.scheduler, parse_id(job.job), submission=job) for job in one.submissions if job.array]
@@ -162,7 +148,6 @@ def _list_jobs(one: OnDisk) -> list[RunJob]:
 
 
 def _is_alive(holder: Holder) -> bool | None:
-    """Whether its process is seen on this machine; None: only its scheduler may know."""
     mine = describe_process("", os.getpid(), {}, ())
     ended = has_ended(holder, mine, lambda _scheduler, _job: None)
     return None if ended is None else not ended

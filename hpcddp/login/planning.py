@@ -14,7 +14,7 @@ from types import MappingProxyType
 from hpcddp import __version__
 from hpcddp.errors import RequestError, SchedulerError
 from hpcddp.ranks.launch_commands import find_node_agent
-from hpcddp.runs.start import NEW, RunRequest, foresee, make_stamp
+from hpcddp.runs.start import NEW, RunRequest, inspect_run, make_stamp
 from hpcddp.script.plan import JobPlan, PlannedBy, plan_job
 from hpcddp.script.site import Site
 from hpcddp.script.site_file import (
@@ -38,11 +38,8 @@ _MOST_BYTES = 2**20
 
 
 def see_spawn(spec: JobSpec) -> tuple[JobSpec, tuple[str, ...]]:
-    """The spec, with `ranks: node` if the command's script calls such a function, as its file on this machine says;
-    and what to tell of that.
-
-    RequestError on several nodes: the script gives its ranks the numbers of one node.
-    """
+    """The spec, with `ranks: node` if the command's script starts ranks, and a remark on that. RequestError on several
+    nodes: the script gives its ranks the numbers of one node."""
     if spec.ranks is not None or not spec.command or find_node_agent(spec.command):
         return spec, ()
     path = find_python_file(spec.command, spec.workdir or "")
@@ -63,8 +60,7 @@ def see_spawn(spec: JobSpec) -> tuple[JobSpec, tuple[str, ...]]:
 
 
 def find_python_file(command: tuple[str, ...], folder: str) -> str:
-    """The first file of Python among the words, whatever starts it (`env A=B python`, `uv run`, `numactl`), or that of
-    the module behind -m; "" if there is none here."""
+    """The first file of Python among the words, or that of the module behind -m; "" if there is none here."""
     for before, word in pairwise(("", *command)):
         path = f"{word.replace('.', '/')}.py" if before == "-m" else word
         if path.endswith(".py") and os.path.isfile(os.path.join(folder, path)):
@@ -73,8 +69,7 @@ def find_python_file(command: tuple[str, ...], folder: str) -> str:
 
 
 def _spawning_line(path: str) -> int:
-    """The line of the file that starts ranks in any case; 0 for none, for a file that cannot be read, and for one that
-    reads its rank."""
+    """The line that starts ranks in any case; 0: none, or the file cannot be read, or reads its rank."""
     try:
         with open(path, "rb") as file:
             text = file.read(_MOST_BYTES)
@@ -87,7 +82,7 @@ def _spawning_line(path: str) -> int:
     return find_spawning_line(text)
 
 
-#: What was asked: job-file key -> its value and where it was given.
+#: Job-file key -> its value and where it was given.
 GivenKeys = Mapping[str, tuple[object, str]]
 
 
@@ -108,8 +103,7 @@ def read_request(given: GivenKeys, choice: SiteChoice, env: Mapping[str, str]) -
 
 
 def read_spec_here(given: GivenKeys, site_keys: Iterable[str], env: Mapping[str, str]) -> JobSpec:
-    """The spec, with the notices of the user's own `notify.yaml` where the request says nothing of them. RequestError
-    also for an address in a file that others may read."""
+    """The spec, with the notices of the user's own `notify.yaml` where it says nothing of them. RequestError."""
     path = os.path.join(config_folder(env), "notify.yaml")
     if not {"notify", "supervise"} & {*given} and os.path.exists(path):
         given = {**given, "notify": (load_yaml(path)[0], path)}
@@ -131,14 +125,11 @@ def request_of(plan: JobPlan) -> RunRequest:
     return plan.request._replace(folder=os.path.join(os.getcwd(), plan.spec.workdir or "", plan.run_dir))
 
 
-def remark_start(plan: JobPlan, env: Mapping[str, str]) -> list[str]:
-    """Say in one line what a start of the plan's job would do now; nothing if it would begin the first run of its
-    program here, and for an array, each index of which has its own run. The errors of `foresee`."""
-    from hpcddp.schedulers.run import ask_job_state
-
+def remark_start(plan: JobPlan) -> list[str]:
+    """A line on what a start of the plan's job would do now; none for a new run, and for an array."""
     if plan.options.array:
         return []
-    outlook = foresee(request_of(plan), partial(ask_job_state, env=env))
+    outlook = inspect_run(request_of(plan))
     return [] if outlook.kind == NEW and outlook.unfinished is None else [str(outlook)]
 
 
@@ -148,8 +139,7 @@ def on_path(program: str, env: Mapping[str, str]) -> str | None:
 
 
 def this_process(created_by: str = "", stamp: str = "") -> PlannedBy:
-    """Describe this process for the script that it makes. `created_by`: what it does, if that is no verb of hpcddp's
-    command line."""
+    """Describe this process for its script. `created_by`: what it does, if that is no verb."""
     return PlannedBy(
         stamp=stamp or make_stamp(),
         python=sys.executable,
@@ -161,8 +151,7 @@ def this_process(created_by: str = "", stamp: str = "") -> PlannedBy:
 
 
 def stamp_of_day(env: Mapping[str, str]) -> str:
-    """The stamp of --fresh in a script that is printed where SOURCE_DATE_EPOCH says the day
-    (https://reproducible-builds.org/specs/source-date-epoch/); else ""."""
+    """The stamp of --fresh where SOURCE_DATE_EPOCH says the day (https://reproducible-builds.org); else ""."""
     said = env.get("SOURCE_DATE_EPOCH", "")
     return time.strftime("%Y%m%dT%H%M%S", time.gmtime(int(said))) if said.isdecimal() else ""
 
@@ -176,7 +165,6 @@ def find_site_here(env: Mapping[str, str]) -> SiteChoice:
 
 
 def _version_of(env: Mapping[str, str], program: str) -> str:
-    """What `program --version` prints; "" where it does not answer."""
     from hpcddp.schedulers.run import run_program
 
     try:

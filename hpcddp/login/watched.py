@@ -1,5 +1,4 @@
-"""What `hpcddp watch` shows of a run: from its folder at each look, and from its scheduler, which is asked as seldom as
-`hpcddp status --watch` asks it, however often somebody looks."""
+"""What `hpcddp watch` shows of a run: from its folder each time, and from its scheduler, which is asked seldom."""
 
 from __future__ import annotations
 
@@ -9,8 +8,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 
 from hpcddp.errors import HpcddpError
-from hpcddp.login.find_cause import send_notices
-from hpcddp.login.judge import Answers, ask_schedulers, judge, say_end
+from hpcddp.login.judge import Answers, ask_schedulers, explain_end, judge
 from hpcddp.login.on_disk import OnDisk, read_on_disk
 from hpcddp.record import TYPE_CHECKING, Record
 from hpcddp.runs.folder import MANIFEST, RunFolder, list_checkpoints, step_of
@@ -22,7 +20,7 @@ from hpcddp.supervisor.follow import ask_in_thread
 if TYPE_CHECKING:
     from _queue import SimpleQueue
 
-ASK_S = 30.0  # between two questions to a scheduler, of one person who looks
+ASK_S = 30.0  # between two questions to a scheduler
 _TAIL = 16384  # bytes of the log, whose lines are shown
 
 
@@ -35,8 +33,8 @@ class WatchedAttempt(Record):
 
 
 class Watched(Record):
-    """`state` and `why`: as `RunStatus` has them. `saved`: the newest checkpoint's step, and its age in seconds. `end`:
-    of the job; None: no supervisor has said it. `time`: of this look, in seconds since 1970."""
+    """`saved`: the newest checkpoint's step, and its age in seconds. `end`: of the job. `time`: in seconds since
+    1970."""
 
     name: str
     state: str
@@ -52,18 +50,16 @@ class Watched(Record):
 
 
 class Watcher:
-    """Looks at one run again and again. `curve` is the one of the last look."""
-
     def __init__(self, run: RunFolder, env: Mapping[str, str]) -> None:
         self._run, self._env = run, env
         self._answers = Answers()
-        self._question: tuple[object, ...] = ()  # the jobs that were asked about, and what the folder said then
+        #: the jobs that were asked about, and what the folder said then
+        self._question: tuple[object, ...] = (None, None, None)
         self._question_at = 0.0
         self._asking: SimpleQueue[Answers | None] | None = None
-        self._sent_at = 0.0
         self.curve = LossCurve()
 
-    def look(self) -> Watched:
+    def poll(self) -> Watched:
         """Read the folder now, and the scheduler's last answer. What cannot be found out is in `problem`."""
         one, now = read_on_disk(self._run), time.time()
         attempts = order_attempts(self._run)
@@ -74,11 +70,8 @@ class Watcher:
         except HpcddpError as error:
             problem = problem or error.message
         status = judge(one, answers).status
-        if time.monotonic() - self._sent_at > ASK_S:
-            self._sent_at = time.monotonic()
-            ask_in_thread(lambda: send_notices(self._run, status, self._env))
-        current = None if one.holder is None else self._run.attempt(one.holder.attempt)
-        end = None
+        current, end = one.attempt, None
+        steps = self.curve.made
         with suppress(HpcddpError):
             end = read_job_end(current) if current is not None and status.state == "running" else None
         return Watched(
@@ -89,24 +82,23 @@ class Watcher:
             one.latest,
             _find_saved(self._run, now),
             end,
-            tuple(WatchedAttempt(of.name, self.curve.made.get(of.name), say_end(one, of, status)) for of in attempts),
+            tuple(WatchedAttempt(of.name, steps.get(of.name), explain_end(one, of, status)) for of in attempts),
             _read_tail(current.log) if current is not None else (),
             problem,
             now,
         )
 
     def _ask_schedulers(self, one: OnDisk) -> Answers:
-        """The scheduler's last answer. It is asked in a thread, and at once about a job that it has not shown."""
-        jobs = {(job.scheduler, job.id) for job in one.jobs}
-        question = (frozenset(jobs), one.holder, one.ended)
+        """The scheduler's last answer. It is asked in a thread, but at once about a job that is new."""
+        now, question = time.monotonic(), (frozenset(job.id for job in one.jobs), one.holder, one.ended)
         if self._asking is not None and not self._asking.empty():
             self._answers, self._asking = self._asking.get() or self._answers, None
-        if not self._question or question[0] != self._question[0]:
-            self._answers, self._asking = ask_schedulers([one], self._env), None
-            self._question, self._question_at = question, time.monotonic()
-        elif self._asking is None and (time.monotonic() - self._question_at > ASK_S or question != self._question):
-            self._question, self._question_at = question, time.monotonic()
-            self._asking = ask_in_thread(lambda: ask_schedulers([one], self._env))
+        is_new = question[0] != self._question[0]
+        if is_new or (self._asking is None and (now - self._question_at > ASK_S or question != self._question)):
+            self._question, self._question_at = question, now
+            self._asking = None if is_new else ask_in_thread(lambda: ask_schedulers([one], self._env))
+        if is_new:
+            self._answers = ask_schedulers([one], self._env)
         return self._answers
 
 
@@ -120,7 +112,7 @@ def _find_saved(run: RunFolder, now: float) -> tuple[int, float] | None:
 
 
 def _read_tail(path: str) -> tuple[str, ...]:
-    """The last lines of a log; of one that is written over again and again, as a progress bar is, its last form."""
+    """The last lines of a log; of a progress bar its last form."""
     try:
         with open(path, "rb") as file:
             size = os.fstat(file.fileno()).st_size

@@ -29,9 +29,7 @@ class RankLog(Record):
 
 def record_rank(env: Mapping[str, str], rank: int, hostname: str) -> RankLog | None:
     """Record the launch environment, and send all output but rank 0's to a file of its own. LaunchError if it cannot.
-
-    Outside of an attempt nothing is written. None: the output stays where it was.
-    """
+    None: the output stays where it was."""
     attempt = find_attempt(env)
     if attempt is None:
         return None
@@ -59,8 +57,7 @@ def record_rank(env: Mapping[str, str], rank: int, hostname: str) -> RankLog | N
 
 
 def _check_shared(attempt: AttemptFolder, rank: int, host: str) -> None:
-    """LaunchError if this host does not see the folder that the supervisor made on another one: each would write its
-    own run. A shared file system may show it a while late."""
+    """LaunchError if this host does not see the folder that the supervisor made on another one."""
     if job_of(attempt.name) == attempt.name:
         return  # it was not the supervisor that named it
     end = time.monotonic() + _NFS_DELAY_S

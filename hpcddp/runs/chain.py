@@ -1,8 +1,6 @@
 """Whether an attempt of a chain may start: by what the jobs before left in the run folder, never by their exit status.
 
-An attempt that is killed cannot report at its end, so the attempt after it decides. It starts unless a run has failed,
-nothing is left, or there was no progress since the start before: a job that repeats the same step would be queued
-without end.
+It starts unless a run has failed, nothing is left, or there was no progress since the start before.
 """
 
 from __future__ import annotations
@@ -24,8 +22,8 @@ if TYPE_CHECKING:
 # The runs of a job: its own, and the folders that its ranks have named.
 
 
-def note_opened(attempt: AttemptFolder, run: RunFolder) -> None:
-    """The ranks of this attempt have named a folder that is not the job's. What cannot be written is not known."""
+def record_opened(attempt: AttemptFolder, run: RunFolder) -> None:
+    """Record that the ranks of this attempt have named a folder that is not the job's, if that can be written."""
     with suppress(OSError), open(attempt.opened, "a", encoding="utf-8", errors="surrogateescape") as file:
         file.write(f"{os.path.abspath(run.path)}\n")
 
@@ -38,8 +36,7 @@ def list_opened(attempt: AttemptFolder) -> list[RunFolder]:
 
 
 def list_job_runs(attempt: AttemptFolder) -> list[RunFolder]:
-    """The runs that this attempt's job opened in any of its starts, and those of the jobs before it in its chain.
-    RequestError if a folder cannot be read."""
+    """The runs that this attempt's job and the jobs before it in its chain have opened. RequestError."""
     jobs = [job_of(attempt.name)]
     while (before := find_before(attempt.run.attempt(jobs[0]))) and job_of(before.attempt) not in jobs:
         jobs.insert(0, job_of(before.attempt))
@@ -50,8 +47,8 @@ def list_job_runs(attempt: AttemptFolder) -> list[RunFolder]:
 
 
 def find_unfinished_runs(attempt: AttemptFolder) -> list[tuple[RunFolder, RunState]]:
-    """The runs that the ranks of this attempt's job have named and left unfinished: the job is unfinished as long as
-    there is one. None where a run has failed in this attempt. The errors of `read_state`."""
+    """The runs that the ranks of this attempt's job have named and left unfinished. None where one has failed in this
+    attempt. The errors of `read_state`."""
     states = [(run, state) for run in (attempt.run, *list_job_runs(attempt)) if (state := read_state(run)) is not None]
     if any((state.status, state.attempt) == ("failed", attempt.name) for _, state in states):
         return []
@@ -60,8 +57,7 @@ def find_unfinished_runs(attempt: AttemptFolder) -> list[tuple[RunFolder, RunSta
 
 
 def find_stop(attempt: AttemptFolder, reasons: Collection[str]) -> tuple[RunFolder, RunState] | None:
-    """The run in which ranks of this attempt have stopped in time, for one of these reasons; None: in no run. The
-    errors of `read_state`."""
+    """The run in which ranks of this attempt have stopped for one of these reasons. The errors of `read_state`."""
     for run in (attempt.run, *list_opened(attempt)):
         state = read_state(run)
         if state is not None and is_unfinished(state, attempt.name) and state.ended and state.reason in reasons:
@@ -70,8 +66,8 @@ def find_stop(attempt: AttemptFolder, reasons: Collection[str]) -> tuple[RunFold
 
 
 class Link(Record):
-    """`chain.json`: one attempt of a chain: its name, which one it is (from 1), the step of its runs together when it
-    began, and how many there are at most."""
+    """`chain.json`: an attempt, its number in the chain (from 1), the step of its runs when it began, and the most
+    attempts."""
 
     attempt: str
     turn: int
@@ -80,13 +76,11 @@ class Link(Record):
 
     @property
     def left(self) -> int:
-        """How many may follow."""
         return max(self.of - self.turn, 0)
 
 
 class StartDecision(Record):
-    """`reason`: why the attempt does not start; "": it does. `is_failure`: the run is not finished, and no later
-    attempt will resume it."""
+    """`reason`: why the attempt does not start; "": it does. `is_failure`: no later attempt will resume the run."""
 
     reason: str = ""
     is_failure: bool = False
@@ -120,22 +114,20 @@ def _are_finished(states: Sequence[RunState]) -> bool:
 
 def start_attempt(attempt: AttemptFolder, most: int) -> tuple[StartDecision, Link]:
     """Decide about this attempt, of at most `most`, and record the decision in its chain.json or in state.json.
-
-    Before anything is written: RequestError if a state.json or what the attempts left cannot be read. LaunchError if
-    the run folder cannot be written.
-    """
-    own = read_state(attempt.run)
+    RequestError if what the attempts left cannot be read; LaunchError if the run folder cannot be written."""
     try:
         states = [state for run in (attempt.run, *list_job_runs(attempt)) if (state := read_state(run)) is not None]
-        again = _find_earlier_start(attempt)
+        again = next(filter(None, map(read_link, reversed(_earlier_starts(attempt)))), None)
         since = again or find_before(attempt)
-        decision = decide_start(states, since, again=again is not None, ended_well=_has_ended_well(attempt))
+        ends = [hold.end for hold in read_holds(attempt.run) if hold.holder.attempt != attempt.name]
+        ended_well = bool(ends) and ends[-1] is not None and ends[-1].status == 0
+        decision = decide_start(states, since, again=again is not None, ended_well=ended_well)
         turn = 1 if since is None else since.turn + (again is None)
         link = Link(attempt.name, turn, sum(one.step for one in states), most)
         if not decision.reason:
             write_object(attempt.chain, link._asdict())
         elif decision.is_failure and not _are_finished(states):
-            last = own or RunState("failed", 0, 0, "", attempt.name)
+            last = read_state(attempt.run) or RunState("failed", 0, 0, "", attempt.name)
             reason = f"the chain stopped: {decision.reason}"
             replace_state(attempt.run, last._replace(status="failed", reason=reason, attempt=attempt.name))
     except OSError as error:
@@ -146,22 +138,13 @@ def start_attempt(attempt: AttemptFolder, most: int) -> tuple[StartDecision, Lin
     return decision, link
 
 
-def _has_ended_well(attempt: AttemptFolder) -> bool:
-    """Whether the attempt that held the run before this one wrote that it ended with status 0."""
-    ends = [hold.end for hold in read_holds(attempt.run) if hold.holder.attempt != attempt.name]
-    return bool(ends) and ends[-1] is not None and ends[-1].status == 0
-
-
 def is_unfinished(state: RunState | None, attempt: str | None) -> bool:
     """Whether this attempt wrote that there is more to do. A program that writes no state is finished."""
     return state is not None and state.attempt == attempt and state.status == "unfinished"
 
 
 def find_before(attempt: AttemptFolder) -> Link | None:
-    """The attempt that queued this one: it wrote down the id that its scheduler gave.
-
-    RequestError if what the attempts left cannot be read.
-    """
+    """The attempt that queued this one. RequestError if what the attempts left cannot be read."""
     job = job_of(attempt.name)
     others = (one for one in list_attempts(attempt.run) if job_of(one.name) != job)
     queued = (one for one in others if parse_id(read_first_line(one.next)).is_same(parse_id(job)))
@@ -187,18 +170,11 @@ def write_follow_up(attempt: AttemptFolder, job: str) -> None:
         file.write(f"{job}\n")
 
 
-def _find_earlier_start(attempt: AttemptFolder) -> Link | None:
-    """The link that the last earlier start of this attempt's job was, if it was one."""
-    return next(filter(None, map(read_link, reversed(_earlier_starts(attempt)))), None)
-
-
 def _earlier_starts(attempt: AttemptFolder) -> list[AttemptFolder]:
     job = job_of(attempt.name)
-    mine = start_of(attempt.name, job)
-    found = [one for one in list_attempts(attempt.run) if 0 < start_of(one.name, job) < mine]
-    return sorted(found, key=lambda one: start_of(one.name, job))
+    return [attempt.run.attempt(f"{job}.{number}") for number in range(1, start_of(attempt.name, job))]
 
 
 def read_link(attempt: AttemptFolder) -> Link | None:
     """None: the attempt is none of a chain. DamagedFileError; SchemaError if another hpcddp wrote the file."""
-    return read_record(attempt.chain, Link, "; to begin a new chain submit the job again")
+    return read_record(attempt.chain, Link)

@@ -1,8 +1,7 @@
-"""Which command a run was made for: its program and arguments, and the name that a run gets from them.
+"""Which command a run was made for, and the name that a run gets from it.
 
 Two commands are the same if their words are, but for the path of the interpreter or program and the interpreter's own
-options: `/opt/env/bin/python3.12 -u train.py --lr 1` is `python train.py --lr 1`. Nodes, walltime and the content of
-the script are no part of it: a script that was corrected resumes its run. Of a secret's value there is a digest.
+options: `/opt/env/bin/python3.12 -u train.py` is `python train.py`. Of a secret's value there is a digest.
 """
 
 from __future__ import annotations
@@ -95,13 +94,9 @@ _SHELLS = ("bash", "sh", "zsh", "dash", "ksh")
 
 
 def name_command(words: Sequence[str], *, indexed: bool = False) -> str:
-    """The name that a run gets from its command, with its placeholders as they are: `train` of `python train.py`,
-    `train-lr1e-3-amp+` of `python train.py --lr 1e-3 --amp`.
-
-    Two programs or lists of arguments have two names. What only starts the program is no part of it: an interpreter
-    and its options, `env A=B`, `torchrun`; a script's suffix is not shown. `indexed`: of an array, whose runs are
-    `NAME.1`, `NAME.2`, …
-    """
+    """The name that a run gets from its command, with its placeholders as they are: `train-lr1e-3-amp+` of
+    `python train.py --lr 1e-3 --amp`. Two programs or lists of arguments have two names; what only starts the program
+    is no part of it. `indexed`: of an array, whose runs are `NAME.1`, `NAME.2`, …"""
     program, rest = _find_program(list(words))
     name, has_secret, arguments = _show_program(program), False, list(rest)
     while arguments:
@@ -128,8 +123,8 @@ def name_command(words: Sequence[str], *, indexed: bool = False) -> str:
 
 
 def _find_program(words: list[str]) -> tuple[list[str], list[str]]:
-    """Split off what starts a program, and its arguments: `train.py`, `-m pkg.train`, `./solve`. A program that is
-    looked up on PATH gets an empty word first, which tells it from the file of that name here."""
+    """Split off what starts a program: `train.py`, `-m pkg.train`, `./solve`. A program on PATH gets an empty word
+    first, which tells it from a file of that name."""
     from hpcddp.ranks.launch_commands import COMMANDS
 
     if words and os.path.basename(words[0]) == "env":
@@ -158,7 +153,6 @@ def _find_program(words: list[str]) -> tuple[list[str], list[str]]:
 
 
 def _show_program(program: list[str]) -> str:
-    """The first part of a run's name."""
     stem, suffix = os.path.splitext(program[-1])
     if program[0] == "-m":
         return _show(program[-1])
@@ -175,21 +169,15 @@ def _show(word: str) -> str:
 
 
 def check_run_name(text: str, where: str, correct: str = "{}") -> str:
-    """The name that a person gives a run, literally. RequestError for one that is no single word of the alphabet, or
-    could be that of an array's index or of a run that was set aside. `correct`: how another name is typed."""
-    ending = re.search(r"\.(old)?[0-9]+$", text)
-    if ending is not None:
-        whose = "a run that was set aside" if ending[1] else "an index of a job array"
-        raise RequestError(
-            f"{where} {text!r} ends in {ending[0]}, as the name of {whose} does", correct.format(nearest_name(text))
-        )
-    if not NAME.fullmatch(text):
-        raise RequestError(
-            f"{where} {text!r} is not one word of letters, digits and _ . + -, for job, folder and log, of at most"
-            f" {LONGEST_NAME}, with a letter, digit or _ first",
-            correct.format(nearest_name(text)),
-        )
-    return text
+    """RequestError for a name that is no single word, or could be an array's index or a run that was set aside.
+    `correct`: how another name is typed."""
+    if NAME.fullmatch(text) and not re.search(r"\.(old)?[0-9]+$", text):
+        return text
+    raise RequestError(
+        f"{where} {text!r} is not one word of letters, digits and _ . + -, for job, folder and log, of at most"
+        f" {LONGEST_NAME}, with a letter, digit or _ first, and without an index such as .7 or .old1 at its end",
+        correct.format(nearest_name(text)),
+    )
 
 
 def nearest_name(text: str) -> str:

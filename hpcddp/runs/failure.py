@@ -19,8 +19,7 @@ _REMARK = re.compile(r"(\[rank\d+\]:)?\[[WI]")
 
 
 class Traceback:
-    """A traceback, line after line. `prefix`: what stands in front of each of its lines, such as `[rank1]: `.
-    `error`: its exception; "": that has not come."""
+    """A traceback, line after line. `prefix`: in front of each line, such as `[rank1]: `. `error`: its exception."""
 
     def __init__(self, prefix: str) -> None:
         self.prefix = prefix
@@ -42,8 +41,7 @@ class Traceback:
 
 
 def find_prefix(head: str, below: str) -> str:
-    """The prefix of a traceback's lines: `head`, which is in front of its first words, if it is in front of the line
-    `below` them, too."""
+    """`head`, the text in front of a traceback's first line, if it is in front of the line `below`, too."""
     return head if head.strip() and below.startswith(f"{head}  File") else ""
 
 
@@ -79,8 +77,7 @@ def choose_lines(text: str) -> list[str]:
 
 
 def choose_error(lines: list[str]) -> str:
-    """The one of these lines that names the error: a traceback's exception, else the last one. Empty where that is
-    hpcddp's own word on the run, which has no hint."""
+    """The line that names the error: an exception, else the last one. Empty for hpcddp's own word without a hint."""
     *_, error = _find_traceback(lines)
     if error or not lines:
         return error
@@ -90,8 +87,7 @@ def choose_error(lines: list[str]) -> str:
 
 
 def _find_traceback(lines: list[str]) -> tuple[int, int, str]:
-    """The first line, the last line and the exception of the last traceback, but for torchrun's report on its ranks'
-    end; 0, 0 and "" without one."""
+    """First line, last line and exception of the last traceback, but for torchrun's report; else 0, 0 and ""."""
     found, begin, one = (0, 0, ""), 0, None
     for number, line in enumerate(lines):
         if TRACEBACK in line:
@@ -107,8 +103,7 @@ def _find_traceback(lines: list[str]) -> tuple[int, int, str]:
 
 
 def format_failure(rank: int, host: str, end: str, output: str, log: str) -> str:
-    """The report. `output`: as `choose_lines` gives it. `log`: the file with the rank's output; empty: what it wrote is
-    on the job's own output already."""
+    """The report. `output`: of `choose_lines`. `log`: the file with all of it; empty: the job's own output has it."""
     name = f"rank {rank} on {host} {end}"
     if not log:
         return f"{name}{'; the error is above' if output else ' and wrote no error'}"

@@ -6,7 +6,6 @@ strings.
 
 from __future__ import annotations
 
-import errno
 import os
 import time
 from collections.abc import Mapping
@@ -23,7 +22,7 @@ _STEP = "step-"
 
 
 class _Below:
-    """An attribute of a folder: the path of this name in it."""
+    """The path of this name in a folder."""
 
     def __init__(self, *name: str) -> None:
         self._name = os.path.join(*name)
@@ -58,7 +57,6 @@ class RunFolder(_RunPath):
         return number if number.isascii() and number.isdigit() and str(int(number)) == number else ""
 
     def stop_request(self, job: str) -> str:
-        """Asks the job of this name, as its attempts have it, to save and end."""
         return os.path.join(self.path, "stop", job)
 
     def attempt(self, name: str) -> AttemptFolder:
@@ -89,7 +87,6 @@ class AttemptFolder(_AttemptName):
         return os.path.join(self.run.attempts, self.name)
 
     def usage(self, host: str) -> str:
-        """The file with what its ranks use of this host."""
         return os.path.join(self.path, f"usage-{host}.jsonl")
 
     def rank_environment(self, rank: int) -> str:
@@ -100,8 +97,8 @@ class AttemptFolder(_AttemptName):
 
 
 def find_attempt(env: Mapping[str, str], run_dir: str | None = None) -> AttemptFolder | None:
-    """The attempt that the job script named in HPCDDP_ATTEMPT, in `run_dir` or HPCDDP_RUN_DIR, with an absolute path;
-    None outside of one. LaunchError if the name could lead out of the run folder."""
+    """The attempt that HPCDDP_ATTEMPT names, in `run_dir` or HPCDDP_RUN_DIR, with an absolute path; None outside of
+    one. LaunchError for a name that leads out of the run folder."""
     path, name = run_dir or env.get("HPCDDP_RUN_DIR"), env.get("HPCDDP_ATTEMPT")
     if name and ("/" in name or name in {".", ".."}):
         raise LaunchError(f"HPCDDP_ATTEMPT={name!r} is no name of a folder", "unset HPCDDP_ATTEMPT; job scripts set it")
@@ -116,9 +113,7 @@ def choose_attempt(env: Mapping[str, str], run_dir: str | None = None) -> Attemp
 
 def cannot_write(run: RunFolder, error: OSError) -> LaunchError:
     """The error for a run folder that cannot be written."""
-    hint = "choose one that every node can write: run_dir in the job file, or another folder to start in"
-    if error.errno in {errno.ENOSPC, errno.EDQUOT}:
-        hint = "make room there, or choose another run folder: run_dir in the job file, or another folder to start in"
+    hint = "make room there, or choose another folder that every node can write: run_dir in the job file"
     why = (error.strerror or str(error)).lower()
     return LaunchError(f"the run folder {run.path} cannot be written: {why}", hint)
 
@@ -153,19 +148,8 @@ def list_checkpoints(checkpoints: str) -> list[str]:
 
 
 def list_holders(run: RunFolder) -> list[str]:
-    """The folders of all that have held the run, the first one first."""
     found = [entry for entry in _list_folders(run.holders) if entry.name.isdecimal()]
     return [entry.path for entry in sorted(found, key=lambda entry: int(entry.name))]
-
-
-def find_holder(run: RunFolder) -> tuple[int, str | None]:
-    """The number and the folder of the last holder; 0 and None if there was none."""
-    holders = list_holders(run)
-    return (int(os.path.basename(holders[-1])), holders[-1]) if holders else (0, None)
-
-
-def name_holder(run: RunFolder, number: int) -> str:
-    return os.path.join(run.holders, f"{number:06d}")
 
 
 def list_run_folders(path: str) -> list[str]:
@@ -179,12 +163,10 @@ def name_checkpoint(checkpoints: str, step: int) -> str:
 
 
 def show_path(path: str) -> str:
-    """The path from this folder, if it is below it."""
     return os.path.relpath(path) if path.startswith(os.getcwd().rstrip("/") + "/") else path
 
 
 def step_of(checkpoint: str) -> int:
-    """The step of a checkpoint's folder."""
     return int(os.path.basename(checkpoint)[len(_STEP) :])
 
 
@@ -193,7 +175,7 @@ def _is_step(name: str) -> bool:
 
 
 def _list_folders(path: str) -> list[os.DirEntry[str]]:
-    """List the folders in this one; None if it does not exist. RequestError if it cannot be read."""
+    """RequestError if the folder cannot be read; one that is not there is empty."""
     try:
         with os.scandir(path) as entries:
             return sorted((entry for entry in entries if entry.is_dir()), key=lambda entry: entry.name)

@@ -1,5 +1,4 @@
-"""Places where the ranks stand, for people, and whether they can still meet: the report of a hang by the ranks' own
-watchdog (training) and by the job's supervisor."""
+"""Where the ranks stand, and whether they can still meet: the report of a hang, by watchdog and supervisor."""
 
 from __future__ import annotations
 
@@ -74,8 +73,7 @@ def read_seconds_or_off(env: Mapping[str, str], name: str, default_s: float) -> 
 
 
 def read_hang_limits(env: Mapping[str, str]) -> tuple[float | None, float | None]:
-    """Seconds without progress after which the ranks' places are printed, and after which a hang ends the job. None:
-    never. RequestError for what is no number."""
+    """Seconds without progress after which places are printed, and after which a hang ends the job. None: never."""
     stall_s = read_seconds_or_off(env, "HPCDDP_WATCHDOG", DEFAULT_STALL_S)
     return stall_s, read_seconds_or_off(env, "HPCDDP_WATCHDOG_END", DEFAULT_END_S)
 
@@ -99,27 +97,27 @@ def find_hang(stands: dict[int, Stand], world_size: int, end_s: float) -> Hang |
     counts = {count for _, count in at.values()}
     lines = [line for line, _ in at.values()]
     sizes = sorted((lines.count(line), line) for line in set(lines))
-    own = [rank for rank, stand in stands.items() if stand.waits == NO_WAIT]
+    busy = [rank for rank, stand in stands.items() if stand.waits == NO_WAIT]
     behind = [rank for rank, (_, count) in at.items() if count == min(counts)]
     fewest = [rank for rank, (line, _) in at.items() if line == sizes[0][1]]
     if len(sizes) > 1 and sizes[0][0] == sizes[1][0]:
         fewest = list(stands)
-    found = next((some for some in (own, behind) if 0 < len(some) < world_size), fewest)
+    found = next((some for some in (busy, behind) if 0 < len(some) < world_size), fewest)
     ranks = sorted(stands if are_messages else found)
 
     def name(some: Collection[int]) -> str:
-        told = []
+        parts = []
         for line, count in dict.fromkeys(at[rank] for rank in some):
             called = f", after {format_count(count, 'collective')}," if len(counts) > 1 else ""
-            told.append(f"{name_ranks([rank for rank in some if at[rank] == (line, count)])}{called} at {line}")
-        return "; ".join(told)
+            parts.append(f"{name_ranks([rank for rank in some if at[rank] == (line, count)])}{called} at {line}")
+        return "; ".join(parts)
 
     others = [rank for rank in stands if rank not in ranks]
-    told = f"{name(ranks)}. The others: {name(others)}" if others else name(ranks)
+    places = f"{name(ranks)}. The others: {name(others)}" if others else name(ranks)
     where = "at different lines" if len(sizes) > 1 else "at one line"
     return Hang(
         ranks,
-        f"the ranks have waited for each other for {end_s:g} s, {where}: {told}",
+        f"the ranks have waited for each other for {end_s:g} s, {where}: {places}",
         "let every rank come to the same calls in the same order; HPCDDP_WATCHDOG_END=3600 waits longer, off for ever",
     )
 

@@ -1,8 +1,7 @@
 """The page by which a rank and its agent tell each other how far the rank is, and when the job ends.
 
 A page of memory on their host, which `hpcddp exec` makes and names in HPCDDP_HEARTBEAT. hpcddp's runtime writes it; any
-other program may touch it (`touch "$HPCDDP_HEARTBEAT"`) to say that it gets on. The agent tells the job's supervisor
-(`supervisor/wire.py`).
+other program may touch it to say that it gets on.
 """
 
 from __future__ import annotations
@@ -86,11 +85,9 @@ class Page:
         return f"/proc/{os.getpid()}/fd/{self.file}"
 
     def write(self, step: int, moves: int, looks: int, uses: int = 0) -> None:
-        """Write the rank's part."""
         os.pwrite(self.file, f"{step:020d} {moves:020d} {looks:020d} {uses:020d}\n".encode(), 0)
 
     def read(self) -> Beat:
-        """Read what the rank wrote last."""
         written = os.pread(self.file, _COUNTS, 0).replace(b"\0", b" ").split()
         touched = os.fstat(self.file).st_mtime_ns
         if len(written) != 4 or not all(map(bytes.isdigit, written)):  # a program may write there, too
@@ -99,12 +96,10 @@ class Page:
         return Beat(step, moves, looks, touched, uses)
 
     def write_place(self, place: Position) -> None:
-        """Write where the rank's main thread stands."""
         written = f"{place.waits}{place.text}".encode(errors="replace")[:_PLACE]
         os.pwrite(self.file, written.ljust(_PLACE, b"\0"), _PLACE_AT)
 
     def read_place(self) -> Position:
-        """Read where the rank's main thread stands."""
         written = os.pread(self.file, _PLACE, _PLACE_AT).strip(b"\0").decode(errors="replace")
         waits = written[:1]  # a program may write there, too
         return Position(written[1:], int(waits)) if waits in {str(NO_WAIT), str(MAY_WAIT), str(WAITS)} else Position()
@@ -116,7 +111,6 @@ class Page:
         return [entry for entry in map(_read_entry, written) if entry is not None]
 
     def write_end(self, at: float) -> None:
-        """When the job ends, in seconds since 1970: it may have been given more time, or less."""
         self._write_time(at, _END_AT)
 
     def read_end(self) -> float | None:
@@ -124,8 +118,7 @@ class Page:
         return self._read_time(_END_AT)
 
     def write_lease(self, until: float) -> None:
-        """Write by when the rank ends itself, on the monotonic clock of this host, if no later time is written by
-        then."""
+        """Write when the rank ends itself, on the monotonic clock of this host, unless a later time is written."""
         self._write_time(until, _LEASE_AT)
 
     def read_lease(self) -> float | None:
@@ -133,7 +126,7 @@ class Page:
         return self._read_time(_LEASE_AT)
 
     def _write_time(self, at: float, where: int) -> None:
-        """Write the agent's part: the page is as old as before, for the rank has said nothing."""
+        """Write, and leave the page as old as before: the rank has written nothing."""
         touched = os.fstat(self.file)
         os.pwrite(self.file, f"{at:020.1f}\n".encode(), where)
         os.utime(self.file, ns=(touched.st_atime_ns, touched.st_mtime_ns))
@@ -144,14 +137,7 @@ class Page:
 
 
 def make_page() -> Page:
-    """A new page, in memory."""
-    if hasattr(os, "memfd_create"):
-        return Page(os.memfd_create("hpcddp-heartbeat"))
-    import tempfile  # a Python that was built with an old libc
-
-    file, path = tempfile.mkstemp(dir="/dev/shm")
-    os.unlink(path)
-    return Page(file)
+    return Page(os.memfd_create("hpcddp-heartbeat"))
 
 
 def open_page(path: str | None) -> Page | None:

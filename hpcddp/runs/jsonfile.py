@@ -33,31 +33,33 @@ class SchemaError(RequestError):
     """A file of the run folder has another schema version than the one that this hpcddp reads."""
 
 
-def read_record(path: str, record: type[R], remedy: str = "") -> R | None:
-    """The object in the file as this Record, each field with a value of its annotation; a key that it has no field for
-    is left out. None if there is no such file. `remedy`, and the errors: as in `read_object`.
-    """
-    content = read_object(path, remedy)
+def read_record(path: str, record: type[R]) -> R | None:
+    """The object in the file as this Record, each field with a value of its annotation; other keys are left out. None
+    if there is no such file. SchemaError; DamagedFileError."""
+    content = read_object(path)
     if content is None:
         return None
     kinds, defaults = record.__annotations__, getattr(record, "_field_defaults", {})
     for name, kind in kinds.items():
         if name not in content and name not in defaults:
-            raise damaged(path, f"it has no {name}", remedy)
+            raise make_damaged(path, f"it has no {name}")
         if name in content and not _fits(content[name], kind):
-            raise damaged(path, f"its {name} is {content[name]!r}", remedy)
+            raise make_damaged(path, f"its {name} is {content[name]!r}")
         if name in content and kind.startswith("tuple["):
             content[name] = tuple(content[name])
     return record(**{name: content[name] for name in kinds if name in content})
 
 
-def damaged(path: str, fault: str, remedy: str = "") -> DamagedFileError:
-    """The error for a file with another content than hpcddp gives it. `remedy`: as in `read_object`."""
-    return DamagedFileError(f"{path} does not hold what hpcddp writes: {fault}", f"look at it: head {path}{remedy}")
+def make_damaged(path: str, fault: str) -> DamagedFileError:
+    return DamagedFileError(f"{path} does not hold what hpcddp writes: {fault}", _hint(path))
+
+
+def _hint(path: str) -> str:
+    return f"look at it: head {path}; then restore it, or remove it"
 
 
 def _fits(value: object, kind: str) -> bool:
-    """Whether a value of JSON can have this annotation: a simple type, `None`, a tuple, list or dict of one of them."""
+    """Whether a value of JSON can have this annotation."""
     outer, _, inner = kind.partition("[")
     inner = inner.removesuffix("]").removesuffix(", ...").removeprefix("str, ")
     if " | " in kind:
@@ -71,30 +73,22 @@ def _fits(value: object, kind: str) -> bool:
     return kind == "Any" or type(value).__name__ == {"None": "NoneType"}.get(kind, kind)
 
 
-def read_object(path: str, remedy: str = "") -> dict[str, Any] | None:
-    """The object in the file, without `schema`; None if there is no such file. `remedy`: what to do beside looking at
-    a file that is damaged, behind a semicolon.
-
-    SchemaError for another schema version; DamagedFileError if the file cannot be read otherwise.
-    """
+def read_object(path: str) -> dict[str, Any] | None:
+    """The object in the file, without `schema`; None if there is no such file. The errors of `read_record`."""
     try:
         content = json.loads(read_file(path))
     except (FileNotFoundError, NotADirectoryError):
         return None
     except (ValueError, RecursionError) as error:  # the second: brackets in brackets, by the thousand
-        hint = f"look at it: head {path}{remedy}"
-        raise DamagedFileError(f"{path} cannot be read: {str(error).lower()}", hint) from error
+        raise DamagedFileError(f"{path} cannot be read: {str(error).lower()}", _hint(path)) from error
     if not isinstance(content, dict):
-        raise DamagedFileError(f"{path} holds no JSON object", f"look at it: head {path}{remedy}")
+        raise DamagedFileError(f"{path} holds no JSON object", _hint(path))
     check_schema(path, content)
     return {name: value for name, value in content.items() if name != "schema"}
 
 
 def write_object(path: str, content: Mapping[str, Any], *, durable: bool = False) -> None:
-    """Replace the file, so that a reader never sees half of it; makes its folder. `durable`: on the disk at the end.
-
-    OSError if it cannot be written.
-    """
+    """Replace the file as a whole, and make its folder. `durable`: on the disk at the end. OSError."""
     os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
     folder, name = os.path.split(path)
     partial = os.path.join(folder, f".{name}.tmp-{os.getpid()}")

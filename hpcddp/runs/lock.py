@@ -1,14 +1,15 @@
 """One attempt at a time writes a run: it holds the run from its start to its end.
 
 `holders/000001`, `000002`, … are the attempts that have held the run; the last one holds it until it says that it has
-ended, or is found to have. Taking the run makes the folder with the next number. It is made whole under another name,
-and renamed: on any file system, one renaming alone succeeds, and no holder is ever removed, so no two can take a run.
+ended, or is found to have. The folder with the next number is made under another name and renamed, which succeeds once
+on any file system.
 """
 
 from __future__ import annotations
 
 import errno
 import os
+import re
 import shutil
 from contextlib import suppress
 
@@ -17,10 +18,8 @@ from hpcddp.record import TYPE_CHECKING, Record
 from hpcddp.runs.folder import (
     RunFolder,
     cannot_write,
-    find_holder,
     job_of,
     list_holders,
-    name_holder,
     show_path,
     start_of,
 )
@@ -41,7 +40,7 @@ if TYPE_CHECKING:
 _FINAL_STATES = frozenset({"finished", "cancelled", "failed", "gone"})
 
 
-#: In the name of an attempt that `hpcddp launch` began by hand in an allocation: one job may have several.
+#: In the name of an attempt that `hpcddp launch` began in an allocation: one job may have several.
 BY_HAND = "-launch"
 
 
@@ -78,17 +77,13 @@ class Holder(Record):
 
     @property
     def id(self) -> JobId:
-        """The id of the job, or of the process as its attempts have it. All jobs of a Slurm array have numbers of their
-        own, and the names of their attempts have its id and the index."""
-        named, own = parse_id(job_of(self.attempt)), parse_id(self.job or job_of(self.attempt))
-        if not named.array_index or own.array_index:
-            return own
-        raw = "" if own.number == named.number else own.number
+        """The id of the job, or of the process. Jobs of a Slurm array have numbers of their own: the attempt's name has
+        the array's id and the index."""
+        named, mine = parse_id(job_of(self.attempt)), parse_id(self.job or job_of(self.attempt))
+        if not named.array_index or mine.array_index:
+            return mine
+        raw = "" if mine.number == named.number else mine.number
         return named.at(named.array_index, find_scheduler(self.scheduler).commands.of_index)._replace(raw=raw)
-
-    def is_process(self, other: Holder) -> bool:
-        """Whether both are one process."""
-        return (self.machine, self.process, self.started) == (other.machine, other.process, other.started)
 
 
 def describe_process(attempt: str, process: int, env: Mapping[str, str], command: tuple[str, ...]) -> Holder:
@@ -97,21 +92,19 @@ def describe_process(attempt: str, process: int, env: Mapping[str, str], command
 
     job = find_current_job(env)
     since = time.strftime("%Y-%m-%dT%H:%M:%S%z")
-    scheduler, own = (job.scheduler, job.id) if job is not None and job.id else ("", "")
+    scheduler, number = (job.scheduler, job.id) if job is not None and job.id else ("", "")
     host = os.uname().nodename
-    return Holder(attempt, host, find_machine(), process, start_time(process), scheduler, own, command, since)
+    return Holder(attempt, host, find_machine(), process, start_time(process), scheduler, number, command, since)
 
 
 def has_ended(holder: Holder, mine: Holder, ask: Ask) -> bool | None:
-    """Whether the holder's processes are gone; None if that cannot be found out from here.
-
-    On its own machine its process decides; what this very process held has ended. Elsewhere: of one job's attempts, one
-    begins only when the one before is over, or cut off, and a requeued job is another start. Another job's scheduler is
-    asked.
-    """
+    """Whether the holder's processes are gone; None if that cannot be found out from here. On its own machine its
+    process decides. Of one job's attempts one begins only when the one before is over. Another job's scheduler is
+    asked."""
     same_host = holder.host == mine.host and holder.machine != ""
     if same_host and holder.machine == mine.machine and holder.started:
-        return holder.is_process(mine) or start_time(holder.process) != holder.started
+        is_mine = (holder.process, holder.started) == (mine.process, mine.started)
+        return is_mine or start_time(holder.process) != holder.started
     job = job_of(mine.attempt)
     if 0 < start_of(holder.attempt, job) <= start_of(mine.attempt, job):
         return True
@@ -125,7 +118,7 @@ def has_ended(holder: Holder, mine: Holder, ask: Ask) -> bool | None:
 
 
 def find_machine() -> str:
-    """`<boot id> <process namespace>`; "" where the system does not say."""
+    """`<boot id> <process namespace>`; "": not known."""
     try:
         with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
             return f"{file.read().strip()} {os.readlink('/proc/self/ns/pid')}"
@@ -149,8 +142,7 @@ _MOVED = {errno.ENOENT, errno.EEXIST, errno.ENOTEMPTY}  # what a folder that was
 
 
 class HolderEnd(Record):
-    """How a holder has ended. `status`: its exit status; None: it did not say that. `signal`: the name of the one that
-    ended it; `cause`: why it has failed."""
+    """`status`: the exit status. `signal`: that ended it. `cause`: why it has failed. None and "": not known."""
 
     status: int | None = None
     signal: str = ""
@@ -172,29 +164,27 @@ class Hold(Record):
 
 
 def take_run(run: RunFolder, mine: Holder, ask: Ask, before: str = "") -> None:
-    """Hold the run. HeldError if another attempt does, with who it is; LaunchError if the folder cannot be written.
-
-    `before`: the name of the job that queued this one. It has ended, or this one would not run. What killed writers
-    have left of checkpoints goes, which may be what has filled the disk.
-    """
+    """Hold the run, and remove what killed writers have left of checkpoints. HeldError if another attempt does;
+    LaunchError if the folder cannot be written. `before`: the name of the job that queued this one, and has ended."""
     for tries in reversed(range(_TRIES)):
         try:
             left = _list_left(run)  # before the holder is read: it is not that of whoever takes the run meanwhile
-            number, path = find_holder(run)
+            path = _find_last(run)
+            number = int(os.path.basename(path)) + 1 if path is not None else 1
             before_me = _identify(path)
-            if path is not None and not os.path.exists(_end(path)):
+            if path is not None and not os.path.exists(_name_end(path)):
                 holder = read_holder(path)
                 follows = holder is not None and before != "" and job_of(holder.attempt) == before
                 ended = holder is not None and (follows or has_ended(holder, mine, ask))
                 if not ended:
-                    raise _held(run, path, holder, mine, surely=ended is False)
+                    raise _make_error(run, path, holder, mine, surely=ended is False)
             for folder in left:
                 shutil.rmtree(folder, ignore_errors=True)
-            if not _create(run, number + 1, mine):
+            if not _create(_name_holder(run, number), mine):
                 continue
             if _identify(path) == before_me:
                 return
-            shutil.rmtree(name_holder(run, number + 1))  # --fresh has set aside the folder that was looked at
+            shutil.rmtree(_name_holder(run, number))  # --fresh has set aside the folder that was looked at
         except OSError as error:
             if error.errno not in _MOVED or not tries:
                 raise cannot_write(run, error) from error
@@ -202,16 +192,14 @@ def take_run(run: RunFolder, mine: Holder, ask: Ask, before: str = "") -> None:
 
 
 def _identify(path: str | None) -> int:
-    """Tells a holder's folder from another one of its name; 0: there is none."""
     with suppress(FileNotFoundError):
         return os.stat(path).st_ino if path is not None else 0
     return 0
 
 
 def is_held_by(run: RunFolder, attempt: str) -> bool:
-    """Whether this attempt holds the run."""
     path, holder = _read_last(run)
-    return holder is not None and holder.attempt == attempt and not os.path.exists(_end(path))
+    return holder is not None and holder.attempt == attempt and not os.path.exists(_name_end(path))
 
 
 def check_not_taken(run: RunFolder, attempt: str) -> None:
@@ -224,35 +212,25 @@ def check_not_taken(run: RunFolder, attempt: str) -> None:
         )
 
 
-def find_live_holder(run: RunFolder, mine: Holder, ask: Ask) -> Holder | None:
-    """Find the attempt that holds the run, or may; None if it is free."""
-    path, holder = _read_last(run)
-    return None if holder is None or os.path.exists(_end(path)) or has_ended(holder, mine, ask) else holder
-
-
 def release_run(run: RunFolder, attempt: str, status: int | None = None, signal: str = "", cause: str = "") -> None:
-    """Record that this attempt has ended, with this exit status if it is known, by this signal ("SIGTERM") if one ended
-    it, and for this cause if it has failed; nothing if it does not hold the run. If the file cannot be written, later
-    jobs find the end out by themselves."""
+    """Record how this attempt has ended; nothing if it does not hold the run. If the file cannot be written, later jobs
+    find the end out by themselves."""
     path, holder = _read_last(run)
     if holder is None or holder.attempt != attempt:
         return
     line = f"{'' if status is None else status} {signal}".rstrip()
-    said = f"{line}\n{cause}\n" if line or cause else ""
+    text = f"{line}\n{cause}\n" if line or cause else ""
     with suppress(OSError):
-        try:  # a file system that is full takes it as well: the file is as long as it was made, and has another name
-            with open(_name_reserve(path), "r+b", buffering=0) as file:
-                file.write(said.encode(errors="replace")[:_LONGEST_END].ljust(_LONGEST_END))
-            os.rename(_name_reserve(path), _end(path))
-        except OSError:
-            with open(_end(path), "wb") as file:
-                file.write(said.encode(errors="replace")[:_LONGEST_END])
+        # a file system that is full takes it as well: the file is as long as it was made, and has another name
+        with open(_name_reserve(path), "r+b", buffering=0) as file:
+            file.write(text.encode(errors="replace")[:_LONGEST_END].ljust(_LONGEST_END))
+        os.rename(_name_reserve(path), _name_end(path))
 
 
 def read_holder_end(path: str) -> HolderEnd | None:
     """Read what the holder in this folder wrote at its end; None if it has not ended, or was killed."""
     try:
-        line, _, cause = read_file(_end(path)).partition("\n")
+        line, _, cause = read_file(_name_end(path)).partition("\n")
     except (FileNotFoundError, NotADirectoryError):
         return None
     status, _, by = line.partition(" ")
@@ -260,8 +238,7 @@ def read_holder_end(path: str) -> HolderEnd | None:
 
 
 def name_end(run: RunFolder) -> str:
-    """The file that says that the last holder has ended."""
-    return show_path(_end(find_holder(run)[1] or ""))
+    return show_path(_name_end(_find_last(run) or ""))
 
 
 def read_holds(run: RunFolder) -> list[Hold]:
@@ -278,31 +255,29 @@ def read_holder(path: str) -> Holder | None:
 
 
 def _read_last(run: RunFolder) -> tuple[str, Holder | None]:
-    """The folder of the last holder, and who that is; None: there is none, or it cannot be read."""
-    _, path = find_holder(run)
+    path = _find_last(run)
     return (path, read_holder(path)) if path is not None else ("", None)
 
 
+def _find_last(run: RunFolder) -> str | None:
+    return next(reversed(list_holders(run)), None)
+
+
+def _name_holder(run: RunFolder, number: int) -> str:
+    return os.path.join(run.holders, f"{number:06d}")
+
+
 def _list_left(run: RunFolder) -> list[str]:
-    """Folders of checkpoints that were not completed, or not wholly removed, but for those of living processes here:
-    `step-00000100.tmp-HOST.PROCESS`, `step-00000100.tmp-ATTEMPT`, `step-00000050.old-PROCESS`."""
+    """Checkpoints that were not completed, or not wholly removed."""
     try:
         names = os.listdir(run.checkpoints)
     except OSError:
         return []
-    found = []
-    for name in names:
-        step, _, writer = name.partition(".")
-        host, _, process = writer.removeprefix("tmp-").rpartition(".")
-        lives = host == os.uname().nodename and process.isdecimal() and start_time(int(process)) != ""
-        if step.startswith("step-") and writer.startswith(("tmp-", "old-")) and not lives:
-            found.append(os.path.join(run.checkpoints, name))
-    return found
+    return [os.path.join(run.checkpoints, name) for name in names if re.match(r"step-[^.]*\.(tmp|old)-", name)]
 
 
-def _create(run: RunFolder, number: int, mine: Holder) -> bool:
-    """Whether this attempt became the holder with that number."""
-    path = name_holder(run, number)
+def _create(path: str, mine: Holder) -> bool:
+    """Whether this attempt became the holder in this folder."""
     partial = os.path.join(os.path.dirname(path), f".{mine.attempt}-{mine.host}-{os.getpid()}.tmp")
     shutil.rmtree(partial, ignore_errors=True)
     os.makedirs(partial)
@@ -321,7 +296,7 @@ def _create(run: RunFolder, number: int, mine: Holder) -> bool:
     return True
 
 
-def _end(path: str) -> str:
+def _name_end(path: str) -> str:
     return os.path.join(path, "ended")
 
 
@@ -329,12 +304,12 @@ def _name_reserve(path: str) -> str:
     return os.path.join(path, "ended.tmp")
 
 
-def _held(run: RunFolder, path: str, holder: Holder | None, mine: Holder, *, surely: bool) -> HeldError:
+def _make_error(run: RunFolder, path: str, holder: Holder | None, mine: Holder, *, surely: bool) -> HeldError:
     import shlex
 
-    other = "a run of its own: --name X, or another run_dir"
+    other, touch = "a run of its own: --name X, or another run_dir", f"touch {_name_end(path)}"
     if holder is None:
-        return HeldError(f"{path} does not say who holds the run", f"if nobody does: touch {_end(path)}; or {other}")
+        return HeldError(f"{path} does not say who holds the run", f"if nobody does: {touch}; or {other}")
     differs = ""
     if holder.command and mine.command and holder.command != mine.command:
         differs = f"; it runs {shlex.join(holder.command)}, and this is {shlex.join(mine.command)}"
@@ -343,7 +318,7 @@ def _held(run: RunFolder, path: str, holder: Holder | None, mine: Holder, *, sur
         what, hint = f"run {name} is in use by {holder}, and one attempt at a time holds a run", "wait for its end"
     else:
         what = f"run {name} was taken by {holder}, and whether that has ended cannot be found out on this host"
-        hint = f"if it has ended: touch {_end(path)}"
+        hint = f"if it has ended: {touch}"
     error = HeldError(f"{what}{differs}", f"{hint}; or {other}")
     error.holder = holder
     return error

@@ -16,7 +16,7 @@ from hpcddp.record import Record
 from hpcddp.runs.folder import AttemptFolder, RunFolder, list_attempts
 from hpcddp.runs.lock import read_holds
 
-_BLOCK = 65536  # bytes
+_END = 1 << 24  # bytes, in which the last lines are
 _NAME = re.compile(r"rank-(\d+)\.(.+)\.log")
 _TIME = re.compile(rb"\W{0,2}(\d{4}-\d\d-\d\d)[T ](\d\d:\d\d:\d\d)(?:[.,](\d{1,6}))?(Z|[+-]\d\d:?\d\d)?\b")
 
@@ -31,16 +31,14 @@ class LogFile(Record):
 
     @property
     def label(self) -> str:
-        """The prefix of its lines if several files are shown."""
         return "job" if self.rank is None else f"{self.host} rank {self.rank}"
 
 
 def order_attempts(run: RunFolder) -> list[AttemptFolder]:
-    """The attempts in the order in which they began: that in which they took the run. Those whose holders
-    cannot be read stand first, by the times of their files."""
+    """The attempts in the order in which they took the run. Those whose holders cannot be read stand first."""
     attempts = list_attempts(run)  # first: an attempt holds the run before it has a folder
     turns = {hold.holder.attempt: turn for turn, hold in enumerate(read_holds(run), 1)}
-    return sorted(attempts, key=lambda one: (turns.get(one.name, 0), _began(one), one.name))
+    return sorted(attempts, key=lambda one: (turns.get(one.name, 0), one.name))
 
 
 def list_sources(attempt: AttemptFolder, ranks: frozenset[int] | None = frozenset()) -> list[LogFile]:
@@ -83,23 +81,17 @@ class LogReader:
 
 
 def read_log_lines(path: str, last: int | None = None, *, whole: bool = False) -> tuple[list[bytes], int]:
-    """The file's lines, or the last so many of them, read from its end; and the offset behind what was read. `whole`:
-    without what stands behind the last line end."""
+    """The file's lines, or the last of them; and the offset behind them. `whole`: without a line that has no end."""
     try:
         with open(path, "rb") as file:
-            size = os.fstat(file.fileno()).st_size
-            length = size if last is None else min(_BLOCK, size)
-            file.seek(size - length)
-            text = file.read(length)
-            while length < size and last is not None and text.count(b"\n") <= last:
-                length = min(4 * length, size)
-                file.seek(size - length)
-                text = file.read(length)
+            begin = 0 if last is None else max(os.fstat(file.fileno()).st_size - _END, 0)
+            file.seek(begin)
+            text = file.read()
     except OSError:
         return [], 0
     cut = text.rfind(b"\n") + 1 if whole else len(text)
     lines = text[:cut].removesuffix(b"\n").split(b"\n") if cut else []
-    return lines[-last:] if last else lines, size - len(text) + cut
+    return lines[-last:] if last else lines, begin + cut
 
 
 def merge(lines: Sequence[tuple[LogFile, Sequence[bytes]]]) -> Iterator[tuple[LogFile, bytes]]:
@@ -126,14 +118,3 @@ def find_time(line: bytes) -> float | None:
         return datetime.fromisoformat(f"{day}T{clock}.{part or '0':0<6}{zone}").timestamp()
     except (ValueError, OverflowError):
         return None
-
-
-def _began(attempt: AttemptFolder) -> float:
-    """When its folder was first written to, as far as its files still say it."""
-    times = []
-    for path in (os.path.join(attempt.path, "supervisor"), attempt.script, attempt.rank_environment(0), attempt.path):
-        try:
-            times.append(os.stat(path).st_mtime)
-        except OSError:
-            continue
-    return min(times, default=0.0)

@@ -1,7 +1,6 @@
 """The last resort for finding rank 0: a small file in the run folder, which all nodes see.
 
-Rank 0 writes it; the others wait for it. Its name and its content hold the launch's key, so that a file of another job,
-step or attempt is never taken.
+Its name and its content hold the launch's key, so that a file of another job, step or attempt is never taken.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """`settings.json` of a run: what it was trained with is recorded, and each later start is compared with that.
 
-Settings are values by name, grouped: `run` (seed, global_batch, samples, command, …), `script` (files of the command),
-and each object of the training by its name in checkpoints (`optimizer`, `scheduler`, `model`). Where a value is
-accepted, the settings before stay there with the step, so that an earlier checkpoint is known to have the old one.
+Settings are values by name, grouped: `run`, `script` (files of the command), and each object of the training by its
+name in checkpoints. Where a value is accepted, the settings before stay there, for earlier checkpoints.
 """
 
 from __future__ import annotations
@@ -12,16 +11,16 @@ import re
 import sys
 import time
 
-from hpcddp.errors import RequestError, nearest
+from hpcddp.errors import RequestError
 from hpcddp.record import TYPE_CHECKING, Record
 from hpcddp.runs.command import identify_command
 from hpcddp.runs.folder import COMMAND, SEPARATOR, AttemptFolder, RunFolder, cannot_write, job_of, show_path
-from hpcddp.runs.jsonfile import damaged, read_record, write_object
+from hpcddp.runs.jsonfile import read_record, write_object
 from hpcddp.runs.start import is_interactive
 from hpcddp.units import shorten
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
     from typing import Any
 
     Settings = Mapping[str, Mapping[str, Any]]  # group -> name -> a value of JSON
@@ -32,18 +31,15 @@ RUN_GROUP, SCRIPT_GROUP = "run", "script"
 _LARGEST = 1 << 20  # bytes of a file whose content is compared
 _PROGRAM = b"\x7fELF"  # an interpreter, a compiled program: what such a file begins with
 _LEAST_NAME = 3  # characters of a job's id that is looked for in words: a shorter one may be any number
-_REMEDY = "; then restore it, or remove it: nothing is compared then"
 _NEITHER = "parameters"  # an optimizer's state is restored by position: other parameters would get it
-_OF_RUN = ("command", "owner", "script", "seed", "global_batch", "samples", "shuffle", "exact")
 _KEEPABLE = {"seed", "global_batch"}  # of the run: the others are what they are
 
 
 class Recorded(Record):
-    """The file. `before`: the settings that were replaced, the oldest first, each with the last step that they hold
-    for: `step`, `settings` and when, `at`."""
+    """The file. `before`: settings that were replaced, each with the last `step` that they hold for, and when, `at`."""
 
-    settings: dict[str, Any]
-    before: tuple[Any, ...] = ()
+    settings: dict[str, dict[str, Any]]
+    before: tuple[dict[str, Any], ...] = ()
 
 
 class SettingDifference(Record):
@@ -61,7 +57,6 @@ class SettingDifference(Record):
 
     @property
     def path(self) -> str:
-        """Its whole name."""
         return self.name if self.group == RUN_GROUP else f"{self.group}.{self.name}" if self.name else self.group
 
     @property
@@ -102,8 +97,7 @@ OF_SCRIPT = Hints('hpcddp.runtime(…, {}="{}")', "another run_dir")
 
 
 class Decision(Record):
-    """The decision on differences: new values that were accepted, and settings whose recorded values are kept.
-    `changed`: the files among the accepted that nobody has named."""
+    """New values that are accepted, and settings whose recorded values are kept. `changed`: files that nobody named."""
 
     accepted: tuple[SettingDifference, ...] = ()
     kept: tuple[SettingDifference, ...] = ()
@@ -111,21 +105,12 @@ class Decision(Record):
 
 
 def read_list(env: Mapping[str, str], name: str) -> tuple[str, ...]:
-    """The names in a variable."""
     return tuple(filter(None, (one.strip() for one in env.get(name, "").split(","))))
 
 
 def read_recorded(run: RunFolder) -> Recorded | None:
     """Read the recorded settings of a run; None if there is no such file. SchemaError; DamagedFileError."""
-    recorded = read_record(run.settings, Recorded, _REMEDY)
-    try:
-        known = [recorded.settings, *(one["settings"] for one in recorded.before)] if recorded is not None else []
-        is_good = all(isinstance(group, dict) for settings in known for group in settings.values())
-    except (AttributeError, KeyError, TypeError):
-        is_good = False
-    if not is_good:
-        raise damaged(run.settings, "its settings are no groups", _REMEDY)
-    return recorded
+    return read_record(run.settings, Recorded)
 
 
 def write_settings(run: RunFolder, recorded: Recorded) -> None:
@@ -137,8 +122,8 @@ def write_settings(run: RunFolder, recorded: Recorded) -> None:
 
 
 def compare_settings(recorded: Settings, now: Settings) -> list[SettingDifference]:
-    """List the values that differ, and the objects that only one of the two has. A single name that only one of them
-    has is no difference: the other does not know it."""
+    """List values that differ, and objects that only one of the two has. A single name that only one has is no
+    difference."""
     found = []
     for group in {**recorded, **now}:
         if group not in recorded or group not in now:
@@ -161,10 +146,8 @@ def decide(
     *,
     hints: Hints,
 ) -> Decision:
-    """RequestError, which lists them, if there are differences that neither `accept` nor `keep` names.
-
-    Files of the command may change: see `check_unchanged`. `keep` None: nothing can be kept.
-    """
+    """RequestError, which lists them, if neither `accept` nor `keep` names a difference. Files may change: see
+    `check_unchanged`. `keep` None: nothing can be kept."""
     keepable = [one for one in differences if one.is_keepable and keep is not None]
     accepted = [one for one in differences if one.can_be_accepted and not one.names.isdisjoint(accept)]
     kept = [one for one in keepable if not one.names.isdisjoint(keep or ()) and one not in accepted]
@@ -172,43 +155,29 @@ def decide(
     accepted += changed
     left = [one for one in differences if one not in accepted and one not in kept]
     if left:
-        told = []
+        ways = []
         for word, given, names, does in (
             ("accept", accept, [one.word for one in left if one.can_be_accepted], "takes the new"),
             ("keep", keep or (), [one.word for one in left if one in keepable], "the recorded"),
         ):
             if names:  # with what is given already, which what is typed replaces
-                told.append(f"{hints.option.format(word, ','.join(dict.fromkeys((*given, *names))))} {does}")
+                ways.append(f"{hints.option.format(word, ','.join(dict.fromkeys((*given, *names))))} {does}")
         if not all(one.can_be_accepted for one in left):
-            told.append("keep the parameters and their order as they were")
+            ways.append("keep the parameters and their order as they were")
         raise RequestError(
             f"run {show_path(run.path)} was recorded with other settings: {'; '.join(map(str, left))}",
-            "; ".join((*told, f"a run of its own: {hints.anew}")),
+            "; ".join((*ways, f"a run of its own: {hints.anew}")),
         )
     return Decision(tuple(accepted), tuple(kept), tuple(changed))
 
 
 def check_unchanged(run: RunFolder, decision: Decision, hints: Hints) -> None:
-    """Check the files of a finished run. RequestError for changed files that nobody has accepted: its weights are those
-    of the old ones."""
+    """RequestError for files that have changed since the run finished, and that nobody has accepted."""
     if decision.changed:
         raise RequestError(
             f"run {show_path(run.path)} is finished, and {' and '.join(map(str, decision.changed))} since",
             f"{hints.option.format('accept', 'script')} takes its weights all the same; to begin anew: {hints.anew}",
         )
-
-
-def check_names(names: Sequence[str], settings: Iterable[Settings], option: str) -> None:
-    """RequestError for a name that none of these settings has. `option`: where it was given."""
-    pairs = [(group, name) for one in settings for group, values in one.items() for name in ("", *values)]
-    known = {*_OF_RUN, *(called for pair in pairs for called in SettingDifference(*pair, None, None).names)}
-    for name in names:
-        if name not in known:
-            short = sorted(one for one in known if "." not in one)
-            raise RequestError(
-                f"{option.format(name)}: the run has no such setting{nearest(name, short)}",
-                f"one of: {', '.join(short)}",
-            )
 
 
 def renew(recorded: Recorded | None, now: Settings, decision: Decision, step: int) -> Recorded:
@@ -227,14 +196,12 @@ def renew(recorded: Recorded | None, now: Settings, decision: Decision, step: in
 
 
 def settings_at(recorded: Recorded, step: int) -> dict[str, dict[str, Any]]:
-    """The settings with which the checkpoint of this step was trained."""
     found = next((one["settings"] for one in recorded.before if step <= one["step"]), recorded.settings)
     return {group: dict(values) for group, values in found.items()}
 
 
 def find_command(env: Mapping[str, str]) -> tuple[str, ...]:
-    """The words of the job's command, before its placeholders were filled: what was typed behind `--`, whatever process
-    of it this is. Where no launcher of hpcddp has said them, this process's own; () where a person types the lines."""
+    """The words typed behind `--`, before placeholders were filled; else this process's own; () in a notebook."""
     if is_interactive():
         return ()
     words = env.get(COMMAND)
@@ -242,11 +209,8 @@ def find_command(env: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def describe_start(attempt: AttemptFolder, main: str | None, env: Mapping[str, str]) -> dict[str, Any]:
-    """Describe a start before it trains: its owner, its command, and SHA-256 sums of the files in that.
-
-    `main`: the file of this process's script. The command is without the job's id, which each start has otherwise. In a
-    notebook neither words nor files are known.
-    """
+    """Describe a start: its owner, its command without the job's id, and SHA-256 sums of its files. `main`: this
+    process's script. In a notebook neither words nor files are known."""
     from hpcddp.schedulers.run import name_user
 
     owner: dict[str, Any] = {"owner": name_user(os.getuid())}
@@ -260,8 +224,7 @@ def describe_start(attempt: AttemptFolder, main: str | None, env: Mapping[str, s
 
 
 def _hash_files(run: RunFolder, words: Sequence[str], main: str | None) -> dict[str, str]:
-    """Hash the files of these words, also as values (`--config=a.yaml`), that are no larger than 1 MB and no program of
-    the machine's."""
+    """SHA-256 of the files among these words, also as values (`--config=a.yaml`)."""
     import hashlib
 
     found: dict[str, str] = {}
@@ -283,7 +246,6 @@ def _hash_files(run: RunFolder, words: Sequence[str], main: str | None) -> dict[
 
 
 def _cut_common(old: list[Any], new: list[Any]) -> tuple[Any, Any]:
-    """Cut two lists to where they differ, without what both begin and end with."""
     least = min(len(old), len(new))
     first = next((n for n in range(least) if old[n] != new[n]), least)
     last = next((n for n in range(least - first) if old[-1 - n] != new[-1 - n]), least - first)

@@ -50,7 +50,7 @@ def request_stacks(attempt: AttemptFolder) -> str:
         return name
 
 
-def take_request(attempt: AttemptFolder) -> str:
+def pop_request(attempt: AttemptFolder) -> str:
     """The name of the first request that nobody has taken; "": there is none."""
     with suppress(OSError):
         for name in sorted(os.listdir(_folder(attempt))):
@@ -77,12 +77,6 @@ def read_answer(attempt: AttemptFolder, request: str) -> list[RankStacks] | None
     return [RankStacks(**one) for one in content["ranks"]]
 
 
-def withdraw(attempt: AttemptFolder, request: str) -> None:
-    """Remove a request for whose answer nobody waits any more."""
-    with suppress(OSError):
-        os.unlink(os.path.join(_folder(attempt), request))
-
-
 def _folder(attempt: AttemptFolder) -> str:
     return os.path.join(attempt.path, "stacks")
 
@@ -95,8 +89,7 @@ def _path(attempt: AttemptFolder, request: str) -> str:
 
 
 def parse_threads(text: str) -> list[list[dict[str, Any]]]:
-    """The stack of each thread, the main thread's first, each from its outermost function to its innermost: `file`,
-    `line` and `function`."""
+    """The stack of each thread, the main thread's first, outermost function first: `file`, `line` and `function`."""
     threads: list[list[dict[str, Any]]] = []
     for line in text.splitlines():
         if line.endswith("(most recent call first):"):
@@ -107,8 +100,8 @@ def parse_threads(text: str) -> list[list[dict[str, Any]]]:
 
 
 def group_ranks(ranks: Sequence[RankStacks], *, threads: bool) -> list[dict[str, Any]]:
-    """Ranks whose stacks are the same together, the largest group first, as JSON values. `threads`: of all threads, not
-    of the main thread alone. Those without stacks are last, by their reason."""
+    """Ranks with the same stacks together, the largest group first; those without stacks last. `threads`: compare all
+    threads, not the main thread alone."""
     groups: dict[str, dict[str, Any]] = {}
     for one in ranks:
         stacks = parse_threads(one.text)[: None if threads else 1]

@@ -1,8 +1,7 @@
-"""A start of a run: the folder is given, and what is in it says what is left to do.
+"""A start of a run: what is in its folder says what is left to do.
 
-No folder: the run begins. One that is not finished resumes from its newest checkpoint, or begins again where there is
-none. One that is finished makes no step. `--fresh` sets the folder aside, once: what is typed is a stamp, which the run
-that begins records, so that a later start by the same words, such as a requeue, resumes that run.
+`--fresh` sets the folder aside, once: what is typed is a stamp, which the run that begins records, so that a later
+start by the same words, such as a requeue, resumes that run.
 """
 
 from __future__ import annotations
@@ -16,22 +15,20 @@ from functools import partial
 
 from hpcddp.errors import RequestError
 from hpcddp.record import TYPE_CHECKING, Record
-from hpcddp.runs.chain import list_opened
 from hpcddp.runs.command import identify_program
 from hpcddp.runs.folder import (
     RunFolder,
     cannot_write,
-    find_holder,
-    list_attempts,
     list_checkpoints,
+    list_holders,
     list_run_folders,
     number_attempt,
     show_path,
     step_of,
 )
 from hpcddp.runs.jsonfile import DamagedFileError, read_record, write_object
-from hpcddp.runs.lock import describe_process, find_live_holder, release_run, take_run
-from hpcddp.runs.state import RunState, check_can_begin, read_finish, read_state
+from hpcddp.runs.lock import describe_process, release_run, take_run
+from hpcddp.runs.state import RunState, check_run_folder, read_state
 from hpcddp.schedulers.registry import find_current_job
 from hpcddp.units import format_count
 
@@ -39,7 +36,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from hpcddp.runs.folder import AttemptFolder
-    from hpcddp.runs.lock import Ask, Holder
 
 #: The variable with which ranks know the stamp of the `--fresh` that was typed; "": none was.
 FRESH = "HPCDDP_FRESH"
@@ -61,7 +57,6 @@ class RunRequest(Record):
     takes_words: bool = False
 
     def of_index(self, index: str) -> RunRequest:
-        """The same for one index of a job array."""
         return self._replace(folder=f"{self.folder}.{index}") if index else self
 
 
@@ -74,20 +69,17 @@ class About(Record):
 
 
 class Outlook(Record):
-    """The outcome of a start. `state`: what the ranks wrote last. `holder`: holds the run, or may. `attempt`: the name
-    of the one that holds it now, after `start_run`. `old`: where the folder was set aside, or will be. `unfinished`: of
-    a new run, another one of the same program. `opened`: how many of the runs that its script has opened itself are
-    finished, and how many there are."""
+    """The outcome of a start. `state`: what the ranks wrote last. `attempt`: after `start_run` the one that holds the
+    run. `old`: where the folder was set aside, or will be. `unfinished`: of a new run, another one of the same
+    program."""
 
     run: RunFolder
     kind: str
     step: int = 0
     state: RunState | None = None
-    holder: Holder | None = None
     attempt: str = ""
     old: RunFolder | None = None
     unfinished: RunFolder | None = None
-    opened: tuple[int, int] = (0, 0)
 
     def __str__(self) -> str:
         return self.describe()
@@ -105,11 +97,8 @@ class Outlook(Record):
             name += f"; to begin anew: {anew}"
         elif self.kind == RESUMES:
             name += f"resumes from step {self.step}"
-        elif self.opened[1]:
-            done, runs = self.opened
-            name += f"its script begins again; {done} of its {format_count(runs, 'run')} are finished"
         elif self.kind == BEGINS_AGAIN:
-            name += "begins again; it has no checkpoint yet"
+            name += "begins again, without a checkpoint"
         else:
             name += "new"
         if self.old is not None:
@@ -117,11 +106,10 @@ class Outlook(Record):
         if self.unfinished is not None:
             other = show_path(self.unfinished.path)
             name += f" ({other} is unfinished; to resume it: --resume {other})"
-        return name + (f"; it is in use by {self.holder}" if self.holder is not None else "")
+        return name
 
 
 def make_stamp() -> str:
-    """The stamp of a `--fresh` that is typed now."""
     return f"{time.strftime('%Y%m%dT%H%M%S')}-{os.urandom(2).hex()}"
 
 
@@ -133,18 +121,7 @@ def is_run(run: RunFolder) -> bool:
 
 def read_about(run: RunFolder) -> About:
     """SchemaError if another hpcddp made the folder."""
-    return read_record(run.about, About, "; then restore it, or remove it: the next start writes it again") or About()
-
-
-def foresee(request: RunRequest, ask: Ask) -> Outlook:
-    """Find what a start would do now; writes nothing. `ask`: the scheduler, for what became of a job.
-
-    RequestError if `--resume` names no run, a folder cannot be read, or --fresh stands beside --resume; SchemaError if
-    another hpcddp wrote a file that decides; DamagedFileError.
-    """
-    outlook = inspect_run(request)
-    mine = describe_process("", os.getpid(), {}, request.command)
-    return outlook if outlook.kind == NEW else outlook._replace(holder=find_live_holder(outlook.run, mine, ask))
+    return read_record(run.about, About) or About()
 
 
 def start_run(
@@ -158,11 +135,9 @@ def start_run(
 ) -> Outlook:
     """Set the old folder aside where --fresh asks for it, begin the run where there is none, and hold it.
 
-    `process`: what lives as long as the attempt, on this host. `numbered`: `attempt` is the job's name, and the
-    attempt's is made of it (`number_attempt`). `before`: the name of the job that queued this one. The index of a job
-    array is part of the folder's name.
-
-    The errors of `foresee`; HeldError if another attempt holds the run; LaunchError if the folder cannot be written.
+    `process`: what lives as long as the attempt, on this host. `numbered`: `attempt` is the job's name, of which the
+    attempt's is made. `before`: the name of the job that queued this one. The errors of `inspect_run`; HeldError if
+    another attempt holds the run; LaunchError for a folder that cannot be written.
     """
     job = find_current_job(env)
     request = request.of_index(job.array_index if job is not None else "")
@@ -170,8 +145,8 @@ def start_run(
     run, is_old = outlook.run, outlook.old is not None
     while True:
         name = number_attempt(run, attempt) if numbered else attempt
-        check_can_begin(run)
-        _take(run.attempt(name), env, request.command, process, before)
+        check_run_folder(run)
+        _hold(run.attempt(name), env, request.command, process, before)
         try:
             if is_old and _holds_run(run) and _is_other(run, request.fresh):
                 outlook, is_old = outlook._replace(old=_rename(run)), False
@@ -185,11 +160,11 @@ def start_run(
 
 def hold(attempt: AttemptFolder, env: Mapping[str, str], command: tuple[str, ...], *, process: int) -> None:
     """Hold the run for the next attempt of a job that is there already. The errors of `start_run`."""
-    check_can_begin(attempt.run)
-    _take(attempt, env, command, process)
+    check_run_folder(attempt.run)
+    _hold(attempt, env, command, process)
 
 
-def _take(
+def _hold(
     attempt: AttemptFolder, env: Mapping[str, str], command: tuple[str, ...], process: int, before: str = ""
 ) -> None:
     from hpcddp.schedulers.run import ask_job_state
@@ -199,12 +174,12 @@ def _take(
 
 
 def set_run_aside(request: RunRequest, env: Mapping[str, str]) -> RunFolder | None:
-    """Set the folder aside and begin the run before its job starts, as `hpcddp submit` does. None: there is nothing to
-    set aside. HeldError if an attempt holds it; LaunchError if it cannot be written."""
+    """Set the folder aside and begin the run, before its job starts. None: nothing to set aside. HeldError;
+    LaunchError."""
     run = RunFolder(request.folder)
     if not request.fresh or not _holds_run(run) or not _is_other(run, request.fresh):
         return None
-    _take(run.attempt(f"fresh-{os.getpid()}"), env, request.command, os.getpid())
+    _hold(run.attempt(f"fresh-{os.getpid()}"), env, request.command, os.getpid())
     try:
         old = _rename(run)
         begin_run(run, request)
@@ -214,18 +189,14 @@ def set_run_aside(request: RunRequest, env: Mapping[str, str]) -> RunFolder | No
 
 
 def _is_other(run: RunFolder, fresh: str) -> bool:
-    """Whether the run was not begun with this stamp."""
     return read_about(run).fresh != fresh
 
 
 def _holds_run(run: RunFolder) -> bool:
-    """Whether hpcddp has begun a run here, and the folder is not that of something else. Not so of one that was set
-    aside meanwhile, in whose place there are holders and no more."""
     return any(map(os.path.exists, (run.about, run.state, run.settings)))
 
 
 def _check_can_be_set_aside(run: RunFolder) -> None:
-    """RequestError for a folder that holds more than a run."""
     name, path, here = show_path(run.path), os.path.realpath(run.path), os.path.realpath(os.getcwd())
     if f"{here}/".startswith(f"{path.rstrip('/')}/"):
         raise RequestError(
@@ -241,7 +212,6 @@ def _check_can_be_set_aside(run: RunFolder) -> None:
 
 
 def begin_run(run: RunFolder, request: RunRequest) -> None:
-    """Write run.json, if the run has none. OSError if it cannot be written."""
     if not os.path.exists(run.about):
         started = time.strftime("%Y-%m-%dT%H:%M:%S%z")
         record = About(request.fresh, identify_program(request.command), started)
@@ -249,28 +219,23 @@ def begin_run(run: RunFolder, request: RunRequest) -> None:
 
 
 def inspect_run(request: RunRequest) -> Outlook:
-    """As `foresee`, without the holder."""
+    """Find what a start would do now; writes nothing. RequestError; SchemaError; DamagedFileError."""
     run = RunFolder(request.folder)
     if request.fresh and request.takes_words:
         raise RequestError("--fresh begins a new run, and --resume resumes an old one", "keep one of the two")
     if request.takes_words and not is_run(run):
-        near = [os.path.basename(path) for path in list_run_folders(os.path.dirname(run.path) or ".")]
-        hint = f"one of: {', '.join(near[:12])}" if near else "leave out --resume"
-        raise RequestError(f"--resume {show_path(run.path)}: there is no such run", hint)
+        raise RequestError(f"--resume {show_path(run.path)}: there is no such run", "hpcddp status lists the runs here")
     if request.fresh and is_run(run) and _is_other(run, request.fresh):
         _check_can_be_set_aside(run)
         return Outlook(run, SET_ASIDE, old=_name_old(run))
     if not any(map(os.path.exists, (run.state, run.holders, run.attempts, run.checkpoints))):
         return Outlook(run, NEW, unfinished=_find_unfinished(run, request))  # `hpcddp submit` may have made it
     state, saved = read_state(run), list_checkpoints(run.checkpoints)
-    step = step_of(saved[-1]) if saved else 0
     if state is not None and state.status == "finished" and saved:
         return Outlook(run, FINISHED, state.step, state)
     if saved:
-        return Outlook(run, RESUMES, step, state)
-    opened = {one.path: one for attempt in list_attempts(run) for one in list_opened(attempt)}
-    finished = [one for one in opened.values() if read_finish(one) is not None]
-    return Outlook(run, BEGINS_AGAIN, 0, state, opened=(len(finished), len(opened)))
+        return Outlook(run, RESUMES, step_of(saved[-1]), state)
+    return Outlook(run, BEGINS_AGAIN, 0, state)
 
 
 _opened: dict[str, bool] = {}  # folders that this process has opened, and whether they are open still
@@ -278,8 +243,7 @@ _opened: dict[str, bool] = {}  # folders that this process has opened, and wheth
 
 @contextmanager
 def opening_once(run: RunFolder) -> Iterator[None]:
-    """The folder is open in the body. RequestError where this process has opened it before: the second training would
-    load the weights of the first. A notebook may open its own again once it is closed."""
+    """The folder is open in the body. RequestError where this script has opened it before; a notebook may again."""
     path = os.path.realpath(run.path)
     if path in _opened and (_opened[path] or not is_interactive()):
         name = show_path(run.path)
@@ -313,7 +277,6 @@ def is_interactive() -> bool:
 
 
 def _name_old(run: RunFolder) -> RunFolder:
-    """The first free `NAME.old1`, `NAME.old2`, …"""
     number = 1
     while os.path.lexists(f"{run.path}.old{number}"):
         number += 1
@@ -321,18 +284,17 @@ def _name_old(run: RunFolder) -> RunFolder:
 
 
 def _rename(run: RunFolder) -> RunFolder:
-    """The folder under its other name. This process holds it, so nobody writes there."""
     import shutil
 
-    old, (_, path) = _name_old(run), find_holder(run)
+    old = _name_old(run)
     os.rename(run.path, old.path)
-    if path is not None:  # the hold was for this only
-        shutil.rmtree(os.path.join(old.holders, os.path.basename(path)), ignore_errors=True)
+    for path in list_holders(old)[-1:]:  # the hold was for this only
+        shutil.rmtree(path, ignore_errors=True)
     return old
 
 
 def _find_unfinished(run: RunFolder, request: RunRequest) -> RunFolder | None:
-    """The unfinished run of the same program in the same folder that was begun last; for a line, and no more."""
+    """The unfinished run of the same program beside this one that was begun last."""
     program, found = identify_program(request.command), list[tuple[str, str]]()
     with suppress(RequestError, OSError):
         for path in list_run_folders(os.path.dirname(run.path) or ".") if program else ():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import time
 from contextlib import suppress
 from typing import Any
@@ -18,7 +17,7 @@ from hpcddp.runs.folder import (
     name_checkpoint,
     step_of,
 )
-from hpcddp.runs.jsonfile import DamagedFileError, damaged, read_object, read_record, write_object
+from hpcddp.runs.jsonfile import DamagedFileError, make_damaged, read_object, read_record, write_object
 from hpcddp.runs.lock import check_not_taken
 
 # Which checkpoint of a run is the best by a number of the user's. `best.json` beside the checkpoints names it.
@@ -37,28 +36,16 @@ class Best(Record):
 
 
 def read_best(checkpoints: str) -> Best | None:
-    """The best of the checkpoints in this folder; None if none was named, or it is no longer there.
-
-    SchemaError if another hpcddp named it; DamagedFileError if the file names none.
-    """
-    path, remedy = os.path.join(checkpoints, _FILE), "; without the file rt.save_best() begins anew"
-    best = read_record(path, Best, remedy)
-    if best is not None and best.mode not in MODES:
-        raise damaged(path, f"its mode is {best.mode!r}", remedy)
-    if best is not None and best.step < 0:
-        raise damaged(path, f"its step is {best.step}", remedy)
+    """The best of the checkpoints in this folder; None: none is named, or it is gone. DamagedFileError; SchemaError."""
+    best = read_record(os.path.join(checkpoints, _FILE), Best)
     return best if best is not None and os.path.exists(name_checkpoint(checkpoints, best.step)) else None
 
 
 def write_best(checkpoints: str, best: Best) -> None:
-    """Name a checkpoint, which is complete, as the best one."""
     write_object(os.path.join(checkpoints, _FILE), best._asdict(), durable=True)
 
 
 # A run folder is opened: by this hpcddp, if `run.json` has the schema that it writes. So has every other file then.
-
-
-_PLAN_REMEDY = "; then render the job again, or remove it"
 
 
 class PlanFile(Record):
@@ -79,18 +66,12 @@ class PlanFile(Record):
 
 def check_run_folder(run: RunFolder) -> None:
     """SchemaError if another hpcddp made the folder."""
-    read_object(run.about, "; then restore it, or remove it: the next attempt writes it again")
-
-
-def check_can_begin(run: RunFolder) -> None:
-    """Check the folder before an attempt writes anything: the errors of `check_run_folder` and `read_best`."""
-    check_run_folder(run)
-    read_best(run.checkpoints)
+    read_object(run.about)
 
 
 def open_attempt(attempt: AttemptFolder) -> None:
-    """Make the attempt's folder. LaunchError if that is not possible; before, the errors of `check_can_begin`."""
-    check_can_begin(attempt.run)
+    """Make the attempt's folder. LaunchError if that is not possible; before, SchemaError."""
+    check_run_folder(attempt.run)
     try:
         os.makedirs(attempt.path, exist_ok=True)
         if not os.path.exists(attempt.run.about):
@@ -101,19 +82,15 @@ def open_attempt(attempt: AttemptFolder) -> None:
 
 def read_plan_file(run: RunFolder) -> PlanFile:
     """Read `plan.json`; an empty one if there is no such file. DamagedFileError; SchemaError."""
-    return read_record(run.plan, PlanFile, _PLAN_REMEDY) or PlanFile()
+    return read_record(run.plan, PlanFile) or PlanFile()
 
 
 def write_plan_file(run: RunFolder, plan: PlanFile) -> None:
-    """Replace `plan.json`. OSError."""
     write_object(run.plan, {name: value for name, value in plan._asdict().items() if value is not None})
 
 
 def read_planned_batch(run: RunFolder) -> int | None:
-    """The global batch of the job plan that the script left in the run folder; None if it left none.
-
-    RequestError if the plan cannot be read, or is another hpcddp's.
-    """
+    """The global batch of the job's plan; None: there is no plan. DamagedFileError; SchemaError."""
     check_run_folder(run)
     return read_plan_file(run).global_batch
 
@@ -146,30 +123,20 @@ def read_manifest(checkpoint: str) -> Manifest | None:
     return read_record(os.path.join(checkpoint, MANIFEST), Manifest)
 
 
-# `versions.json`: what an attempt ran with.
-
-
 class Versions(Record):
-    """`plan`: of the global batch. `ranks`: each with its host. `exact`: how an exact run sums. `others`: versions of
-    libraries, and settings, by name."""
+    """The part of `versions.json`, what an attempt ran with, that is read again. `plan`: of the global batch."""
 
     plan: dict[str, Any] | None = None
-    ranks: list[dict[str, Any]] | None = None
-    exact: str | None = None
-    others: dict[str, Any] | None = None
 
 
 def read_versions(attempt: AttemptFolder) -> Versions | None:
     """Read the versions of an attempt; None if there is no such file. DamagedFileError; SchemaError."""
-    known, content = read_record(attempt.versions, Versions), read_object(attempt.versions) or {}
-    others = {name: value for name, value in content.items() if name not in Versions._fields}
-    return known._replace(others=others) if known is not None else None
+    return read_record(attempt.versions, Versions)
 
 
 #: Why a run is finished that has made all its steps.
 AT_ITS_END = "the training loop came to its end"
 _STATUSES = ("unfinished", "finished", "failed")
-_REMEDY = "; then restore it, or remove it: the checkpoints do not need it"
 
 
 class RunState(Record):
@@ -186,35 +153,25 @@ class RunState(Record):
     asked: dict[str, int] | None = None  # of a finished run: {"epochs": 4} or {"steps": 100}
     written_at: str = ""
 
-    def __str__(self) -> str:
-        return f"{self.status} at step {self.step} ({self.reason}), attempt {self.attempt}"
-
 
 def read_state(run: RunFolder) -> RunState | None:
-    """Read the state that the ranks wrote last; None if there is no such file.
-
-    DamagedFileError if it cannot be read as a state: nobody may take it for "nothing was written", and replace it.
-    SchemaError if another hpcddp wrote the file or the run folder.
-    """
+    """Read the state that the ranks wrote last; None if there is no such file. DamagedFileError; SchemaError."""
     check_run_folder(run)
-    state = read_record(run.state, RunState, _REMEDY)
+    state = read_record(run.state, RunState)
     if state is not None and state.status not in _STATUSES:
-        raise damaged(run.state, f"its status is {state.status!r}", _REMEDY)
-    if state is not None and not isinstance((state.exact or {}).get("deviations", []), list):
-        raise damaged(run.state, f"its exact is {state.exact!r}", _REMEDY)
+        raise make_damaged(run.state, f"its status is {state.status!r}")
     return state
 
 
 def read_finish(run: RunFolder) -> RunState | None:
-    """The state of a run that is finished; None for one that is not, or whose weights nobody could load again. The
-    errors of `read_state`."""
+    """The state of a run that is finished and has a checkpoint; else None. The errors of `read_state`."""
     state = read_state(run)
     return state if state is not None and state.status == "finished" and list_checkpoints(run.checkpoints) else None
 
 
 def write_state(attempt: AttemptFolder, status: str, *, step: int, epoch: int, reason: str, **more: Any) -> None:
-    """Replace `state.json`. `more`: RunState's other fields. HeldError if another attempt has taken the run,
-    LaunchError if the file cannot be written."""
+    """Replace `state.json`. `more`: RunState's other fields. HeldError if another attempt has taken the run;
+    LaunchError."""
     check_not_taken(attempt.run, attempt.name)
     try:
         replace_state(attempt.run, RunState(status, step, epoch, reason, attempt.name, **more))
@@ -222,15 +179,14 @@ def write_state(attempt: AttemptFolder, status: str, *, step: int, epoch: int, r
         raise cannot_write(attempt.run, error) from error
 
 
-def note_checkpoint(attempt: AttemptFolder, *, step: int, epoch: int) -> None:
+def record_checkpoint(attempt: AttemptFolder, *, step: int, epoch: int) -> None:
     """Replace `state.json`: this checkpoint is there, and the attempt trains on. HeldError as `write_state`."""
     reason = f"checkpoint at step {step}; the attempt has not ended"
     write_state(attempt, "unfinished", step=step, epoch=epoch, reason=reason, ended=False)
 
 
 def correct_killed(run: RunFolder, state: RunState) -> RunState:
-    """The state of an attempt that has ended, also where it was killed and could not write that: where the run
-    resumes."""
+    """The state of an attempt that has ended, also where it was killed and could not write that."""
     if state.ended:
         return state
     step, epoch = _find_newest(run)
@@ -247,10 +203,10 @@ def step_back(run: RunFolder, state: RunState, reason: str) -> RunState:
 
 
 def correct_signal(attempt: AttemptFolder, signal: str) -> bool:
-    """Whether the attempt stopped by a signal, as it wrote. Then `signal` is the reason: what was sent to the script,
-    which the launcher may have handed on as another one."""
+    """Whether the attempt wrote that it stopped by a signal. Then `signal`, which was sent to the script, is the
+    reason."""
     state = read_state(attempt.run)
-    if state is None or state.attempt != attempt.name or not re.fullmatch("SIG[A-Z0-9]+", state.reason):
+    if state is None or state.attempt != attempt.name or not state.reason.startswith("SIG"):
         return False
     if state.reason != signal:
         with suppress(OSError):
@@ -259,11 +215,8 @@ def correct_signal(attempt: AttemptFolder, signal: str) -> bool:
 
 
 def write_failure(attempt: AttemptFolder, reason: str, *, step: int, epoch: int) -> None:
-    """Replace `state.json` by `failed`. HeldError if another attempt has taken the run.
-
-    An attempt that failed at step 0 of a run with checkpoints has loaded none: the run is where the newest one is, and
-    one that was finished stays so. So does a state that cannot be read.
-    """
+    """Replace `state.json` by `failed`, unless the run is finished or its state cannot be read. An attempt that failed
+    at step 0 has loaded no checkpoint: the run is where the newest one is. HeldError."""
     if step == 0 and list_checkpoints(attempt.run.checkpoints):
         step, epoch = _find_newest(attempt.run)
         try:
@@ -276,7 +229,7 @@ def write_failure(attempt: AttemptFolder, reason: str, *, step: int, epoch: int)
 
 
 def _find_newest(run: RunFolder) -> tuple[int, int]:
-    """Step and epoch of the newest checkpoint; 0 and 0 without one, and epoch 0 if its manifest does not say it."""
+    """Step and epoch of the newest checkpoint; 0: not known."""
     epoch, saved = None, list_checkpoints(run.checkpoints)
     with suppress(DamagedFileError):
         manifest = read_manifest(saved[-1]) if saved else None

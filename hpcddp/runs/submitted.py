@@ -18,12 +18,10 @@ from hpcddp.schedulers.job_id import is_in
 if TYPE_CHECKING:
     from hpcddp.runs.folder import AttemptFolder
 
-_TRIES = 100  # each one that fails means that another submission has taken the number
-
 
 class Submission(Record):
-    """One job. `array`: its indices, each with a run of its own. `process`, `started` and `machine`: of a job on this
-    machine without a scheduler, its process, when that started in the kernel's clock ticks, and on which kernel."""
+    """One job. `array`: its indices. `process`, `started` and `machine`: of a job on this machine without a
+    scheduler."""
 
     scheduler: str
     job: str  # the id, as the scheduler printed it
@@ -32,7 +30,6 @@ class Submission(Record):
     folder: str  # the working directory then
     array: str = ""
     walltime_s: int | None = None
-    name: str = ""
     output: str = ""  # the file with the job's output, where that is known
     process: int = 0
     started: str = ""
@@ -41,34 +38,26 @@ class Submission(Record):
 
 
 def script_of(folder: str) -> str:
-    """The job script in a submission's folder."""
     return os.path.join(folder, "script.sh")
 
 
 def begin_submission(run: RunFolder, script: str) -> str:
     """The folder of a new submission, with its script. OSError if it cannot be written."""
     os.makedirs(run.submitted, exist_ok=True)
-    for _ in range(_TRIES):
-        last = ["0", *map(os.path.basename, _list_folders(run))][-1]
-        path = os.path.join(run.submitted, f"{int(last) + 1:06d}")
-        try:
-            os.mkdir(path)
-        except FileExistsError:
-            continue
-        with open(script_of(path), "w", encoding="utf-8", errors="surrogateescape") as file:
-            file.write(script)
-        os.chmod(script_of(path), 0o755)  # noqa: S103  # it is a script, and holds nothing that others may not read
-        return path
-    raise FileExistsError(f"{run.submitted}: other submissions take every number")
+    last = ["0", *map(os.path.basename, _list_folders(run))][-1]
+    path = os.path.join(run.submitted, f"{int(last) + 1:06d}")
+    os.mkdir(path)
+    with open(script_of(path), "w", encoding="utf-8", errors="surrogateescape") as file:
+        file.write(script)
+    os.chmod(script_of(path), 0o755)  # noqa: S103  # it is a script, and holds nothing that others may not read
+    return path
 
 
-def note_submission(folder: str, submission: Submission) -> None:
-    """The job was queued. OSError if it cannot be written."""
+def record_submission(folder: str, submission: Submission) -> None:
     write_object(_about(folder), submission._asdict(), durable=True)
 
 
 def drop_submission(folder: str) -> None:
-    """The job was not queued: nothing is left of it, and of a run that was made for it alone."""
     shutil.rmtree(folder, ignore_errors=True)
 
 
@@ -78,20 +67,12 @@ def has_submissions(run: RunFolder) -> bool:
 
 
 def read_submissions(run: RunFolder) -> list[Submission]:
-    """The jobs that were submitted for the run, the first one first. One that cannot be read is left out.
-
-    SchemaError if another hpcddp wrote one.
-    """
-    return [one for _, one in list_submissions(run)]
-
-
-def list_submissions(run: RunFolder) -> list[tuple[str, Submission]]:
-    """The same, each behind the file that says so."""
+    """The jobs that were submitted for the run, the first one first. SchemaError if another hpcddp wrote one."""
     found = []
     for folder in _list_folders(run):
         with suppress(DamagedFileError):
             one = read_record(_about(folder), Submission)
-            found += [(_about(folder), one)] if one is not None and one.job else []
+            found += [one] if one is not None and one.job else []
     return found
 
 
@@ -116,7 +97,7 @@ class Sweep(Record):
     array: str
 
 
-def note_sweep(run: RunFolder, axes: Mapping[str, Sequence[str]], array: str) -> None:
+def record_sweep(run: RunFolder, axes: Mapping[str, Sequence[str]], array: str) -> None:
     """Record that this folder is a sweep's or an array's. OSError if it cannot be written."""
     write_object(run.sweep, Sweep({name: list(values) for name, values in axes.items()}, array)._asdict())
 
@@ -127,8 +108,7 @@ def read_sweep(run: RunFolder) -> Sweep | None:
 
 
 def list_sweep_runs(run: RunFolder) -> list[RunFolder]:
-    """The run of each index of a sweep's folder, `NAME.7`, as far as it is there; of a run's folder none. A run with
-    another number is not of the sweep, whatever it is called. DamagedFileError."""
+    """The runs of a sweep's folder, `NAME.7`, as far as they are there; none of a run's folder. DamagedFileError."""
     sweep = read_sweep(run)
     if sweep is None:
         return []
@@ -143,9 +123,8 @@ def list_sweep_runs(run: RunFolder) -> list[RunFolder]:
 
 
 class JobEnd(Record):
-    """`ends`: seconds since 1970; None: nothing ends the job. `source`: who says so. `warns`: when the ranks get the
-    signal that the job file asks for; None: there is no such signal from hpcddp. `nodes`: that it has, spare ones too.
-    """
+    """`ends`: seconds since 1970. `source`: of that. `warns`: when the ranks get the signal that the job file asks for.
+    `nodes`: all of the job, spare ones too. None: never."""
 
     scheduler: str
     job: str  # the scheduler's id; "" on this machine
@@ -155,7 +134,7 @@ class JobEnd(Record):
     warns: int | None = None
 
 
-def note_job_end(attempt: AttemptFolder, end: JobEnd) -> None:
+def record_job_end(attempt: AttemptFolder, end: JobEnd) -> None:
     """Replace the attempt's `job.json`. OSError if it cannot be written."""
     write_object(attempt.job, end._asdict())
 

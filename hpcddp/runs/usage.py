@@ -1,5 +1,4 @@
-"""Use of a run's resources, and what to request next time: from the lines that its agents wrote on each node
-(`supervisor/usage.py`), and from what rank 0 recorded."""
+"""Use of a run's resources, and what to request next time."""
 
 from __future__ import annotations
 
@@ -17,7 +16,7 @@ from hpcddp.ranks.gpus import find_gpu_type
 from hpcddp.record import Record
 from hpcddp.runs.folder import AttemptFolder, RunFolder
 from hpcddp.runs.lock import Hold, read_holds
-from hpcddp.runs.metrics import AtLine, MetricsReader, ModelLine, StepLine
+from hpcddp.runs.metrics import MetricsReader
 from hpcddp.runs.state import read_plan_file, read_state, read_versions
 from hpcddp.runs.submitted import read_job_end, read_submissions
 from hpcddp.units import format_count, format_walltime
@@ -31,8 +30,7 @@ _FEW = 0.7  # of what was asked: it is worth asking for less
 
 
 class NodeUse(Record):
-    """Use of one host by the ranks of one attempt. `cpus`: those that they may use. Bytes; shares from 0 to 1.
-    `counts_shared`: there was no cgroup, and memory that processes share counts for each. `phases`: seconds."""
+    """Use of one host by an attempt. `cpus`: that it may use. Bytes; shares from 0 to 1. `phases`: seconds."""
 
     host: str
     seconds: float
@@ -40,7 +38,6 @@ class NodeUse(Record):
     cpu_s: float
     memory: int
     limit: int | None
-    counts_shared: bool
     gpus: tuple[tuple[str, float, float, float], ...]  # name, use, memory used and there
     phases: tuple[float, ...]
 
@@ -69,7 +66,6 @@ class Efficiency(Record):
     gpu_memory: tuple[float, float] | None  # MiB: the most on one, and what that has
     memory: int | None  # the most on one node, in bytes
     memory_limit: int | None
-    counts_shared: bool
     samples_per_s: float | None
     mfu: float | None
     phases: Mapping[str, float]
@@ -77,8 +73,7 @@ class Efficiency(Record):
 
 
 def read_efficiency(run: RunFolder, *, reads_steps: bool = True) -> Efficiency:
-    """SchemaError if another hpcddp wrote the folder; what else cannot be read is not known. `reads_steps`: without
-    them nothing is known of speed and lost time."""
+    """SchemaError; what else cannot be read is not known. `reads_steps`: else speed and lost time are not known."""
     holds = read_holds(run)
     made = [_read_steps(run.attempt(hold.holder.attempt)) if reads_steps else [] for hold in holds]
     attempts = _read_attempts(run, holds, made)
@@ -86,7 +81,6 @@ def read_efficiency(run: RunFolder, *, reads_steps: bool = True) -> Efficiency:
     cpu_there = sum(node.cpus * node.seconds for node in nodes)
     gpus = [(gpu, node.seconds) for node in nodes for gpu in node.gpus]
     gpu_s = sum(seconds for _, seconds in gpus)
-    busiest = max(nodes, key=lambda node: node.memory, default=None)
     speed, mfu = _find_speed(run, attempts, made)
     found = Efficiency(
         run=run.path,
@@ -97,9 +91,8 @@ def read_efficiency(run: RunFolder, *, reads_steps: bool = True) -> Efficiency:
         cpus=max((node.cpus for node in nodes), default=None),
         gpu_use=sum(gpu[1] / 100 * seconds for gpu, seconds in gpus) / gpu_s if gpu_s else None,
         gpu_memory=max(((gpu[2], gpu[3]) for gpu, _ in gpus), default=None),
-        memory=busiest.memory if busiest is not None else None,
+        memory=max((node.memory for node in nodes), default=None),
         memory_limit=max((node.limit for node in nodes if node.limit), default=None),
-        counts_shared=busiest is not None and busiest.counts_shared,
         samples_per_s=speed,
         mfu=mfu,
         phases=_share_phases(attempts),
@@ -128,7 +121,6 @@ def _read_attempts(run: RunFolder, holds: Sequence[Hold], made: Sequence[Steps])
 
 
 def _read_times(attempt: AttemptFolder, hold: Hold) -> tuple[float, float]:
-    """When it held the run; the end of one that was killed is that of its last sign."""
     begins = hold.holder.since_s or os.stat(os.path.join(hold.path, "holder.json")).st_mtime
     ended = os.path.join(hold.path, "ended")
     signs = [ended] if hold.end is not None else [attempt.metrics, attempt.log, *_list_usage(attempt)]
@@ -139,7 +131,7 @@ def _read_times(attempt: AttemptFolder, hold: Hold) -> tuple[float, float]:
 def _read_steps(attempt: AttemptFolder) -> Steps:
     with suppress(HpcddpError):
         lines = MetricsReader(attempt.metrics).read()
-        return [(line.step, line.time) for line in lines if isinstance(line, StepLine | AtLine)]
+        return [(line.step, line.time) for line in lines if line.is_progress]
     return []
 
 
@@ -178,14 +170,12 @@ def _sum_up(lines: Sequence[dict[str, Any]]) -> NodeUse:
         max(line["cpu_s"] for line in lines),
         max(line["memory"] for line in lines),
         next((line["limit"] for line in reversed(lines) if "limit" in line), None),
-        last["by"] != "cgroup",
         tuple(gpus),
         tuple(next((line["phases"] for line in reversed(lines) if line["phases"]), ())),
     )
 
 
 def _share_phases(attempts: Sequence[AttemptUse]) -> dict[str, float]:
-    """`lost` first: what was made again is no part of the others."""
     seconds = dict.fromkeys(("lost", *_WORDS), 0.0)
     for one in attempts:
         there = [node for node in one.used if node.phases]
@@ -202,8 +192,7 @@ def _share_phases(attempts: Sequence[AttemptUse]) -> dict[str, float]:
 def _find_speed(
     run: RunFolder, attempts: Sequence[AttemptUse], made: Sequence[Steps]
 ) -> tuple[float | None, float | None]:
-    """Samples per second over the last attempt that has made steps; and the MFU, of the GPUs' dense peak in 16 bits, if
-    the models have said what a sample costs."""
+    """Samples per second over the last attempt that has made steps; and the MFU, of the GPUs' dense peak in 16 bits."""
     for one, steps in zip(reversed(attempts), reversed(made), strict=True):
         attempt = run.attempt(one.name)
         batch = None
@@ -220,14 +209,14 @@ def _find_speed(
 
 
 def _read_flops(attempt: AttemptFolder) -> float:
-    """What the models say of a sample's cost, together, before the first step; 0: nothing."""
-    before = takewhile(lambda line: not isinstance(line, StepLine | AtLine), MetricsReader(attempt.metrics).read())
-    return sum(line.flops_per_sample for line in before if isinstance(line, ModelLine))
+    """A sample's cost, of all models together; 0: not known."""
+    before = takewhile(lambda line: not line.is_progress, MetricsReader(attempt.metrics).read())
+    return sum(line.numbers.get("flops_per_sample") or 0.0 for line in before if line.kind == "model")
 
 
 def _advise(found: Efficiency, run: RunFolder, holds: Sequence[Hold]) -> list[str]:
-    """What to type for the next run; only what is worth it. An end that was none says nothing of the whole."""
-    told, ranks = [], 1
+    """What to type for the next run. Nothing of one that has not ended well."""
+    words, ranks = list[str](), 1
     with suppress(HpcddpError):
         ranks = read_plan_file(run).ranks_per_node or 1
     ends = [hold.end for hold in holds]
@@ -237,22 +226,21 @@ def _advise(found: Efficiency, run: RunFolder, holds: Sequence[Hold]) -> list[st
         nodes = (node for one in found.attempts for node in one.used if node.seconds)
         used = max((node.cpu_s / node.seconds for node in nodes), default=0)
         fewer = max(math.ceil(used * _MARGIN / ranks), 1)
-        told += [f"--set cpus_per_rank={fewer}"] if fewer * ranks < found.cpus else []
+        words += [f"--set cpus_per_rank={fewer}"] if fewer * ranks < found.cpus else []
     if found.memory and found.memory_limit and found.memory < _FEW * found.memory_limit:
-        told.append(f"--set mem_gb={math.ceil(found.memory * _MARGIN / _GB)}")
+        words.append(f"--set mem_gb={math.ceil(found.memory * _MARGIN / _GB)}")
     asked = [one.walltime_s for one in read_submissions(run) if one.walltime_s]
     longest = max((one.seconds for one in found.attempts), default=0.0)
     minutes = math.ceil(longest * _MARGIN / 300) * 5
     if asked and longest and minutes * 60 < _FEW * asked[-1]:
-        told.append(f"--walltime {format_walltime(minutes * 60)}")
-    return told
+        words.append(f"--walltime {format_walltime(minutes * 60)}")
+    return words
 
 
 # As text and as JSON.
 
 
 def format_efficiency(found: Efficiency) -> str:
-    """One fact a line."""
     gpus = cpus = memory = ""
     if found.gpu_use is not None and found.gpu_memory is not None:
         most, there = (round(mib * _MIB / _GB) for mib in found.gpu_memory)
@@ -260,11 +248,10 @@ def format_efficiency(found: Efficiency) -> str:
     if found.cpu_use is not None and found.cpus:
         cpus = f"{_percent(found.cpu_use)} of {format_count(found.cpus, 'CPU')} on each node"
     if found.memory is not None:
-        shared = " (no cgroup: what processes share counts for each)" if found.counts_shared else ""
-        memory = f"at most {_say_bytes(found.memory, found.memory_limit)} on a node{shared}"
+        memory = f"at most {_format_bytes(found.memory, found.memory_limit)} on a node"
     speed = f"{found.samples_per_s:,.0f} samples/s" if found.samples_per_s else ""
     rows = {
-        "paid": _say_hours(found),
+        "paid": _format_hours(found),
         "time": ", ".join(f"{_percent(share)} {name}" for name, share in found.phases.items() if share >= 0.005),
         "GPUs": gpus,
         "CPUs": cpus,
@@ -279,27 +266,26 @@ def format_efficiency(found: Efficiency) -> str:
 def format_short(found: Efficiency) -> str:
     """For `hpcddp status`: GPUs 84 %, CPUs 32 %, memory 12 of 64 GB, 1.2 node-hours (0.1 lost)."""
     uses = (("GPUs", found.gpu_use), ("CPUs", found.cpu_use))
-    told = [f"{name} {_percent(use)}" for name, use in uses if use is not None]
+    parts = [f"{name} {_percent(use)}" for name, use in uses if use is not None]
     if found.memory is not None:
-        told.append(f"memory {_say_bytes(found.memory, found.memory_limit)}")
-    return ", ".join([*told, _say_hours(found)]) if told else ""
+        parts.append(f"memory {_format_bytes(found.memory, found.memory_limit)}")
+    return ", ".join([*parts, _format_hours(found)]) if parts else ""
 
 
 def _percent(share: float) -> str:
     return f"{100 * share:.0f} %"
 
 
-def _say_hours(found: Efficiency) -> str:
+def _format_hours(found: Efficiency) -> str:
     lost = found.lost_node_hours
     more = f", {lost:.2f} of them lost (done again, or to be done again)" if lost >= 0.005 else ""
     return f"{found.node_hours:.2f} node-hours{more}"
 
 
-def _say_bytes(used: int, limit: int | None) -> str:
+def _format_bytes(used: int, limit: int | None) -> str:
     return f"{used / _GB:.1f}{f' of {limit / _GB:.0f}' if limit else ''} GB"
 
 
 def efficiency_record(found: Efficiency) -> dict[str, Any]:
-    """The efficiency as JSON values."""
     attempts = [one._asdict() | {"used": [node._asdict() for node in one.used]} for one in found.attempts]
     return found._asdict() | {"attempts": attempts}

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 
-def note_verified(script: str, env: Mapping[str, str]) -> None:
+def record_verified(script: str, env: Mapping[str, str]) -> None:
     """Remember this script, or that it was mentioned. A home that cannot be written is no error."""
     path = _mark(script, env)
     if path:

@@ -11,7 +11,6 @@ SCHEDULER = Scheduler(
     this_machine=True,
     variables=Variables(
         job_id=("HPCDDP_JOB_ID",),
-        of_job=("HPCDDP_JOB_ID", "HPCDDP_ARRAY_INDEX"),  # ranks have the second alone
-        array_index=("HPCDDP_ARRAY_INDEX",),
+        of_job=("HPCDDP_JOB_ID",),
     ),
 )

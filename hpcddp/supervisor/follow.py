@@ -16,7 +16,7 @@ from hpcddp.errors import LaunchError, RequestError, SchedulerError
 from hpcddp.record import TYPE_CHECKING, Record
 from hpcddp.runs.chain import find_follow_up, write_follow_up
 from hpcddp.runs.lock import start_time
-from hpcddp.runs.stacks import take_request, write_answer
+from hpcddp.runs.stacks import pop_request, write_answer
 from hpcddp.schedulers.registry import CurrentJob, find_current_job, find_scheduler
 from hpcddp.schedulers.run import ask_about, ask_job_state, cancel_job, queue_job
 from hpcddp.units import parse_walltime, read_number
@@ -195,7 +195,7 @@ class StackRequests:
 
     def __init__(self, attempt: AttemptFolder, reports: Reports, clock: Callable[[], float] = time.monotonic) -> None:
         self._attempt, self._reports, self._clock = attempt, reports, clock
-        self._requests = Repeated(lambda: take_request(attempt), POLL_S, clock)
+        self._requests = Repeated(lambda: pop_request(attempt), POLL_S, clock)
         self._until = 0.0
 
     def poll(self) -> None:

@@ -21,7 +21,7 @@ from hpcddp.runs.jsonfile import read_object
 from hpcddp.runs.lock import BY_HAND, release_run
 from hpcddp.runs.start import FRESH
 from hpcddp.runs.state import read_state
-from hpcddp.runs.submitted import JobEnd, note_job_end
+from hpcddp.runs.submitted import JobEnd, record_job_end
 from hpcddp.schedulers.registry import find_allocation, find_scheduler
 from hpcddp.signals import name_signal
 from hpcddp.supervisor.events import ERROR, UNFIT, UNKNOWN, Event
@@ -382,4 +382,4 @@ class Attempts:
         allocation = find_allocation(self._env) if job.id else None
         nodes = len(allocation.hosts) if allocation is not None and allocation.hosts else self._order.line.nodes
         with suppress(OSError):
-            note_job_end(self.attempt, JobEnd(job.scheduler, job.id, nodes, end.at, end.source, self._warn_at()))
+            record_job_end(self.attempt, JobEnd(job.scheduler, job.id, nodes, end.at, end.source, self._warn_at()))

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from hpcddp.batchplan import BatchPlan
 from hpcddp.errors import UNFINISHED, HpcddpError, LaunchError, RequestError
 from hpcddp.parallelism import check_goes_with, plan_split, read_parallel
-from hpcddp.runs.chain import find_before, find_stop, note_opened
+from hpcddp.runs.chain import find_before, find_stop, record_opened
 from hpcddp.runs.folder import AttemptFolder, RunFolder, choose_attempt, find_attempt, job_of, show_path
 from hpcddp.runs.hang import Hang, read_hang_limits, read_seconds_or_off
 from hpcddp.runs.jsonfile import SchemaError, write_object
@@ -129,7 +129,7 @@ def _start(folder: AttemptFolder, env: Mapping[str, str]) -> Iterator[OpenedRun]
             is_mine = True
             print(f"hpcddp: {outlook.describe(_name_new_run(env))}", file=sys.stderr, flush=True)
         if job_s is not None and not is_job_s:
-            note_opened(job_s, run)
+            record_opened(job_s, run)
         over = outlook.state if outlook.kind == FINISHED else None
         try:
             reason, counts = (over.reason, over.asked) if over is not None else ("", None)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from hpcddp.runs.compare import KINDS
-from hpcddp.runs.metrics import RESERVED, StepLine
+from hpcddp.runs.metrics import RESERVED
 
 
 def section(repo, heading: str) -> str:
@@ -13,14 +13,6 @@ def section(repo, heading: str) -> str:
     found = re.search(rf"^##+ {re.escape(heading)}\n(.*?)(?=^##|\Z)", text, re.MULTILINE | re.DOTALL)
     assert found, heading
     return found[1]
-
-
-def first_cells(text: str) -> set[str]:
-    return {name for row in re.findall(r"^\| (`.*?) \|", text, re.MULTILINE) for name in re.findall(r"`(\w+)`", row)}
-
-
-def test_the_keys_of_steps_are_those_that_are_read(repo):
-    assert first_cells(section(repo, "kind `step`")) == set(StepLine._fields) - {"time"}
 
 
 def test_the_kinds_and_the_names_that_are_taken_are_on_the_page(repo):

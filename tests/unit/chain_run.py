@@ -11,7 +11,7 @@ from hpcddp.runs.folder import MANIFEST, RunFolder, name_checkpoint
 from hpcddp.runs.jsonfile import write_object
 from hpcddp.runs.lock import Holder, release_run, take_run
 from hpcddp.runs.metrics import MetricsFile
-from hpcddp.runs.state import note_checkpoint, open_attempt, write_state
+from hpcddp.runs.state import open_attempt, record_checkpoint, write_state
 
 COMMAND = ("python", "train.py")
 
@@ -33,7 +33,7 @@ def write_chain_run(path: Path) -> RunFolder:
                 metrics.write("step", step=step, epoch=step // 4, loss=1 / step, lr=0.01, samples_per_s=100.0)
         checkpoint = name_checkpoint(run.checkpoints, first + 1)
         write_object(os.path.join(checkpoint, MANIFEST), {"epoch": (first + 1) // 4})
-        note_checkpoint(attempt, step=first + 1, epoch=(first + 1) // 4)
+        record_checkpoint(attempt, step=first + 1, epoch=(first + 1) // 4)
         write_state(attempt, "unfinished", step=first + 1, epoch=(first + 1) // 4, reason="the deadline")
         os.makedirs(os.path.dirname(attempt.log))
         Path(attempt.log).write_text("hpcddp: stops at the deadline\n")

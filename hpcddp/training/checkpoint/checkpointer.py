@@ -23,9 +23,9 @@ from hpcddp.runs.state import (
     MODES,
     Best,
     Manifest,
-    note_checkpoint,
     read_best,
     read_manifest,
+    record_checkpoint,
     write_best,
     write_state,
 )
@@ -236,7 +236,7 @@ class AttemptSaves:
             self.write("unfinished", self.stop_reason, step, epoch)
         elif self._writes and self.folder is not None:
             with at_files():
-                note_checkpoint(self.folder, step=step, epoch=epoch)
+                record_checkpoint(self.folder, step=step, epoch=epoch)
 
     def end(self, step: int, epoch: int, stop_reason: str | None, finished: str | None = None, **more: Any) -> None:
         """The attempt ends without an error: stopped for this reason, else finished; `finished`: why so early."""

@@ -27,7 +27,6 @@ from hpcddp.runs.settings import (
     RUN_GROUP,
     Decision,
     Recorded,
-    check_names,
     check_unchanged,
     compare_settings,
     decide,
@@ -126,8 +125,6 @@ class RunSettings:
 
         def compare_first() -> tuple[Decision, Recorded, Settings, Settings]:
             recorded = self._recorded or Recorded({})
-            for names, word in ((self._accept, "accept"), (self._keep, "keep")):
-                check_names(names, [self.now, recorded.settings], self._hints.option.format(word, "{}"))
             found = compare_settings(recorded.settings, self.now)
             if self._recorded is None or step is None:
                 keepable = [one for one in found if one.group.startswith("optimizer") and one.is_keepable]

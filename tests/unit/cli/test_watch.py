@@ -24,7 +24,7 @@ from hpcddp.login.watched import Watcher
 from hpcddp.runs.folder import RunFolder
 from hpcddp.runs.jsonfile import write_object
 from hpcddp.runs.lock import describe_process, take_run
-from hpcddp.runs.submitted import JobEnd, note_job_end
+from hpcddp.runs.submitted import JobEnd, record_job_end
 from tests.conftest import PATIENCE_S
 from tests.unit.chain_run import write_chain_run
 
@@ -61,7 +61,7 @@ def draw(run: RunFolder, width: int = 100, height: int = 40) -> list[str]:
     watcher = Watcher(run, dict(os.environ))
     console = Console(width=width, height=height, force_terminal=False)
     with console.capture() as drawn:
-        console.print(Screen(watcher.look(), watcher.curve), end="", height=height)
+        console.print(Screen(watcher.poll(), watcher.curve), end="", height=height)
     return drawn.get().split("\n")
 
 
@@ -69,7 +69,7 @@ def test_a_running_attempt_is_shown_with_its_deadline_checkpoint_attempts_and_lo
     hold(run, "43.pbs1.1", supervisor)
     now = int(time.time())
     attempt = run.attempt("43.pbs1.1")
-    note_job_end(attempt, JobEnd("pbs", "43.pbs1", 1, now + 7200, "as qstat says", now + 7000))
+    record_job_end(attempt, JobEnd("pbs", "43.pbs1", 1, now + 7200, "as qstat says", now + 7000))
     line = {"kind": "step", "step": 500, "epoch": 3, "loss": 0.25, "samples_per_s": 400.0, "time": now}
     with open(attempt.metrics, "w", encoding="utf-8") as file:
         file.write('{"kind": "expect", "total_steps": 1000, "time": 1}\n' + json.dumps(line) + "\n")
@@ -92,7 +92,7 @@ def test_a_running_attempt_is_shown_with_its_deadline_checkpoint_attempts_and_lo
 
 def test_the_curve_is_that_of_all_attempts_with_its_largest_and_smallest_loss(run: RunFolder):
     seen = Watcher(run, dict(os.environ))
-    seen.look()
+    seen.poll()
     texts = [path.read_text() for path in sorted(Path(run.attempts).glob("*/metrics.jsonl"))]
     lines = [json.loads(line) for text in texts for line in text.splitlines()]
     steps = {line["step"]: line["loss"] for line in lines if line["kind"] == "step"}
@@ -116,7 +116,7 @@ def test_of_a_run_on_another_machine_its_scheduler_is_asked_and_a_silent_one_is_
     path = os.path.join(run.holders, "000003", "holder.json")
     holder = json.loads(Path(path).read_text())
     Path(path).write_text(json.dumps(holder | {"host": "n7", "machine": "other", "scheduler": "pbs", "job": "43.pbs1"}))
-    seen = Watcher(run, dict(os.environ)).look()
+    seen = Watcher(run, dict(os.environ)).poll()
     assert (seen.state, seen.why) == ("unknown", "the scheduler does not answer")
 
 

@@ -7,14 +7,14 @@ from pathlib import Path
 
 from hpcddp.runs.folder import AttemptFolder, RunFolder
 from hpcddp.runs.lock import BY_HAND, Holder, release_run, take_run
-from hpcddp.runs.submitted import Submission, begin_submission, note_submission
+from hpcddp.runs.submitted import Submission, begin_submission, record_submission
 
 
 def submitted(run: RunFolder, job: str, array: str = "", scheduler: str = "slurm") -> Submission:
     """A job that `hpcddp submit` has queued."""
     folder = begin_submission(run, "#!/bin/bash\n")
     one = Submission(scheduler, job, "2026-11-24T00:00:00+0000", "login", "/", array)
-    note_submission(folder, one)
+    record_submission(folder, one)
     return one
 
 

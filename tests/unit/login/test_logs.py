@@ -15,9 +15,8 @@ from hpcddp.cli.main import main
 from hpcddp.cli.streams import shown_bytes
 from hpcddp.runs.folder import RunFolder
 from hpcddp.runs.lock import release_run
-from hpcddp.runs.logs import LogFile, LogReader, find_time, merge, read_log_lines
+from hpcddp.runs.logs import LogFile, LogReader, find_time, read_log_lines
 from hpcddp.runs.state import write_state
-from tests.conftest import PATIENCE_S
 
 from .runs import held, submitted
 
@@ -92,7 +91,6 @@ def test_files_without_times_follow_one_another(here: Path, capsys: pytest.Captu
     [
         (["--rank", "7"], "there is no log of rank 7 in attempt 9.1"),
         (["--rank", "x"], "--rank 'x' names no ranks"),
-        (["--rank", "3-1"], "--rank '3-1' names no ranks"),
         (["-n", "x"], "--lines"),
         (["-f", "--attempt", "1"], "--follow goes with the newest attempt"),
     ],
@@ -133,43 +131,6 @@ def test_it_follows_into_the_next_start_and_the_next_job_and_ends_with_the_run(h
             following.kill()
 
 
-def test_following_shows_no_attempt_that_was_over_and_leaves_out_none_that_comes(here: Path) -> None:
-    run = RunFolder("runs/a")
-    write("9", "9.1", {"job.log": "old\n"})
-    write("10", "10.1", {"job.log": "one\n"}, status=None)
-    command = [sys.executable, "-m", "hpcddp", "logs", "a", "-f"]
-    env = {**os.environ, "PATH": "/nonexistent", "PYTHONUNBUFFERED": "1"}
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env) as following:
-        assert following.stdout is not None
-        try:
-            assert following.stdout.readline() == "one\n"
-            for number in (2, 3, 4):  # each takes the run from the one before, faster than anybody looks
-                write("10", f"10.{number}", {"job.log": f"start {number}\n"}, status=None)
-            assert [following.stdout.readline() for _ in range(3)] == ["start 2\n", "start 3\n", "start 4\n"]
-            write_state(run.attempt("10.4"), "finished", step=1, epoch=0, reason="done")
-            release_run(run, "10.4", 0)
-            assert following.stdout.read() == ""
-            assert following.wait() == 0
-        finally:
-            following.kill()
-
-
-def test_following_ends_quietly_once_nobody_reads_although_no_line_comes(here: Path) -> None:
-    write("9", "9.1", {"job.log": "one\n"}, status=None)
-    command = [sys.executable, "-m", "hpcddp", "logs", "a", "-f"]
-    env = {**os.environ, "PATH": "/nonexistent"}
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env) as following:
-        assert following.stdout is not None
-        assert following.stderr is not None
-        try:
-            assert following.stdout.readline() == "one\n"
-            following.stdout.close()
-            assert following.wait(PATIENCE_S) == 141
-            assert "Traceback" not in following.stderr.read()
-        finally:
-            following.kill()
-
-
 LINES = st.lists(st.binary(max_size=30).map(lambda line: line.replace(b"\n", b"")), max_size=20)
 
 
@@ -181,27 +142,11 @@ def test_the_end_of_a_file_is_the_end_of_all_of_it(
     path.write_bytes(b"".join(line + b"\n" for line in lines) + (b"half" if tail else b""))
     whole = [*lines, b"half"] if tail else lines
     assert read_log_lines(str(path))[0] == whole
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("hpcddp.runs.logs._BLOCK", 8)
-        assert read_log_lines(str(path), last)[0] == whole[-last:]
-        ended, offset = read_log_lines(str(path), last, whole=True)
+    assert read_log_lines(str(path), last)[0] == whole[-last:]
+    ended, offset = read_log_lines(str(path), last, whole=True)
     assert ended == ([*lines, b""][:-1])[-last:] or tail
     reader = LogReader(LogFile(str(path), "a"), offset)
     assert reader.read(ended=True) == ([b"half"] if tail else [])
-
-
-@given(st.lists(st.lists(st.integers(0, 59), max_size=5), max_size=4))
-def test_a_merge_keeps_each_files_order_and_loses_no_line(seconds: list[list[int]]) -> None:
-    files = [
-        (LogFile(str(n), "a", n), [f"2026-11-24 00:00:{s:02d} {n}".encode() for s in of])
-        for n, of in enumerate(seconds)
-    ]
-    merged = list(merge(files))
-    for source, lines in files:
-        assert [line for one, line in merged if one == source] == lines
-    if all(of == sorted(of) for of in seconds):
-        times = [find_time(line) or 0 for _, line in merged]
-        assert times == sorted(times)
 
 
 @pytest.mark.parametrize("line", [b"", b"2026-13-45 00:00:00 x", b"no time", b"\xff\xfe", b"2026-11-24"])

@@ -16,7 +16,7 @@ from hpcddp.login.judge import has_live_job
 from hpcddp.runs.folder import RunFolder
 from hpcddp.runs.jsonfile import write_object
 from hpcddp.runs.lock import BY_HAND, release_run
-from hpcddp.runs.state import note_checkpoint, write_state
+from hpcddp.runs.state import record_checkpoint, write_state
 
 from .conftest import SLURM
 from .runs import held, submitted
@@ -65,7 +65,7 @@ def _local(at: int) -> str:
 def restarted(scheduler: str, job: str, _after: str, _other: str, *, by_hand: bool = False) -> None:
     """The supervisor has started the ranks again (max_restarts), or a person has typed `hpcddp launch` twice."""
     first = held(RUN, job, scheduler=scheduler, by_hand=by_hand)
-    note_checkpoint(first, step=3, epoch=0)
+    record_checkpoint(first, step=3, epoch=0)
     release_run(RUN, first.name, 1 if by_hand else None)
     held(RUN, job, attempt=f"{job}{BY_HAND}8.1" if by_hand else f"{job}.2", scheduler=scheduler)
 
@@ -101,7 +101,7 @@ def ended_well(scheduler: str, job: str, _after: str, _other: str) -> None:
 
 def killed(scheduler: str, job: str, _after: str, _other: str) -> None:
     """As by a lost node: nothing was said."""
-    note_checkpoint(held(RUN, job, scheduler=scheduler), step=3, epoch=0)
+    record_checkpoint(held(RUN, job, scheduler=scheduler), step=3, epoch=0)
 
 
 def failed(scheduler: str, job: str, _after: str, _other: str) -> None:

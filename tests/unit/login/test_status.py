@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
-from unicodedata import combining, east_asian_width
 
 import pytest
 
@@ -15,11 +14,11 @@ from hpcddp.login.find_run import find_run, find_runs
 from hpcddp.login.judge import RunStatus, find_status
 from hpcddp.login.status_text import format_statuses
 from hpcddp.login.watched import Watcher
-from hpcddp.runs.chain import note_opened
+from hpcddp.runs.chain import record_opened
 from hpcddp.runs.folder import RunFolder
 from hpcddp.runs.lock import describe_process, find_machine, release_run, take_run
 from hpcddp.runs.state import write_state
-from hpcddp.runs.submitted import note_submission
+from hpcddp.runs.submitted import record_submission
 
 from .runs import held, metrics, submitted
 
@@ -63,11 +62,11 @@ def test_a_job_that_runs_has_step_loss_speed_and_both_times_left(
 
 def test_a_job_that_left_a_run_of_its_script_unfinished_is_not_finished(here: Path, program: Program) -> None:
     attempt, fold = held(RunFolder("runs/a"), "12", status=85), RunFolder("runs/fold")
-    note_opened(attempt, fold)
+    record_opened(attempt, fold)
     write_state(fold.attempt(attempt.name), "unfinished", step=7, epoch=1, reason="deadline")
     for _ in range(2):
         assert (status("a").state, status("a").why) == ("unfinished", "run runs/fold: step 7 (deadline)")
-        assert Watcher(RunFolder("runs/a"), {}).look().state == "unfinished"
+        assert Watcher(RunFolder("runs/a"), {}).poll().state == "unfinished"
         write_state(attempt, "finished", step=9, epoch=1, reason="done")  # as of a script that tunes it then
     write_state(fold.attempt(attempt.name), "finished", step=9, epoch=1, reason="done")
     assert status("a").state == "finished"
@@ -170,7 +169,7 @@ def test_a_job_on_this_machine_that_never_held_its_run_has_failed_where_it_said_
     one = submitted(RunFolder("runs/a"), "local-1", scheduler="local")
     (here / "output").write_text(output)
     gone = one._replace(process=1, started="0", machine=find_machine(), output=str(here / "output"))
-    note_submission("runs/a/submitted/000001", gone)
+    record_submission("runs/a/submitted/000001", gone)
     assert (status("a").state, status("a").why.partition(":")[0]) == (state, why)
     assert status("a").log == (str(here / "output") if output else "")
 
@@ -294,19 +293,6 @@ def test_the_id_of_an_array_is_the_array_although_its_last_job_has_the_same(here
     assert find_run("12_2").path == "runs/s.2"
 
 
-def test_jobs_of_another_owner_are_asked_about_too(
-    here: Path, program: Program, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    import os
-
-    submitted(RunFolder("runs/a"), "12")
-    program("squeue", 'echo "$*" >> ../asked')
-    owner = os.stat("runs/a").st_uid
-    monkeypatch.setattr("os.getuid", lambda: owner + 4711)
-    status("a")
-    assert f"--user={owner + 4711}," in (here.parent / "asked").read_text()
-
-
 def test_a_job_of_before_a_reboot_has_ended(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import os
 
@@ -322,21 +308,6 @@ def test_a_job_of_before_a_reboot_has_ended(here: Path, monkeypatch: pytest.Monk
 
 
 WHY = "rank 3 on node7: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 20.00 GiB; checkpoint at step 400"
-
-
-@pytest.mark.parametrize("width", [60])
-def test_a_text_without_spaces_keeps_to_the_columns_of_its_terminal(width: int) -> None:
-    for why in ("ファイルが見つかりません" * 9, "x" * 300, "e\u0301" * 150, f"OSError: /data/{'a' * 90}/名前"):
-        runs = [RunStatus("学習", "runs/学習", "failed", "12", why=why), RunStatus("b", "runs/b", "queued", "13")]
-        for text in (format_statuses(runs, 0, width), format_statuses(runs[:1], 0, width)):
-            lines = text.splitlines()
-            columns = [sum((east_asian_width(c) in "WF") + 1 - (combining(c) > 0) for c in line) for line in lines]
-            assert max(columns) <= width
-            assert len(lines) <= 10
-            assert why.replace(" ", "") in "".join(text.split())
-        table = format_statuses(runs, 0, width).splitlines()
-        assert table[1].startswith("学習  failed  12")
-        assert table[-1].startswith("b     queued  13")
 
 
 def test_a_finished_run_has_no_turn_in_its_chain_left() -> None:

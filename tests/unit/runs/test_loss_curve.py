@@ -7,7 +7,6 @@ import os
 
 import pytest
 
-from hpcddp.errors import RequestError
 from hpcddp.runs.folder import AttemptFolder, RunFolder
 from hpcddp.runs.metrics import LossCurve
 
@@ -66,30 +65,3 @@ def test_a_long_run_is_shown_by_the_means_of_its_steps_whatever_was_no_number(ru
     known = [value for value in sampled if value is not None]
     assert known == sorted(known)
     assert sampled[0] == pytest.approx((sum(range(1, 101)) - 2) / 99)
-
-
-def test_damaged_lines_are_passed_over_and_another_schema_is_refused(run: RunFolder):
-    attempt = run.attempt("41.1")
-    add(attempt, (1, 1.0))
-    with open(attempt.metrics, "a", encoding="utf-8") as file:
-        file.write("{broken\nbroken too\n")
-    add(attempt, (2, 2.0))
-    curve = LossCurve()
-    curve.read([attempt])
-    assert list(curve.losses) == [1.0, 2.0]
-    with open(attempt.metrics, "a", encoding="utf-8") as file:
-        file.write('{"kind": "start", "schema": 99, "time": 1.0}\n')
-    with pytest.raises(RequestError, match="has schema 99"):
-        curve.read([attempt])
-
-
-def test_a_single_step_and_a_single_column_are_drawn_too(run: RunFolder):
-    attempt = run.attempt("41.1")
-    add(attempt, (7, 1.0))
-    curve = LossCurve()
-    curve.read([attempt])
-    assert curve.sample(3) == [1.0, 1.0, 1.0]
-    add(attempt, (8, 3.0))
-    curve.read([attempt])
-    assert curve.sample(1) == [2.0]
-    assert curve.sample(0) == []

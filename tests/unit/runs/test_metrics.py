@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from hpcddp.errors import RequestError
 from hpcddp.runs.jsonfile import SchemaError
-from hpcddp.runs.metrics import LogLine, MetricsFile, MetricsReader, StepLine, check_logged, read_latest
+from hpcddp.runs.metrics import MetricLine, MetricsFile, MetricsReader, check_logged, read_latest
 
 
 def step_text(step: int, **more: Any) -> bytes:
@@ -33,10 +33,9 @@ def test_what_is_written_is_read_with_speed_and_time(path: Path) -> None:
         file.write("step", step=1, epoch=0, lr=0.1, samples_per_s=640.5, loss=float("nan"), counted=9)
         file.log(1, {"test_acc": 0.25, "bad": float("nan")})
     step, log = MetricsReader(str(path)).read()
-    assert isinstance(step, StepLine)
-    assert step._replace(time=0.0) == StepLine(1, 0, None, 0.1, 640.5, 0.0, 9)
-    assert isinstance(log, LogLine)
-    assert log._replace(time=0.0) == LogLine(1, {"test_acc": 0.25, "bad": None}, 0.0)
+    numbers = {"epoch": 0, "lr": 0.1, "samples_per_s": 640.5, "loss": None, "counted": 9}
+    assert step._replace(time=0.0) == MetricLine("step", 1, 0.0, numbers)
+    assert log._replace(time=0.0) == MetricLine("log", 1, 0.0, {"test_acc": 0.25, "bad": None})
     assert 0 < step.time <= log.time
 
 
@@ -61,18 +60,11 @@ def test_each_start_of_a_requeued_attempt_writes_the_schema_version_and_cuts_hal
     assert lines[2:] == ['{"kind": "st']
 
 
-def test_a_file_that_is_not_there_yet_has_no_lines(path: Path) -> None:
-    reader = MetricsReader(str(path))
-    assert read_steps(reader) == []
-    path.write_bytes(step_text(1))
-    assert read_steps(reader) == [1]
-
-
 @given(st.lists(st.integers(0, 400)))
 def test_no_line_is_lost_twice_or_halved_wherever_the_writer_is(tmp_path_factory: Any, cuts: list[int]) -> None:
     path = tmp_path_factory.mktemp("cuts") / "metrics.jsonl"
     whole = b"".join(step_text(step) for step in range(1, 6)) + b"\n" + step_text(6)
-    reader, seen = MetricsReader(str(path), is_strict=True), []
+    reader, seen = MetricsReader(str(path)), []
     for cut in [*sorted(cuts), len(whole)]:
         path.write_bytes(whole[:cut])
         seen += read_steps(reader)
@@ -80,22 +72,9 @@ def test_no_line_is_lost_twice_or_halved_wherever_the_writer_is(tmp_path_factory
     assert seen == [1, 2, 3, 4, 5, 6]
 
 
-def test_a_half_line_that_the_next_writer_cuts_is_never_seen(path: Path) -> None:
-    path.write_bytes(step_text(1) + step_text(2)[:20])
-    reader = MetricsReader(str(path))
-    assert read_steps(reader) == [1]
-    with MetricsFile(str(path)) as file:
-        file.write("step", step=2, loss=1.0)
-    assert read_steps(reader) == [2]
-
-
-def test_a_damaged_line_is_passed_over_or_named_by_a_strict_reader(path: Path) -> None:
-    path.write_bytes(step_text(1) + b"\0\0\0\n" + step_text(3))
+def test_a_damaged_line_is_passed_over(path: Path) -> None:
+    path.write_bytes(step_text(1) + b"\0\0\0\n" + step_text(2, loss="x") + b'{"kind": "step"}\n' + step_text(3))
     assert read_steps(MetricsReader(str(path))) == [1, 3]
-    lines = MetricsReader(str(path), is_strict=True).read()
-    assert next(lines).step == 1
-    with pytest.raises(RequestError, match=r"metrics\.jsonl, line 2 cannot be read: .*\nhint: look at it: sed -n 2p "):
-        next(lines)
 
 
 def test_other_kinds_of_lines_are_passed_over_and_another_schema_is_refused(path: Path) -> None:
@@ -121,7 +100,7 @@ class Tensor:
     def __init__(self, *values: float) -> None:
         self.values = values
 
-    def item(self) -> float:
+    def __float__(self) -> float:
         if len(self.values) != 1:
             raise RuntimeError("a Tensor with 2 elements cannot be converted to Scalar")
         return self.values[0]

@@ -15,8 +15,6 @@ from hpcddp.runs.settings import (
     OF_SCRIPT,
     OF_VERB,
     Decision,
-    Recorded,
-    check_names,
     check_unchanged,
     compare_settings,
     decide,
@@ -153,30 +151,11 @@ def test_an_accepted_value_is_recorded_with_the_step_that_it_holds_from(tmp_path
     assert [one["settings"]["optimizer"]["lr"] for one in again.before] == [0.1, 0.2]
 
 
-def test_an_object_that_came_or_went_is_known_of_older_checkpoints() -> None:
-    gone = renew(
-        Recorded(OLD),
-        without("scheduler"),
-        decide(RUN, compare_settings(OLD, without("scheduler")), ["scheduler"], (), hints=OF_VERB),
-        5,
-    )
-    assert "scheduler" not in gone.settings
-    assert [("scheduler" in settings_at(gone, step)) for step in (5, 6)] == [True, False]
-    back = renew(gone, OLD, decide(RUN, compare_settings(gone.settings, OLD), ["scheduler"], (), hints=OF_VERB), 9)
-    assert [("scheduler" in settings_at(back, step)) for step in (5, 6, 9, 10)] == [True, False, False, True]
-
-
-@pytest.mark.parametrize("text", ["[]", '{"settings": {"run": 1}}', '{"settings": {}, "before": [{"step": 1}]}'])
+@pytest.mark.parametrize("text", ["[]", '{"settings": {"run": 1}}'])
 def test_a_file_that_holds_something_else_is_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / "settings.json").write_text(text)
     with pytest.raises(DamagedFileError, match=r"settings\.json"):
         read_recorded(RunFolder(str(tmp_path)))
-
-
-def test_a_name_that_no_setting_has_is_refused_with_the_nearest() -> None:
-    check_names(["lr", "optimizer", "optimizer.lr", "script", "train.py", "command", "seed"], [OLD], "--accept {}")
-    with pytest.raises(RequestError, match=r"--keep gama: the run has no such setting \(did you mean 'gamma'\?\)"):
-        check_names(["gama"], [OLD], "--keep {}")
 
 
 def test_names_in_a_variable_have_commas_between_them() -> None:

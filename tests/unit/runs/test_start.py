@@ -9,17 +9,12 @@ from pathlib import Path
 import pytest
 
 from hpcddp.errors import RequestError
-from hpcddp.runs.chain import note_opened
 from hpcddp.runs.folder import RunFolder
 from hpcddp.runs.lock import HeldError, read_holds, release_run
-from hpcddp.runs.start import Outlook, RunRequest, foresee, make_stamp, read_about, set_run_aside, start_run
+from hpcddp.runs.start import Outlook, RunRequest, inspect_run, make_stamp, read_about, set_run_aside, start_run
 from hpcddp.runs.state import write_state
 
 COMMAND = ("python", "train.py")
-
-
-def ask_nobody(_scheduler: str, _job: str) -> str | None:
-    raise AssertionError("the scheduler is asked")
 
 
 @pytest.fixture
@@ -61,33 +56,21 @@ def leave(folder: str, status: str, step: int, *, attempt: str = "local-1", save
         ("unfinished", True, "resumes", "resumes from step 4"),
         ("failed", True, "resumes", "resumes from step 4"),
         ("", True, "resumes", "resumes from step 4"),
-        ("", False, "begins again", "begins again; it has no checkpoint yet"),
-        ("failed", False, "begins again", "begins again; it has no checkpoint yet"),
+        ("", False, "begins again", "begins again, without a checkpoint"),
+        ("failed", False, "begins again", "begins again, without a checkpoint"),
         ("finished", True, "finished", "; no step is left of the 2 epochs asked for; to begin anew: --fresh"),
-        ("finished", False, "begins again", "begins again; it has no checkpoint yet"),
+        ("finished", False, "begins again", "begins again, without a checkpoint"),
     ],
 )
 def test_a_start_does_what_is_left(folder: str, status: str, saved: bool, kind: str, line: str) -> None:
     request = RunRequest(folder, COMMAND)
-    assert foresee(request, ask_nobody).kind == begin(request).kind == "new"
+    assert inspect_run(request).kind == begin(request).kind == "new"
     leave(folder, status, 4, saved=saved)
-    seen = foresee(request, ask_nobody)
+    seen = inspect_run(request)
     assert (seen.kind, seen.step) == (kind, 4 if saved else 0)
     assert str(seen).endswith(line)
     again = begin(request, "local-2")
     assert (again.kind, again.run.path, again.attempt) == (kind, folder, "local-2")
-
-
-def test_the_line_of_a_job_whose_script_opens_runs_says_how_many_are_finished(folder: str) -> None:
-    job = begin(RunRequest(folder, COMMAND), "7.1").run
-    release_run(job, "7.1")
-    os.makedirs(job.attempt("7.1").path)
-    for nth, ends in enumerate(("finished", "unfinished")):
-        for _ in range(2):  # each start of the script names it again
-            note_opened(job.attempt("7.1"), RunFolder(f"{folder}-fold{nth}"))
-        leave(f"{folder}-fold{nth}", ends, 4)
-    seen = foresee(RunRequest(folder, COMMAND), ask_nobody)
-    assert str(seen).endswith("train: its script begins again; 1 of its 2 runs are finished")
 
 
 def test_fresh_sets_no_folder_aside_that_hpcddp_did_not_begin(folder: str) -> None:
@@ -111,8 +94,8 @@ def test_fresh_does_not_set_the_folder_aside_that_the_job_works_in(
         begin(RunRequest(os.path.join(os.getcwd(), run_dir), COMMAND, fresh="1"), "local-2")
 
 
-def test_foreseeing_a_start_writes_nothing(folder: str) -> None:
-    foresee(RunRequest(folder, COMMAND, make_stamp()), ask_nobody)
+def test_inspecting_a_run_writes_nothing(folder: str) -> None:
+    inspect_run(RunRequest(folder, COMMAND, make_stamp()))
     assert not os.path.exists(os.path.dirname(folder))
 
 
@@ -120,7 +103,7 @@ def test_fresh_acts_once(folder: str) -> None:
     begin(RunRequest(folder, COMMAND))
     leave(folder, "unfinished", 4)
     request = RunRequest(folder, COMMAND, fresh="20261126T0255-1a2b")
-    seen = foresee(request, ask_nobody)
+    seen = inspect_run(request)
     assert (seen.kind, seen.old) == ("set aside", RunFolder(f"{folder}.old1"))
     assert str(seen).endswith("train: new, as --fresh asks; the old one is " + f"{folder}.old1")
     assert begin(request, "local-2").old == RunFolder(f"{folder}.old1")
@@ -162,9 +145,6 @@ def test_what_submit_sets_aside_its_job_does_not(folder: str) -> None:
 
 def test_one_attempt_at_a_time_holds_a_run(folder: str, another: int) -> None:
     begin(RunRequest(folder, COMMAND), process=another)
-    holder = foresee(RunRequest(folder, COMMAND), ask_nobody).holder
-    assert holder is not None
-    assert holder.process == another
     with pytest.raises(HeldError, match="in use by attempt local-1"):
         begin(RunRequest(folder, COMMAND), "local-2")
 
@@ -191,15 +171,9 @@ def test_a_new_run_names_an_unfinished_one_of_the_same_script_beside_it(folder: 
     leave(f"{folder}-lr0.1", "unfinished", 4)
     begin(RunRequest(f"{folder}-other", ("python", "other.py")))
     leave(f"{folder}-other", "unfinished", 4)
-    for seen in (foresee(RunRequest(folder, COMMAND), ask_nobody), begin(RunRequest(folder, COMMAND))):
+    for seen in (inspect_run(RunRequest(folder, COMMAND)), begin(RunRequest(folder, COMMAND))):
         assert f"train-lr0.1 is unfinished; to resume it: --resume {folder}-lr0.1" in str(seen)
-    assert foresee(RunRequest(folder, COMMAND), ask_nobody).unfinished is None
-
-
-def test_a_run_of_another_command_is_no_reason_to_search(folder: str) -> None:
-    begin(RunRequest(folder, COMMAND))
-    leave(folder, "unfinished", 4)
-    assert begin(RunRequest(folder, (*COMMAND, "--lr", "1")), "local-2").kind == "resumes"
+    assert inspect_run(RunRequest(folder, COMMAND)).unfinished is None
 
 
 def start_at_once(folders: list[str], fresh: str = "") -> list[str]:

@@ -12,7 +12,6 @@ import pytest
 
 import hpcddp
 from hpcddp.errors import RequestError
-from hpcddp.runs.compare import read_run
 
 
 def write_attempt(run: Path, name: str, lines: list[dict[str, Any]]) -> None:
@@ -49,13 +48,6 @@ def test_a_step_that_was_made_again_counts_once_as_it_was_made_last(run: Path) -
         (6, 2.0, "10.resumed"),
     ]
     assert all(row.keys() == rows[0].keys() for row in rows)
-
-
-def test_a_condition_that_changed_and_changed_back_is_there_in_the_order_of_the_attempts(run: Path) -> None:
-    write_attempt(run, "11.last", steps(7, loss=1.0, time=300))
-    for name, torch in (("9.killed", "2.6"), ("10.resumed", "2.7"), ("11.last", "2.6")):
-        (run / "attempts" / name / "versions.json").write_text(json.dumps({"torch": torch}))
-    assert read_run(str(run)).conditions["torch"] == ("2.6", "2.7", "2.6")
 
 
 def test_what_was_logged_after_a_step_that_was_made_again_is_gone(run: Path) -> None:

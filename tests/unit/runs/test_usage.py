@@ -12,7 +12,7 @@ import pytest
 from hpcddp.cli.main import main
 from hpcddp.runs.folder import AttemptFolder, RunFolder, list_holders
 from hpcddp.runs.state import RunState, replace_state
-from hpcddp.runs.submitted import JobEnd, Submission, begin_submission, note_job_end, note_submission
+from hpcddp.runs.submitted import JobEnd, Submission, begin_submission, record_job_end, record_submission
 from hpcddp.runs.usage import format_efficiency, read_efficiency
 from tests.unit.login.runs import SINCE, held
 
@@ -61,7 +61,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunFolder:
     train(second, range(101, 1001), 100.0)
     end(run, 1, 2000.0)
     for attempt in (first, second):
-        phases = [50.0, 90.0, 600.0, 200.0, 10.0, 0.0]
+        phases = [50.0, 90.0, 600.0, 200.0, 10.0]
         for host in ("n1", "n2"):
             early = line(host, 500.0, gpus=[H100, H100], phases=phases)
             late = line(host, 900.0, gpus=[[*H100[:1], 40.0, *H100[2:]], H100], phases=phases, memory=12_000_000_000)
@@ -71,7 +71,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunFolder:
 
 def test_a_run_that_was_restarted_has_what_it_paid_lost_and_used(run: RunFolder):
     folder = begin_submission(run, "#!/bin/bash\n")
-    note_submission(folder, Submission("slurm", "7", SINCE, "login", "/", walltime_s=86400))
+    record_submission(folder, Submission("slurm", "7", SINCE, "login", "/", walltime_s=86400))
     assert format_efficiency(read_efficiency(run)) == (
         "runs/train: 2 attempts\n"
         "  paid       1.67 node-hours, 0.45 of them lost (done again, or to be done again)\n"
@@ -126,7 +126,7 @@ def test_of_a_plain_script_that_was_killed_the_use_is_known_and_nothing_is_inven
         "runs/plain: 1 attempt\n"
         "  paid       0.03 node-hours\n"
         "  CPUs       97 % of 32 CPUs on each node\n"
-        "  memory     at most 10.0 of 64 GB on a node (no cgroup: what processes share counts for each)\n"
+        "  memory     at most 10.0 of 64 GB on a node\n"
     )
     assert main(["efficiency", "plain", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
@@ -139,7 +139,7 @@ def test_a_run_without_any_line_has_its_hours_and_one_that_has_not_begun_is_refu
 ):
     monkeypatch.chdir(tmp_path)
     run = RunFolder("runs/early")
-    note_submission(begin_submission(run, ""), Submission("slurm", "9", SINCE, "login", "/"))
+    record_submission(begin_submission(run, ""), Submission("slurm", "9", SINCE, "login", "/"))
     assert main(["efficiency", "early"]) == 2
     assert "no job of runs/early has begun" in capsys.readouterr().err
     held(run, "9", status=0)
@@ -149,5 +149,5 @@ def test_a_run_without_any_line_has_its_hours_and_one_that_has_not_begun_is_refu
 
 
 def test_a_job_is_paid_for_all_its_nodes_spare_ones_too(run: RunFolder) -> None:
-    note_job_end(run.attempt("8.1"), JobEnd("slurm", "8", 3))
+    record_job_end(run.attempt("8.1"), JobEnd("slurm", "8", 3))
     assert [one.nodes for one in read_efficiency(run).attempts] == [2, 3]

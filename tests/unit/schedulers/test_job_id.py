@@ -116,8 +116,6 @@ SLURM = {"SLURM_JOB_ID": "4720", "SLURM_ARRAY_JOB_ID": "4711", "SLURM_ARRAY_TASK
         ({"PBS_ENVIRONMENT": "PBS_BATCH"}, CurrentJob("pbs", "", "")),
         ({"JOB_ID": "7", "SGE_TASK_ID": "undefined"}, CurrentJob("gridengine", "7", "7")),
         ({"JOB_ID": "7", "SGE_TASK_ID": "3"}, CurrentJob("gridengine", "7.3", "7-3", "3")),
-        ({"HPCDDP_JOB_ID": "local-1", "HPCDDP_ARRAY_INDEX": "2"}, CurrentJob("local", "local-1", "local-1", "2")),
-        ({"HPCDDP_ARRAY_INDEX": "2"}, CurrentJob("local", "", "", "2")),
         (SLURM | PBS, CurrentJob("slurm", "4720", "4711-0", "0")),
     ],
 )

@@ -44,7 +44,7 @@ _ATTEMPT = """
 import os, signal, sys
 from pathlib import Path
 from hpcddp.runs.folder import RunFolder, find_attempt
-from hpcddp.runs.chain import note_opened
+from hpcddp.runs.chain import record_opened
 from hpcddp.runs.state import write_state
 story = Path(os.environ["SERVER"], "story")
 lines = story.read_text().splitlines()
@@ -55,7 +55,7 @@ said = {"killed": "unfinished", "killed-finished": "finished"}.get(status, statu
 for fold in step.split("+")[1:]:
     name, _, reached = fold.partition("=")
     own = RunFolder(os.path.join(os.path.dirname(run.run.path), name)).attempt(run.name)
-    note_opened(run, own.run)
+    record_opened(run, own.run)
     write_state(own, "finished" if reached == "9" else "unfinished", step=int(reached), epoch=0, reason="as told")
 step = step.partition("+")[0]
 if step:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 from hpcddp.runs.folder import RunFolder
-from hpcddp.runs.submitted import JobEnd, note_job_end, read_job_end
+from hpcddp.runs.submitted import JobEnd, read_job_end, record_job_end
 from hpcddp.schedulers.registry import find_scheduler
 
 from .conftest import StubbedNode, script
@@ -31,7 +31,7 @@ def test_a_job_leaves_its_scheduler_its_id_and_its_end_in_the_attempts_folder(no
 def test_what_is_no_record_of_a_job_is_taken_for_none(tmp_path):
     attempt = RunFolder(str(tmp_path)).attempt("77.1")
     assert read_job_end(attempt) is None
-    note_job_end(attempt, JobEnd("slurm", "77", 2, 5))
+    record_job_end(attempt, JobEnd("slurm", "77", 2, 5))
     for text in ("{", "[]", '{"job": "77"}', '{"scheduler": "slurm", "job": "77", "ends": "soon"}'):
         (tmp_path / "attempts/77.1/job.json").write_text(text)
         assert read_job_end(attempt) is None

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from hpcddp.errors import HpcddpError, LaunchError
-from hpcddp.runs.chain import note_opened
+from hpcddp.runs.chain import record_opened
 from hpcddp.runs.folder import AttemptFolder, RunFolder
 from hpcddp.runs.lock import is_held_by, release_run
-from hpcddp.runs.state import note_checkpoint, read_state, write_state
+from hpcddp.runs.state import read_state, record_checkpoint, write_state
 from hpcddp.supervisor.events import ERROR, GONE, KILLED, SILENT, UNHEARD, UNKNOWN, Event
 from hpcddp.supervisor.follow import find_job_of_script
 from hpcddp.supervisor.order import Line, Order
@@ -65,7 +65,7 @@ def test_a_job_that_was_begun_with_fresh_sets_its_own_progress_aside_never(node:
     stamp = {"fresh": "20261126T0255-1a2b", "chain": 9}
     first = node.begin("41", **stamp).attempt
     assert node.told[0] == "run runs/train: new, as --fresh asks; the old one is runs/train.old1"
-    note_checkpoint(first, step=5, epoch=0)
+    record_checkpoint(first, step=5, epoch=0)
     (node.base / "checkpoints/step-00000005").mkdir(parents=True)
     _follow(first, "42")
     for job, name in (("41", "41.2"), ("42", "42.1")):  # a requeue, and the next of the chain
@@ -89,7 +89,7 @@ def test_a_job_that_is_started_again_waits_for_the_end_of_its_earlier_start(node
 
 def test_an_attempt_that_was_killed_is_unfinished_at_its_newest_checkpoint(node: Node):
     attempt = node.begin("41").attempt
-    note_checkpoint(attempt, step=30, epoch=3)
+    record_checkpoint(attempt, step=30, epoch=3)
     (node.base / "checkpoints/step-00000032").mkdir(parents=True)
     (node.base / "checkpoints/step-00000032/manifest.json").write_text('{"epoch": 4}')
     node.told.clear()
@@ -134,7 +134,7 @@ def test_an_error_of_the_program_is_a_failure_where_a_signal_comes_too(node: Nod
 def own_run(node: Node, attempt: AttemptFolder, name: str, status: str) -> AttemptFolder:
     """As the script of the attempt opens it, and leaves it at step 30."""
     own = RunFolder(f"{node.base}-{name}").attempt(attempt.name)
-    note_opened(attempt, own.run)
+    record_opened(attempt, own.run)
     write_state(own, status, step=30, epoch=3, reason="SIGUSR1")
     return own
 

@@ -39,7 +39,7 @@ def words(options: str = "", line: str = f"srun {EXEC} -- python train.py", laun
         ("--sweep lr=1 --sweep lr=1", "--sweep 'lr=1' is no further value of a name", "--sweep lr=0.1"),
         ("--sweep lr=1 --sweep lr=2", "{lr} does not stand in the command", "{lr}"),
         ("--name=../x", "--name '../x' is not one word", "--name _x"),
-        ("--name=x.old1", "--name 'x.old1' ends in .old1", "--name x_old1"),
+        ("--name=x.old1", "--name 'x.old1' is not one word", "--name x_old1"),
         ("train.py", "no -- before the command", "--"),
     ],
 )

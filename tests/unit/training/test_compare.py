@@ -60,21 +60,17 @@ def compare(capsys: pytest.CaptureFixture[str]) -> Compare:
     return go
 
 
-def test_another_seed_differs_from_step_1_on_and_is_named(train: Train, compare: Compare) -> None:
+def test_another_seed_differs_from_step_1_on(train: Train, compare: Compare) -> None:
     status, facts, text = compare(train("first"), train("seed", ["--limit-steps", "3", "--seed", "7"]))
     assert (status, facts["verdict"], facts["first_difference"]["step"]) == (1, "different", 1)
     assert facts["differing_steps"] == 3
     assert facts["weights"]["differ_at"] == [3]
-    assert facts["differed"] == {"seed": [[0], [7]]}
     assert text.startswith("different from step 1 on\n")
 
 
-def test_another_learning_rate_differs_after_the_first_update_and_is_named(train: Train, compare: Compare) -> None:
-    status, facts, text = compare(train("first"), train("lr", ["--limit-steps", "3", "--lr", "0.06"]))
+def test_another_learning_rate_differs_after_the_first_update(train: Train, compare: Compare) -> None:
+    status, facts, _ = compare(train("first"), train("lr", ["--limit-steps", "3", "--lr", "0.06"]))
     assert (status, facts["first_difference"]["step"]) == (1, 2)
-    assert facts["differed"]["optimizer.lr"] == [[0.05], [0.06]]
-    assert "lr at step 1" in facts["differed"]
-    assert "\nwhat differed\n" in text
 
 
 def test_a_run_is_the_same_as_far_as_it_goes_and_when_it_has_gone_on(
@@ -106,16 +102,13 @@ def test_steps_that_were_made_again_after_a_kill_count_as_made_again(
     argument = [*SMALL, "--run-dir", str(killed), "--limit-steps", "1", "--save-every", "1"]
     run_ranks("train_reference", 1, argument, env={"HPCDDP_ATTEMPT": "attempt-0"}).check()  # requeued: the same attempt
     status, facts, _ = compare(train("first"), killed)
-    assert (status, facts["verdict"], facts["unrecorded_steps"]) == (0, "same", [[], []])
+    assert (status, facts["verdict"]) == (0, "same")
 
 
 @pytest.mark.slow
-def test_a_plain_run_on_two_ranks_differs_and_the_ranks_are_named(train: Train, compare: Compare) -> None:
-    status, facts, text = compare(train("first"), train("two", ranks=2))
+def test_a_plain_run_on_two_ranks_differs(train: Train, compare: Compare) -> None:
+    status, facts, _ = compare(train("first"), train("two", ranks=2))
     assert (status, facts["first_difference"]["step"]) == (1, 1)
-    assert facts["differed"]["ranks"] == [[1], [2]]
-    assert "nodes" not in facts["differed"]
-    assert "ranks  1" in text
 
 
 def _change_loss(copy: Path, value: Callable[[float], float | None]) -> None:
@@ -132,10 +125,9 @@ def test_one_ulp_of_one_loss_is_a_difference_and_no_number_equals_no_number_only
 ) -> None:
     copy = copy_of()
     _change_loss(copy, lambda loss: math.nextafter(loss, 9.0))
-    status, facts, text = compare(train("first"), copy)
+    status, facts, _ = compare(train("first"), copy)
     assert (status, facts["first_difference"]["step"]) == (1, 2)
     assert facts["differing_steps"] == 1
-    assert "nothing that was recorded differed" in text
     _change_loss(copy, lambda _: None)
     assert compare(copy, copy)[1]["verdict"] == "same"
     assert compare(train("first"), copy)[1]["differing_steps"] == 1
@@ -172,15 +164,8 @@ def test_what_is_no_run_folder_is_refused(train: Train, capsys: pytest.CaptureFi
 @pytest.mark.parametrize(
     ("file", "content", "told"),
     [
-        ("attempts/attempt-0/metrics.jsonl", '{"kind": "step"}\n{}\n', "line 1 cannot be read: it has no 'step'"),
-        ("attempts/attempt-0/metrics.jsonl", "half a li\n{}\n", "line 1 cannot be read: expecting value"),
-        ("attempts/attempt-0/metrics.jsonl", '{"kind": "step", "step": 1e999}\n{}\n', "line 1 cannot be read"),
-        ("attempts/attempt-0/metrics.jsonl", '{"kind": "step", "step": 1, "loss": "x"}\n{}\n', "line 1 cannot be read"),
-        ("attempts/attempt-0/versions.json", '{"plan": [1]}', "versions.json"),
         ("state.json", "[]", "state.json holds no JSON object"),
-        ("plan.json", "\xff", "plan.json cannot be read"),
         ("checkpoints/step-00000003/manifest.json", "", "manifest.json cannot be read"),
-        ("settings.json", '{"settings": {"model": [1]}}', "settings.json"),
     ],
 )
 def test_a_damaged_file_is_named(

@@ -75,7 +75,7 @@ def test_every_rank_has_the_folder_that_was_named_in_each_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     base = tmp_path / "train"
-    for line in ("new", "begins again; it has no checkpoint yet"):
+    for line in ("new", "begins again, without a checkpoint"):
         assert open_on_two_ranks(base, monkeypatch) == [str(base)] * 2
         assert capsys.readouterr().err == f"hpcddp: run {base}: {line}\n"
 

@@ -41,7 +41,7 @@ def test_two_ranks_train_the_digits_and_leave_everything_in_the_run_folder(run_r
 @pytest.mark.parametrize("plan", ["{", '{"global_batch": "many"}'])
 def test_a_damaged_plan_is_named(tmp_path: Path, plan: str) -> None:
     (tmp_path / "plan.json").write_text(plan)
-    with pytest.raises(RequestError, match=r"plan\.json .*\nhint: look at it: head .*; then render the job again"):
+    with pytest.raises(RequestError, match=r"plan\.json .*\nhint: look at it: head "):
         read_planned_batch(RunFolder(str(tmp_path)))
 
 
