@@ -1,9 +1,7 @@
 """`hpcddp exec -- command …`: runs a command with RANK, WORLD_SIZE, … set.
 
-Every rendered launcher line ends in it. It resolves this process's rank from the launcher's variables, exports torch's
-variables, and replaces itself by the command, so that any `env://` script runs under mpirun or srun unchanged. In a job
-with a supervisor it stays beside the command, as its agent.
-"""
+Every rendered launcher line ends in it. It finds this process's rank in the launcher's variables, exports torch's, and
+replaces itself by the command. In a job with a supervisor it stays beside the command, as its agent."""
 
 from __future__ import annotations
 
@@ -209,14 +207,8 @@ def _run_with_agent(
         by_scheduler = info.launcher in LAUNCHERS and LAUNCHERS[info.launcher].of_scheduler
         steps = [mark for row in LAUNCHERS.values() if row.of_scheduler for mark in row.marks]
         in_step = not by_scheduler and any(mark in env for mark in steps)
-        program = RankProgram(
-            command,
-            env,
-            stderr.entry if stderr else None,
-            apart=not by_scheduler,
-            in_step=in_step,
-            rank_marks=rank_marks,
-        )
+        entry, apart = stderr.entry if stderr else None, not by_scheduler
+        program = RankProgram(command, env, entry, apart=apart, in_step=in_step, rank_marks=rank_marks)
     except OSError as error:
         _refuse(_cannot_run(command, error), agent, job_output, _CANNOT_RUN)
     if stderr:
@@ -240,9 +232,8 @@ def _run_with_agent(
 
 
 def _ask_run_folder(launch: Launch, hostname: str) -> Rendezvous | None:
-    """The rendezvous through a file in the run folder, the only channel that a process may use and then become another:
-    MPI would wait for a `finalize` that nobody sends. None without a run folder or a key for the launch.
-    """
+    """The rendezvous through a file in the run folder: MPI would wait for a `finalize` that nobody sends. None without
+    a run folder or a key for the launch."""
     from hpcddp.ranks.reach import find_local_address
     from hpcddp.ranks.rendezvous import Rendezvous, port_candidates
     from hpcddp.runs import rank_0

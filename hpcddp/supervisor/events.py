@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 
-from hpcddp.errors import PEER_FAILED, RequestError
+from hpcddp.errors import PEER_FAILED
 from hpcddp.record import TYPE_CHECKING, Record
 from hpcddp.runs.failure import describe_end
 from hpcddp.runs.heartbeat import NO_RANK
@@ -73,11 +73,6 @@ class Event(Record):
     def is_mistake(self) -> bool:
         """Whether the program, or hpcddp in it, has refused what it was asked for, or could not be started."""
         return self._code in _MISTAKES
-
-    @property
-    def is_refusal(self) -> bool:
-        """Whether the program has refused what it was asked for, such as a batch that does not come out even."""
-        return self._code == RequestError.exit_code
 
     @property
     def is_of_another(self) -> bool:

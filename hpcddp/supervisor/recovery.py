@@ -79,8 +79,7 @@ _LEAST_LEFT_S = 60  # before the job's end: a start and a step would not fit
 class Recovery:
     """Decides what follows an attempt of one job: the end, a restart, or other hosts. `names`: all hosts of the job,
     spare ones too, the host of the script first, which is alone where no scheduler names the others. `chosen`: those
-    of the next start; (): as the script has it. `is_too_few`: the program has refused the number of nodes that are
-    left, not the request's."""
+    of the next start; (): as the script has it."""
 
     def __init__(self, order: Order, job: CurrentJob, env: Mapping[str, str], emit: Callable[[str], None]) -> None:
         self._order, self._job, self._env, self._emit = order, job, env, emit
@@ -92,7 +91,6 @@ class Recovery:
         self._ends = set[tuple[object, ...]]()  # how the attempts so far have ended
         self._left_out: set[str] = set()
         self._blamed: dict[str, int] = {}
-        self.is_too_few = False
         self.names = (list_hosts(env) if job.id else ()) or (os.uname().nodename,)
         self.chosen = self.names[: order.line.nodes] if len(self.names) > order.line.nodes else ()
 
@@ -117,20 +115,15 @@ class Recovery:
     def _judge(self, attempt: AttemptFolder, cause: Event, end: EndTime) -> str:
         """Why the ranks are not started again; empty: they are."""
         self._opened += [run for run in list_opened(attempt) if run not in self._opened]
-        self.is_too_few = cause.is_refusal and 0 < len(self.chosen) < self._order.line.nodes
         if end.at is not None and time.time() > end.at - _LEAST_LEFT_S:
             return "the job ends soon"
         if self._restarts >= self._order.max_restarts:
             return f"they were already, {format_count(self._restarts, 'time')} (max_restarts)"
-        if self.is_too_few:
-            count = len(self.chosen)
-            self._fits = tuple(number for number in self._fits if number < count)
-            return "" if self._fits else f"the program does not work out on {count}, and fewer are not allowed"
         return "that is no node's fault" if cause.is_mistake else ""
 
     def _choose_hosts(self, attempt: AttemptFolder, cause: Event, suspects: set[str]) -> str:
         # a broken GPU shows as an error, too: a bug would come again at the same step, or on other hosts
-        is_of_host = (cause.is_loss or cause.kind == ERROR) and cause.kind != UNHEARD and not self.is_too_few
+        is_of_host = (cause.is_loss or cause.kind == ERROR) and cause.kind != UNHEARD
         if is_of_host and cause.host and cause.is_sure and not cause.is_of_another:
             for name in self.names:
                 self._blamed[name] = self._blamed.get(name, 0) + same_host(name, cause.host)

@@ -223,11 +223,8 @@ class Attempts:
 
     def _make_environment(self) -> dict[str, str]:
         at = self._end.end.at
-        return {
-            **self._env,
-            "HPCDDP_ATTEMPT": self.attempt.name,
-            "HPCDDP_DEADLINE": "" if at is None else str(at),
-        }
+        deadline = "" if at is None else str(at)
+        return {**self._env, "HPCDDP_ATTEMPT": self.attempt.name, "HPCDDP_DEADLINE": deadline}
 
     def _run_ranks(self) -> AttemptEnd:
         """Copy the data, if there are any to copy, and start the ranks; nothing is started once a signal has come."""
@@ -253,12 +250,8 @@ class Attempts:
         ends = (lambda: is_ending(job, self._env)) if by_scheduler else None
         by_hand, settle_s = self._by_hand or not job.id, _SETTLE_S if job.id else 0.0
         passing = Passing(self._reports, self._emit, settle_s, ends, self._warn_at, by_hand=by_hand)
-        return passing, Teardown(
-            self._reports,
-            self._emit,
-            acts=self._recovery is not None,
-            judges=not env.get("HPCDDP_INDEPENDENT"),
-        )
+        acts, judges = self._recovery is not None, not env.get("HPCDDP_INDEPENDENT")
+        return passing, Teardown(self._reports, self._emit, acts=acts, judges=judges)
 
     def _launch(
         self, words: list[str], env: Mapping[str, str], of_ranks: tuple[Passing, Teardown] | None = None
@@ -322,7 +315,7 @@ class Attempts:
             why_not = recovery.find_obstacle(attempt, cause, self._end.end, self._reports.lost_hosts)
             # as where the scheduler ends the ranks first, and then the script
             late = self.receive_signals("after the ranks had ended: they are not started again")
-            if not why_not or recovery.is_too_few or (late is not None and cause.is_loss):
+            if not why_not or (late is not None and cause.is_loss):
                 record_loss(attempt, cause)
             if late is not None:
                 return ended._replace(signal=late.signal)

@@ -274,21 +274,6 @@ def test_too_few_hosts_end_the_job(cluster: Cluster):
     assert cluster.why_not == "of 4 hosts 3 can be used, and this job can go on with 4"
 
 
-REFUSED = Event(ERROR, 0, "n1", status=2 << 8, text="RequestError: a global batch of 8 over 3 ranks …")
-
-
-def test_a_program_that_refuses_fewer_nodes_than_it_was_asked_for_is_tried_on_fewer_still(cluster: Cluster):
-    (cluster.folder / "silent-n3.site").touch()
-    recovery = cluster.recovery()
-    assert cluster.goes_on(recovery, LOST, "n3")
-    assert cluster.goes_on(recovery, REFUSED)
-    assert recovery.chosen == ("n1.site", "n2.site")
-    assert recovery.is_too_few
-    assert not cluster.goes_on(recovery, REFUSED)
-    assert recovery.is_too_few  # so that the run is unfinished, and a chain goes on with nodes of its own
-    assert cluster.why_not == "the program does not work out on 2, and fewer are not allowed"
-
-
 REPEATS = "an earlier start ended the same way, on the same hosts and without a new checkpoint"
 BUG_AT_3 = Event(ERROR, 2, "n1", step=3, status=1 << 8, text="ValueError: a")  # the script's host is never left out
 STUCK_AT_3 = Event(STUCK, 2, "n1", step=3, text="stands at train.py:9, in main: time.sleep(1000)")

@@ -10,7 +10,6 @@ from hpcddp.guard.hpcddp_stand import MAY_WAIT, NO_WAIT, WAITS
 from hpcddp.runs.hang import Stand
 from hpcddp.runs.heartbeat import Beat, Position
 from hpcddp.supervisor.rank import (
-    ENDS,
     STARTING,
     STATES,
     PlainHang,
@@ -48,22 +47,18 @@ class Ranks:
         new = Beat(step or beat.step, beat.moves + moves, beat.looks + 1, 0, beat.uses + uses)
         self.detector.record(self.ranks[rank], new, self.now)
 
-    def end(self, rank: int) -> None:
-        """Its program has ended well."""
-        self.ranks[rank].status = 0
-        self.ranks[rank].change(ENDS, self.now)
-
     def stuck(self) -> list[str]:
         found, _, self.is_known = self.detector.find_stuck(self.ranks, self.now)
         return [f"rank {one.rank} {describe_stand(one)}" for one in found]
 
 
-def test_ranks_that_never_open_the_runtime_are_not_named_where_the_others_make_steps():
+def test_the_first_step_has_ten_times_the_limit():
     ranks = Ranks(2)
-    ranks.say(0, step=4, moves=True)
-    ranks.say(0, step=5, moves=True)
+    ranks.say(0, moves=True)
     ranks.ranks[0].place = Position("train.py:7, in main: sleep()")
-    ranks.pass_time(LIMIT_S + 2)
+    ranks.pass_time(FIRST_S)
+    assert ranks.stuck() == []
+    ranks.pass_time(2)
     assert ranks.stuck() == ["rank 0 stands at train.py:7, in main: sleep()"]
 
 
