@@ -64,10 +64,10 @@ def check_agents_per_node(env: Mapping[str, str], info: RankInfo) -> Check | Non
         if started > 1:
             each = info.local_world_size or 1
             program = outer.command.partition(" ")[0]
-            told = f"{program} started {info.launcher} {started} times on a node ({outer.local_world_size}={text})"
+            message = f"{program} started {info.launcher} {started} times on a node ({outer.local_world_size}={text})"
             return Check(
                 f"one {info.launcher} per node",
-                f"{told}, each with {format_count(each, 'rank')}",
+                f"{message}, each with {format_count(each, 'rank')}",
                 f"start it once per node, or start the ranks by {program} alone",
             )
     return None
@@ -79,10 +79,10 @@ def check_cpus_per_rank(env: Mapping[str, str], info: RankInfo, machine: Machine
     if row is None or row.cpus_per_rank is None:
         return None
     of_job, to_launcher = row.cpus_per_rank
-    asked = read_number(env.get(of_job, ""))
-    if asked is None or machine.cpus is None or machine.cpus >= asked or env.get(to_launcher):
+    requested = read_number(env.get(of_job, ""))
+    if requested is None or machine.cpus is None or machine.cpus >= requested or env.get(to_launcher):
         return None
-    message = f"the job has {format_count(asked, 'CPU')} per task ({of_job}), but this rank may use {machine.cpus}"
+    message = f"the job has {format_count(requested, 'CPU')} per task ({of_job}), but this rank may use {machine.cpus}"
     return Check(f"CPUs of {info.launcher}'s tasks", message, f"export {to_launcher}=${of_job} before {info.launcher}")
 
 

@@ -116,11 +116,11 @@ def judge_links(found: Mapping[Pair, LinkSpeed], *, on_gpu: bool) -> Iterator[tu
         if of_host <= left and not found.keys() - of_host <= slow:
             left -= of_host
             worst = min(of_host, key=lambda pair: found[pair].gbps)
-            told = f"all {len(of_host)} of its links are slow: {_format_link(worst, found[worst])}, and {usual}"
-            yield host, Check("slow host", told, "leave the node out; tell the site", FAILED)
+            message = f"all {len(of_host)} of its links are slow: {_format_link(worst, found[worst])}, and {usual}"
+            yield host, Check("slow host", message, "leave the node out; tell the site", FAILED)
     for pair in sorted(left):
-        told = f"{_format_link(pair, found[pair])}; {usual}"
-        yield pair[1], Check("slow link", told, "tell the site, with both names", FAILED)
+        message = f"{_format_link(pair, found[pair])}; {usual}"
+        yield pair[1], Check("slow link", message, "tell the site, with both names", FAILED)
 
 
 def _format_link(pair: Pair, one: LinkSpeed) -> str:
@@ -277,7 +277,7 @@ class Checker:
         self._measured.add(peer)
         node = self.nodes[process.host]
         gpus = {gpu.uuid: gpu for gpu in node.gpus}
-        for gpu in (Gpu(**said) for said in answer["gpus"]):
+        for gpu in (Gpu(**fields) for fields in answer["gpus"]):
             before = gpus.get(gpu.uuid, gpu)
             if gpu.uuid in process.gpus:
                 before = before._replace(tflops=gpu.tflops, copy_gbs=gpu.copy_gbs, error=gpu.error)
@@ -341,8 +341,8 @@ class Checker:
         for each in rounds:
             if not self._has_time(PAIR_S):
                 break
-            said = self._run_groups(each, on_gpu, PAIR_S, is_sum=False)
-            for pair, answer in zip(each, said, strict=True):
+            results = self._run_groups(each, on_gpu, PAIR_S, is_sum=False)
+            for pair, answer in zip(each, results, strict=True):
                 one = LinkSpeed(answer.get("gbps", 0.0), answer.get("ms", 0.0), answer.get("error", ""))
                 found[pair] = max(one, found.get(pair, one), key=lambda speed: (not speed.error, speed.gbps))
         return found
@@ -370,9 +370,9 @@ class Checker:
         late = {"error": f"no answer in {limit['limit_s']:.0f} s"}
         found: list[Answer] = []
         for group in groups:
-            said = {host: answers.get(host, late) for host in group}
-            wrong = [host for host in group if "error" in said[host]]
-            found.append({"host": wrong[0], **said[wrong[0]]} if wrong else said[group[0]])
+            results = {host: answers.get(host, late) for host in group}
+            wrong = [host for host in group if "error" in results[host]]
+            found.append({"host": wrong[0], **results[wrong[0]]} if wrong else results[group[0]])
         return found
 
     # The report.
@@ -391,11 +391,11 @@ class Checker:
             checks += judge_links(pairs, on_gpu=on_gpu)
             left = _list_good(good, checks)
             if len(left) > 1 and self._has_time(0):
-                (said,) = self._run_groups([left], on_gpu, ALL_S, is_sum=True)
-                rate = said.get("all_reduce_gbps")
-                if "error" in said:
-                    told = f"no sum over {len(left)} hosts: {said['host']}: {said['error']}"
-                    checks.append(("", Check("all-reduce", told, "hpcddp diagnose")))
+                (results,) = self._run_groups([left], on_gpu, ALL_S, is_sum=True)
+                rate = results.get("all_reduce_gbps")
+                if "error" in results:
+                    message = f"no sum over {len(left)} hosts: {results['host']}: {results['error']}"
+                    checks.append(("", Check("all-reduce", message, "hpcddp diagnose")))
         states = dict.fromkeys(hosts, NOT_CHECKED) | dict.fromkeys(self.nodes, OK)
         for state in (WARNING, FAILED):
             states |= {host: state for host, check in checks if host and check.state == state}
@@ -412,16 +412,16 @@ class Checker:
         """Hosts that never came, or that have not described themselves in time."""
         if not self._processes and (status := launcher.poll()) is not None:
             what = self._request.words[0] if self._request.words else self._request.python
-            told = f"{what} ended with status {status}, and no process called"
-            yield "", Check("launcher", told, "what it has printed says why", FAILED)
+            message = f"{what} ended with status {status}, and no process called"
+            yield "", Check("launcher", message, "what it has printed says why", FAILED)
             return
         late = f"did not answer in {LOOK_S * self._request.patience:.0f} s"
         size = max((process.world_size or 0 for process in [*self._processes.values()]), default=0)
         missing = "no process of the launch is there" if len(self._processes) >= size > 0 else late
         for host in hosts:
             if self._leaders.get(host) not in self._measured:
-                told = f"it came, and {late}" if host in self._leaders else missing
-                yield host, Check("answer", told, "leave the node out; tell the site", FAILED)
+                message = f"it came, and {late}" if host in self._leaders else missing
+                yield host, Check("answer", message, "leave the node out; tell the site", FAILED)
 
 
 def _end_launcher(launcher: subprocess.Popen[bytes]) -> None:
@@ -446,8 +446,8 @@ def format_report(report: CheckReport) -> str:
         lines += [f"{check.state:8} {where}{check.name}: {check.message}", f"{'':9}hint: {check.remedy}"]
     usual = find_usual(report.links)
     if not usual.error:
-        told = f"median of {format_count(len(report.links), 'pair')}: {usual.gbps:.3g} Gb/s and {usual.ms:.3g} ms"
-        lines.append(f"links    {report.means}, {told}")
+        message = f"median of {format_count(len(report.links), 'pair')}: {usual.gbps:.3g} Gb/s and {usual.ms:.3g} ms"
+        lines.append(f"links    {report.means}, {message}")
     if report.all_reduce_gbps is not None:
         lines.append(f"links    all-reduce over the hosts: {report.all_reduce_gbps:.3g} Gb/s")
     failed = [host for host, state in report.hosts.items() if state == FAILED]

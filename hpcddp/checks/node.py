@@ -23,7 +23,7 @@ _NOTHING: Mapping[str, str] = {}
 
 
 class Gpu(Record):
-    """One GPU as its driver shows it. `uncorrected`: errors of its memory since the driver was started. `is_pending`:
+    """A GPU as its driver shows it. `uncorrected`: errors of its memory since the driver was started. `is_pending`:
     a row or page of its memory waits for a reset. `tflops`, `copy_gbs`: a matrix product in 16 bits, a copy in its
     memory. `error`: why it could not be tried."""
 
@@ -39,7 +39,7 @@ class Gpu(Record):
 
 
 class Process(Record):
-    """One process of a launch, the place that its launcher gave it, and what it would take. `error`: why it has no
+    """A process of a launch, the place that its launcher gave it, and what it would take. `error`: why it has no
     place. `master`: where it will look for rank 0. `gpus`: those that it takes, by their unique names. `found`: by the
     checks of its environment, a Check's fields each."""
 
@@ -57,7 +57,7 @@ class Process(Record):
 
 
 class CheckedNode(Record):
-    """One node. `cpus`: how many its processes may use at once, by affinity and control group. `shm_mb`: free, and in
+    """A node. `cpus`: how many its processes may use at once, by affinity and control group. `shm_mb`: free, and in
     all. `disks`: a folder -> MiB and files that may still be written, and why a small one could not be. `clock_s`: how
     far its clock is before the checker's, at least. `errors`: what it finds wrong itself, by the names of ERRORS."""
 
@@ -116,8 +116,8 @@ def check_cpus(node: CheckedNode, job: CheckedJob) -> Found:
     """A node whose processes may use far fewer CPUs than on the others: by affinity, or a control group's quota."""
     if node.cpus is None or node.cpus >= job.usual_cpus * _OF_MEDIAN:
         return None
-    told = f"its processes may use {node.cpus:g} CPUs, and {job.usual_cpus:g} on the job's other nodes"
-    return told, "look for another job's control group or a limit there: cat /sys/fs/cgroup/cpu.max; taskset -p $$"
+    message = f"its processes may use {node.cpus:g} CPUs, and {job.usual_cpus:g} on the job's other nodes"
+    return message, "look for another job's control group or a limit there: cat /sys/fs/cgroup/cpu.max; taskset -p $$"
 
 
 def check_oversubscribed(node: CheckedNode, job: CheckedJob) -> Found:
@@ -183,8 +183,8 @@ def check_gpu_count(node: CheckedNode, job: CheckedJob) -> Found:
     """Fewer GPUs than the job has on each node."""
     if len(node.gpus) >= job.gpus_per_node or node.errors.get("GPU driver"):
         return None
-    told = f"it shows {format_count(len(node.gpus), 'GPU')} of {job.gpus_per_node}"
-    return told, f"nvidia-smi -L on {node.host}; tell the site"
+    message = f"it shows {format_count(len(node.gpus), 'GPU')} of {job.gpus_per_node}"
+    return message, f"nvidia-smi -L on {node.host}; tell the site"
 
 
 def check_gpu_memory(node: CheckedNode, _job: CheckedJob) -> Found:
@@ -193,8 +193,8 @@ def check_gpu_memory(node: CheckedNode, _job: CheckedJob) -> Found:
         if gpu.is_pending:
             return f"GPU {gpu.uuid} needs a reset: a row of its memory is to be replaced", "tell the site"
         if gpu.uncorrected:
-            told = f"GPU {gpu.uuid} has counted {format_count(gpu.uncorrected, 'uncorrectable error')} of its memory"
-            return told, "leave the node out; tell the site"
+            message = f"GPU {gpu.uuid} has counted {format_count(gpu.uncorrected, 'uncorrectable error')} of its memory"
+            return message, "leave the node out; tell the site"
     return None
 
 
@@ -203,8 +203,8 @@ def check_gpu_answer(node: CheckedNode, _job: CheckedJob) -> Found:
     ill = [gpu for gpu in node.gpus if gpu.error]
     if not ill:
         return None
-    told = f"GPU {ill[0].uuid}: {ill[0].error}"
-    return told, f"nvidia-smi on {node.host}; a torch for its driver: https://pytorch.org/get-started"
+    message = f"GPU {ill[0].uuid}: {ill[0].error}"
+    return message, f"nvidia-smi on {node.host}; a torch for its driver: https://pytorch.org/get-started"
 
 
 def check_gpu_speed(node: CheckedNode, job: CheckedJob) -> Found:
@@ -217,10 +217,10 @@ def check_gpu_speed(node: CheckedNode, job: CheckedJob) -> Found:
         ):
             value, usual = getattr(gpu, name), job.medians[name]
             if value is not None and (value < of_sheet * _OF_DATA_SHEET or value < usual * _OF_GPUS):
-                told = f"GPU {gpu.uuid} {what} {value:.0f} {unit}"
+                message = f"GPU {gpu.uuid} {what} {value:.0f} {unit}"
                 others = f"; the job's median is {usual:.0f}" if usual else ""
                 others += f"; the data sheet of {row.part} says {of_sheet}" if row is not None else ""
-                return told + others, "leave the node out; tell the site"
+                return message + others, "leave the node out; tell the site"
     return None
 
 
@@ -230,8 +230,8 @@ def check_shared_gpu(node: CheckedNode, job: CheckedJob) -> Found:
     for process in job.ranks[node.host]:
         for uuid in process.gpus:
             if uuid in owner:
-                told = f"ranks {owner[uuid]} and {process.rank} would both take GPU {uuid}"
-                return told, "give each rank its own: --gpus-per-node with ranks per node alike, no --gpus-per-task"
+                message = f"ranks {owner[uuid]} and {process.rank} would both take GPU {uuid}"
+                return message, "give each rank its own: --gpus-per-node with ranks per node alike, no --gpus-per-task"
             owner[uuid] = process.rank
     return None
 
@@ -241,30 +241,30 @@ def check_versions(node: CheckedNode, job: CheckedJob) -> Found:
     for what, counts in job.versions.items():
         usual, count = counts.most_common(1)[0]
         if node.versions.get(what, usual) != usual:
-            told = f"{what} is {node.versions[what]}, and {usual} on {count} of {counts.total()} nodes"
-            return told, "one environment in a folder that all nodes see, activated in the job's script"
+            message = f"{what} is {node.versions[what]}, and {usual} on {count} of {counts.total()} nodes"
+            return message, "one environment in a folder that all nodes see, activated in the job's script"
     return None
 
 
 def check_variables(node: CheckedNode, job: CheckedJob) -> Found:
     """Variables that have another value on this node than on most: a launcher forwards not all, profiles differ."""
-    told = list[str]()
+    differing = list[str]()
     for name, usual in job.env.items():
         other = next((one for one in (p.env.get(name) for p in job.ranks[node.host]) if one != usual), usual)
-        told += [f"{name} is {_quote(other)}, and {_quote(usual)} in most ranks"] if other != usual else []
-    return ("; ".join(told[:4]), "env: {NAME: …} in the job file, which every rank gets") if told else None
+        differing += [f"{name} is {_quote(other)}, and {_quote(usual)} in most ranks"] if other != usual else []
+    return ("; ".join(differing[:4]), "env: {NAME: …} in the job file, which every rank gets") if differing else None
 
 
 def check_clock(node: CheckedNode, _job: CheckedJob) -> Found:
     """A clock that differs: logs mislead, certificates and time limits fail."""
     if node.clock_s is None or abs(node.clock_s) < _MOST_CLOCK_S:
         return None
-    told = f"its clock is {abs(node.clock_s):.1f} s {'ahead of' if node.clock_s > 0 else 'behind'} the first host's"
-    return told, "tell the site: chronyc tracking"
+    message = f"its clock is {abs(node.clock_s):.1f} s {'ahead of' if node.clock_s > 0 else 'behind'} the first host's"
+    return message, "tell the site: chronyc tracking"
 
 
 class NodeCheck(Record):
-    """One check of a node. `state`: what it makes of the node."""
+    """A check of a node. `state`: what it makes of the node."""
 
     name: str
     find: Callable[[CheckedNode, CheckedJob], Found]
@@ -338,8 +338,8 @@ def judge_ranks(processes: Sequence[Process], hosts: Sequence[str]) -> Iterator[
     placed = [process for process in processes if process.rank is not None]
     lost = [process for process in processes if process.rank is None and not process.error]
     if lost and len(processes) > 1:
-        told = f"{len(lost)} of {len(processes)} processes have no rank: no variable of a launcher reaches them"
-        yield "", Check(name, told, remedy, FAILED)
+        message = f"{len(lost)} of {len(processes)} processes have no rank: no variable of a launcher reaches them"
+        yield "", Check(name, message, remedy, FAILED)
     size = max((process.world_size or 0 for process in placed), default=0)
     there: dict[int | None, list[str]] = {}
     for process in placed:
@@ -350,14 +350,14 @@ def judge_ranks(processes: Sequence[Process], hosts: Sequence[str]) -> Iterator[
     missing = [rank for rank in range(size) if rank not in there]
     if missing and all(any(process.host == host for process in processes) for host in hosts):
         named = ", ".join(map(str, missing[:8])) + (f" and {len(missing) - 8} more" if len(missing) > 8 else "")
-        told = f"{'rank' if len(missing) == 1 else 'ranks'} {named} of {size} did not come"
+        message = f"{'rank' if len(missing) == 1 else 'ranks'} {named} of {size} did not come"
         came = Counter(process.host for process in placed)
         wanted = {process.host: process.local_world_size or 0 for process in placed}
         few = [host for host in came if came[host] < wanted[host]]
         for host in few:
-            yield host, Check(name, f"{told}: it has {came[host]} of its {wanted[host]}", remedy, FAILED)
+            yield host, Check(name, f"{message}: it has {came[host]} of its {wanted[host]}", remedy, FAILED)
         if not few:  # the launcher does not say how many each host has
-            yield "", Check(name, told, remedy, FAILED)
+            yield "", Check(name, message, remedy, FAILED)
 
 
 def _quote(value: str | None) -> str:

@@ -228,8 +228,8 @@ def run_line(line: str, env: Mapping[str, str]) -> str:
         answer = run_program(["sh", "-c", line], env, patience_s=_PROGRAM_S)
     except SchedulerError:
         return f"the job file's own check did not end in {_PROGRAM_S:.0f} s"
-    said = (answer.stdout + answer.stderr).strip().splitlines()
-    why = f": {said[-1]}" if said else ""
+    lines = (answer.stdout + answer.stderr).strip().splitlines()
+    why = f": {lines[-1]}" if lines else ""
     return f"the job file's own check ended with status {answer.status}{why}" if answer.status else ""
 
 
@@ -298,7 +298,7 @@ def identify_process(env: Mapping[str, str], host: str) -> Process:
 
 
 class CheckedProcess:
-    """This process, for the checker: each method but those with an underscore is an order."""
+    """The process under check, for the checker: each method but those with an underscore is an order."""
 
     def __init__(self, env: Mapping[str, str], host: str) -> None:
         self._env, self._host = dict(env), host
@@ -355,8 +355,8 @@ class CheckedProcess:
         end = time.monotonic() + limit_s
         for worker in workers:
             worker.send({"do": "measure"})
-        for uuid, worker, said in zip(self.process.gpus, workers, says, strict=True):
-            found[uuid] = {"error": said["error"]} if "error" in said else worker.receive(end, late)
+        for uuid, worker, answer in zip(self.process.gpus, workers, says, strict=True):
+            found[uuid] = {"error": answer["error"]} if "error" in answer else worker.receive(end, late)
         return tuple(gpu._replace(**found.get(gpu.uuid, {})) for gpu in gpus)
 
     def listen(self) -> dict[str, Any]:

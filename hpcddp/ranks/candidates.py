@@ -137,14 +137,14 @@ def _read_layout(row: Launcher, numbers: dict[str, int | None], source: dict[str
     if info is None or rank is None or rank >= len(info.node_of):
         return
     node = info.node_of[rank]
-    told = {
+    layout = {
         "world_size": len(info.node_of),
         "num_nodes": len(info.hosts),
         "node_rank": node,
         "local_rank": info.local_of[rank],
         "local_world_size": info.node_of.count(node),
     }
-    for number, value in told.items():
+    for number, value in layout.items():
         if numbers[number] is None:
             numbers[number], source[number] = value, f"{variable} ({path})"
         elif numbers[number] != value:

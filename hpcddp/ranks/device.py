@@ -97,7 +97,7 @@ GPUS_PER_RANK = "HPCDDP_GPUS_PER_RANK"
 
 
 def read_gpus_per_node(env: Mapping[str, str]) -> int:
-    """What `hpcddp exec` has said; 0: nothing."""
+    """Read what `hpcddp exec` has set; 0: nothing."""
     return read_number(env.get(GPUS_PER_NODE, "")) or 0
 
 

@@ -57,7 +57,7 @@ def usable_addresses(interfaces: Sequence[Interface], name: str) -> list[str]:
 
 
 def address_toward(host: str) -> str | None:
-    """This host's address on the route to `host`, IPv4 before IPv6; None if there is no route.
+    """Find this host's address on the route to `host`, IPv4 before IPv6; None if there is no route.
 
     (Connecting a UDP socket only asks the routing table.)
     """

@@ -61,7 +61,7 @@ class Launch:
 
     @cached_property
     def local_key(self) -> tuple[str, str]:
-        """As `key`; without one, the process that started the ranks, if all of them are on this node."""
+        """The `key`; without one, the process that started the ranks, if all of them are on this node."""
         return self.key if self.key[0] or not self.live else find_parent_key(self.info)
 
     @cached_property

@@ -93,8 +93,8 @@ def split_node_agent_options(
 def ask_for(command: str) -> str:
     """The hint on what to type instead of a command that starts its ranks with this launcher command."""
     node_agent = next((name for name in NODE_AGENTS if command in LAUNCHERS[name].commands), "")
-    told = f" (and --launcher {node_agent} if {node_agent} shall start it)" if node_agent else ""
-    return f"give the training script itself: -- python train.py{told}"
+    further = f" (and --launcher {node_agent} if {node_agent} shall start it)" if node_agent else ""
+    return f"give the training script itself: -- python train.py{further}"
 
 
 def launcher_of_version(answer: str) -> str | None:

@@ -54,7 +54,7 @@ class FrontEnd(Record):
 
 
 class Launcher(Record):
-    """One launcher. Variable names; an empty name: this launcher does not say it.
+    """A launcher. Variable names; an empty name: this launcher does not say it.
 
     A row stands in an environment if one of `marks` is set, one of `identity` too (if there are any), and none of
     `excluded_by`. From then on every variable of the row that is not in `optional` must be there: half a row is an
@@ -291,7 +291,7 @@ NUMBERS = ("rank", "world_size", "local_rank", "local_world_size", "node_rank", 
 
 
 class RankInfo(Record):
-    """One process's place. `None` where its launcher does not say, never a guess.
+    """A process's place. `None` where its launcher does not say, never a guess.
 
     rank in 0 … world_size-1 over all nodes; local_rank in 0 … local_world_size-1 on this node; node_rank in 0 …
     num_nodes-1. All numbers come from one launcher. `source` names, for each number and for `launcher`, the variable

@@ -42,5 +42,5 @@ def predict_environment(
         predicted |= dict.fromkeys(row.host, hosts[node])
     # What tells the row from others, and Slurm's account of all nodes.
     ranks = ",".join(str(first + i) for i in range(tasks[node]))
-    told = {"node": node, "ranks": ranks, "tasks": ",".join(map(str, tasks)), "hosts": ",".join(hosts)}
-    return predicted | {name: value for name, form in row.also_sets if (value := form.format(**told))}
+    texts = {"node": node, "ranks": ranks, "tasks": ",".join(map(str, tasks)), "hosts": ",".join(hosts)}
+    return predicted | {name: value for name, form in row.also_sets if (value := form.format(**texts))}

@@ -162,7 +162,7 @@ class FoundRank(Record):
     remarks: tuple[str, ...] = ()
 
     def info(self) -> RankInfo | None:
-        """As RankInfo; None if rank or world size is not told."""
+        """Convert it to a RankInfo; None if rank or world size is not told."""
         rank, size, *others = (self.numbers[k] for k in NUMBERS)
         if rank is None or size is None:
             return None
@@ -258,8 +258,8 @@ def _pinned(pin: str, env: Mapping[str, str]) -> Candidate:
 def _refuse_stray(env: Mapping[str, str]) -> None:
     """Part of a launcher's row, not enough to tell which: still proof that this is no single process."""
     for row in LAUNCHERS.values():
-        own = (row.rank, row.world_size, row.local_rank, row.local_world_size)
-        names = [n for n in (own if row.stray is None else row.stray) if n]
+        numbers = (row.rank, row.world_size, row.local_rank, row.local_world_size)
+        names = [n for n in (numbers if row.stray is None else row.stray) if n]
         if row.by_hand and (read_number(env.get(row.local_rank, "")) or 0) < 1:
             names = names[:2]  # people export a local rank of 0 for a single process; no single process has another
         there = [name for name in names if name in env]

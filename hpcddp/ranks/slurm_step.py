@@ -26,7 +26,7 @@ def _is_task(env: Mapping[str, str]) -> bool:
     """Whether Slurm started this process as a task of a step.
 
     Not so in a batch script (no step id; -5 from Slurm 26.05), in an interactive step (4294967290), and in salloc's
-    older shell: a step of one task that was told to keep the job's SLURM_NTASKS (`srun --preserve-env --pty`).
+    older shell: a step of one task that was is_listed to keep the job's SLURM_NTASKS (`srun --preserve-env --pty`).
     Sources: Slurm src/common/env.c, slurm_protocol_defs.h.
     """
     step = env.get("SLURM_STEP_ID", "")
@@ -76,11 +76,11 @@ def _find_rank_0(env: Mapping[str, str], info: RankInfo) -> tuple[str | None, st
         return None, ""
     ranks_here = env.get("SLURM_GTIDS", "").split(",")
     zero_here = info.rank == 0 or "0" in ranks_here
-    told = zero_here or len(ranks_here) == info.local_world_size
-    by_hand = env.get("SLURM_DISTRIBUTION", "").startswith("arbitrary") or (told and zero_here != (node == 0))
+    is_listed = zero_here or len(ranks_here) == info.local_world_size
+    by_hand = env.get("SLURM_DISTRIBUTION", "").startswith("arbitrary") or (is_listed and zero_here != (node == 0))
     if not by_hand:
         return hosts[0], "SLURM_STEP_NODELIST (first host)"
-    if len(hosts) > 2 or not told:
+    if len(hosts) > 2 or not is_listed:
         return None, ""
     return hosts[node if zero_here else 1 - node], "SLURM_STEP_NODELIST (by SLURM_GTIDS)"
 

@@ -63,7 +63,7 @@ if TYPE_CHECKING:
 
 
 class Allocation(Record):
-    """One job. `hosts`: (name, slots) in the scheduler's order, each host once; None where they cannot be read here."""
+    """A job. `hosts`: (name, slots) in the scheduler's order, each host once; None where they cannot be read here."""
 
     scheduler: str  # the name of its row
     job_id: str  # of `CurrentJob`

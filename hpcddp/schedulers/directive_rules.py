@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class DirectiveOption(Record):
-    """One option of a directive, under its whole name, and the directive. A resource is an option of its own:
+    """An option of a directive, under its whole name, and the directive. A resource is an option of its own:
     `-l select`."""
 
     name: str
@@ -42,8 +42,8 @@ def parse_directive(rules: Directives, text: str) -> Iterator[DirectiveOption]:
         yield DirectiveOption(name, value, text)
         return
     for piece in value.split(","):
-        key, _, said = piece.partition("=")
-        yield DirectiveOption(f"{name} {key}", said, text)
+        key, _, setting = piece.partition("=")
+        yield DirectiveOption(f"{name} {key}", setting, text)
 
 
 def full_name(rules: Directives, name: str) -> str:

@@ -34,15 +34,15 @@ def parse_jobs(answer: CommandAnswer, states: Mapping[str, str]) -> JobsFound:
         return JobsFound((), "qstat's answer cannot be read")
     jobs = []
     for one in root.iter("job_list"):  # newer releases add milliseconds to times
-        told = {field.tag: (field.text or "").strip() for field in one}
-        job, letters = told.get("JB_job_number", ""), told.get("state", "")
+        fields = {field.tag: (field.text or "").strip() for field in one}
+        job, letters = fields.get("JB_job_number", ""), fields.get("state", "")
         if not job.isdecimal():
             continue
         state = next((word for letter, word in states.items() if letter in letters), "unknown")
         why = "an error came before it started: qstat -j says which" if letters.startswith("E") else ""
-        for index in told.get("tasks", "").split(","):  # `3`, `4-6:1`, `2-4:1,6`
-            own = JobId(f"{job}.{index}" if index else job, job, index)
-            jobs.append(JobFound(own, state, why, read_time(told.get("JAT_start_time", "").partition(".")[0])))
+        for index in fields.get("tasks", "").split(","):  # `3`, `4-6:1`, `2-4:1,6`
+            job_id = JobId(f"{job}.{index}" if index else job, job, index)
+            jobs.append(JobFound(job_id, state, why, read_time(fields.get("JAT_start_time", "").partition(".")[0])))
     return JobsFound(tuple(jobs))
 
 

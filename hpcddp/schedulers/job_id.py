@@ -11,7 +11,7 @@ _FORM = r"(\d+)(?:\[(\d*)\]|[_.-](\d+)|[+]\d+)?(?:\.[\w.-]*[A-Za-z][\w.-]*)?"
 
 
 class JobId(Record):
-    """One job, an array, or several jobs of an array that wait together.
+    """A job, an array, or several jobs of an array that wait together.
 
     `text`: as its scheduler's commands take it. `number`: the job's, or that of its array; all of the text where there
     is none, as of a job on this machine. `array_index`: in the array, or the scheduler's text of several, `5-9`; "" of
@@ -76,7 +76,7 @@ def is_in(array: str, index: str | int) -> bool:
 
 
 def list_indices(array: str) -> set[int]:
-    """Of `5-9999%2` or `1,3,7-9:2`; none of another text."""
+    """List those of `5-9999%2` or `1,3,7-9:2`; none of another text."""
     return {index for span in _list_spans(array) for index in span}
 
 

@@ -182,7 +182,7 @@ def parse_queues(queues: str, nodes: str) -> list[QueueFound]:
         node = chunk
         if chunk == _Node() or (chunk.cpus is not None and chunk.cpus == host.cpus):  # a chunk is a whole host
             node = _Node(host.cpus, chunk.mem or host.mem, host.gpus if chunk.gpus is None else chunk.gpus)
-        said = {"cpus": chunk.cpus, "mem_gb": chunk.mem, "gpus": chunk.gpus}
+        given = {"cpus": chunk.cpus, "mem_gb": chunk.mem, "gpus": chunk.gpus}
         found.append(
             QueueFound(
                 name,
@@ -193,7 +193,7 @@ def parse_queues(queues: str, nodes: str) -> list[QueueFound]:
                 walltime=_walltime(most.get("walltime")),
                 most_nodes=most_nodes,
                 is_open=queue.get("enabled") == queue.get("started") == "True",
-                defaults=tuple(key for key, value in said.items() if value is not None),
+                defaults=tuple(key for key, value in given.items() if value is not None),
             )
         )
     return found
@@ -236,8 +236,8 @@ def _count(value: object) -> int | None:
 def _bytes(value: object) -> int | None:
     import re
 
-    said = re.fullmatch(r"(\d{1,18})([kmgt]?b)", str(value).lower(), re.ASCII)
-    return int(said[1]) * _SIZES[said[2]] if said else None
+    found = re.fullmatch(r"(\d{1,18})([kmgt]?b)", str(value).lower(), re.ASCII)
+    return int(found[1]) * _SIZES[found[2]] if found else None
 
 
 def _walltime(value: object) -> str | None:

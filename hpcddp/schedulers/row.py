@@ -111,7 +111,7 @@ class Variables(Record):
 
 
 class QueueFound(Record):
-    """One queue as the scheduler shows it; None: it does not say. `nodes`: how many it has. `mixed`: its nodes differ,
+    """A queue as the scheduler shows it; None: it does not say. `nodes`: how many it has. `mixed`: its nodes differ,
     and what is said is of the largest. `defaults`: those of `cpus`, `mem_gb` and `gpus` that a request gets which names
     none, instead of what a node has."""
 
@@ -129,7 +129,7 @@ class QueueFound(Record):
 
 
 class JobFound(Record):
-    """One job as its scheduler shows it, or several of an array that wait together. `state`: one of the words that all
+    """A job as its scheduler shows it, or several of an array that wait together. `state`: one of the words that all
     schedulers share, `unknown`, or `gone`. `reason`: why it waits, or why it ended, in the scheduler's words. `starts`:
     also an estimate. `ends`: the end of a running job's walltime, or when it ended. Times are seconds since 1970; None:
     it does not say. `is_taken`: whether the scheduler takes the nodes away itself: by preemption, because one failed,
@@ -166,8 +166,8 @@ class CommandAnswer(Record):
 
     def why(self, program: str) -> str:
         """Why it has failed: the last line of its errors, which sums them up."""
-        said = [line.strip() for line in self.stderr.splitlines() if line.strip()]
-        return f"{program}: {said[-1][:200]}" if said else f"{program} ended with {self.status}"
+        lines = [line.strip() for line in self.stderr.splitlines() if line.strip()]
+        return f"{program}: {lines[-1][:200]}" if lines else f"{program} ended with {self.status}"
 
 
 def read_time(text: str, form: str = "%Y-%m-%dT%H:%M:%S") -> int | None:
@@ -235,7 +235,7 @@ class Commands(Record):
 
 
 class Scheduler(Record):
-    """One scheduler."""
+    """A scheduler."""
 
     name: str  # of its module, its template, and in site files
     title: str  # as people write it

@@ -71,12 +71,12 @@ def queue_job(
     if answer.status == 0:
         raise NoAnswerError(f"{words[0]} answered {' '.join(answer.stdout.split())[-200:]!r}, which has no job id", "")
     why = [line.strip() for line in answer.stderr.splitlines() if line.strip() and "usage" not in line.lower()]
-    told = "; ".join(why[:3])[:400] or "it gives no reason"
-    if re.search(r"timed out", told, re.IGNORECASE):
-        raise NoAnswerError(f"{words[0]} has had no answer from its server: {told}", "")
-    if scheduler.commands.down and re.search(scheduler.commands.down, told):
-        raise SchedulerError(f"{scheduler.title} does not answer: {told}", "try again later; nothing was queued")
-    raise SchedulerError(f"{words[0]} refuses the job (status {answer.status}): {told}", hint)
+    reason = "; ".join(why[:3])[:400] or "it gives no reason"
+    if re.search(r"timed out", reason, re.IGNORECASE):
+        raise NoAnswerError(f"{words[0]} has had no answer from its server: {reason}", "")
+    if scheduler.commands.down and re.search(scheduler.commands.down, reason):
+        raise SchedulerError(f"{scheduler.title} does not answer: {reason}", "try again later; nothing was queued")
+    raise SchedulerError(f"{words[0]} refuses the job (status {answer.status}): {reason}", hint)
 
 
 def cancel_job(name: str, job: str, env: Mapping[str, str]) -> str:
@@ -217,8 +217,8 @@ def ask_job(name: str, job: str, env: Mapping[str, str]) -> JobsFound:
 
 
 def _list_missing(ids: Sequence[str], found: JobsFound, answer: CommandAnswer) -> list[str]:
-    said = [*(one.id for one in found.jobs), *map(parse_id, answer.stderr.split())]
-    return [job for job in ids if not any(parse_id(job).matches(one) for one in said)]
+    named = [*(one.id for one in found.jobs), *map(parse_id, answer.stderr.split())]
+    return [job for job in ids if not any(parse_id(job).matches(one) for one in named)]
 
 
 def name_user(number: int) -> str:
@@ -238,8 +238,8 @@ def ask_queues(name: str, env: Mapping[str, str], patience_s: float | None = Non
     for command in commands.survey:
         answer = run_program([*command], env, patience_s=patience_s)
         if answer.status:
-            said = (answer.stderr or answer.stdout).strip().splitlines()
-            first = f": {said[0]}" if said else ""
+            lines = (answer.stderr or answer.stdout).strip().splitlines()
+            first = f": {lines[0]}" if lines else ""
             raise SchedulerError(f"{command[0]} ended with {answer.status}{first}", shlex.join(command))
         texts.append(answer.stdout)
     try:

@@ -220,18 +220,18 @@ def parse_job(job: JobId, answer: CommandAnswer, states: Mapping[str, str], env:
     """
     import re
 
-    told = dict(re.findall(r"\b(JobState|EndTime|Restarts|Reason|PreemptTime)=(\S+)", answer.stdout))
-    word = told.get("JobState")
+    fields = dict(re.findall(r"\b(JobState|EndTime|Restarts|Reason|PreemptTime)=(\S+)", answer.stdout))
+    word = fields.get("JobState")
     if word is None:
         return JobFound(job, "gone") if "Invalid job id" in answer.stderr else None
-    restarts = read_number(told.get("Restarts", "")) or 0
+    restarts = read_number(fields.get("Restarts", "")) or 0
     is_taken = (
         restarts > (read_number(env.get("SLURM_RESTART_COUNT", "")) or 0)
-        or told.get("PreemptTime", "None") != "None"
-        or told.get("Reason", "").startswith(("TimeLimit", "NodeDown", "Preempt"))
+        or fields.get("PreemptTime", "None") != "None"
+        or fields.get("Reason", "").startswith(("TimeLimit", "NodeDown", "Preempt"))
         or word in {"NODE_FAIL", "PREEMPTED", "REQUEUED", "TIMEOUT"}
     )
-    return JobFound(job, states.get(word, "unknown"), ends=read_time(told.get("EndTime", "")), is_taken=is_taken)
+    return JobFound(job, states.get(word, "unknown"), ends=read_time(fields.get("EndTime", "")), is_taken=is_taken)
 
 
 SCHEDULER = Scheduler(
