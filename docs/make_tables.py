@@ -46,12 +46,11 @@ PAGES = {
     "verify": "verify.md",
     "compare": "exactness.md",
     "completion": "#completion",
-    "help": "",
 }
 # Statuses that no verb has of its own.
 _OF_ALL = {
     6: "of a rank: another rank failed first, and this one ended with it",
-    130: "interrupted (Ctrl-C, or SIGTERM to `render`)",
+    130: "interrupted (Ctrl-C)",
     141: "the reader of the pipe has gone (`hpcddp layout … \\| head`)",
 }
 

@@ -138,21 +138,19 @@ def runtime(
                     optimizer.step()
 
     `global_batch` is in samples per optimizer step; None takes it from the job plan in the run folder, else from the
-    training DataLoader's batch_size. `max_micro_batch` is the largest number of samples that one rank can take through
-    a forward pass, and asks for a loop over `rt.micro_batches(batch)`; None: a rank's whole share. `parallel` says how
-    the ranks split the model: "ddp" (each has all of it), "zero1" (and a share of the optimizer's state), "fsdp"
-    (shards over all ranks), "hsdp" (over those of a node), or ranks along each dimension, such as {"data": 2, "shard":
-    -1}, where -1 takes the rest; None: what the job file says, else "ddp". `run_dir` (else HPCDDP_RUN_DIR) is where
-    checkpoints, metrics and state.json go; without either nothing is written. A run that is there and not finished is
-    resumed; one that is finished makes no step, unless more epochs are asked for. Settings
-    that differ from the recorded ones are an error: `accept`, such as ["lr"], takes the new values, `keep` the recorded
-    ones. `save_every` is a number of steps, or a time such as "30m"; None saves at the end of each epoch, and between
-    epochs every ten minutes. `keep_checkpoints` is the number of checkpoints that stay. `checkpoint`: "async" writes
-    them while training continues. `group` reuses the one of `hpcddp.init()`. `exact` gives the same weights, bit for
-    bit, on any number of ranks: True or "tree" on those whose ranks get a power of two of the `slices` each, "integer"
-    on any. `slices` (8) is the number of fixed slices of a global batch: at least the largest number of ranks that the
-    run will use. `log_to` names where the numbers of `rt.log` go besides metrics.jsonl: "tensorboard", "mlflow",
-    "wandb"; None: HPCDDP_LOG_TO. The other arguments are those of `init`.
+    training DataLoader's batch_size. `max_micro_batch` is the largest number of samples of one forward pass, and asks
+    for a loop over `rt.micro_batches(batch)`; None: a rank's whole share. `parallel` is "ddp", "zero1", "fsdp", "hsdp",
+    or ranks along each dimension, such as {"data": 2, "shard": -1}; None: what the job file says, else "ddp". `run_dir`
+    (else HPCDDP_RUN_DIR) is where checkpoints, metrics and state.json go; without either nothing is written. An
+    unfinished run is resumed; a finished one makes no step, unless more epochs are asked for. Settings that differ from
+    the recorded ones are an error: `accept`, such as ["lr"], takes the new values, `keep` the recorded ones.
+    `save_every` is a number of steps, or a time such as "30m"; None saves at the end of each epoch, and between epochs
+    every ten minutes. `keep_checkpoints` is how many stay. `checkpoint`: "async" writes them while training continues.
+    `group` reuses the one of `hpcddp.init()`. `exact` gives the same weights, bit for bit, on any number of ranks: True
+    or "tree" on those whose ranks get a power of two of the `slices` each, "integer" on any. `slices` (8) is the number
+    of fixed slices of a global batch: at least the largest number of ranks that the run will use. `log_to` names where
+    the numbers of `rt.log` go besides metrics.jsonl: "tensorboard", "mlflow", "wandb"; None: HPCDDP_LOG_TO. The other
+    arguments are those of `init`.
     """
     _require_torch("hpcddp.runtime()")
     from hpcddp.parallelism import read_parallel

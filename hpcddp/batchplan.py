@@ -71,13 +71,7 @@ class BatchPlan(NamedTuple):
 
     def share(self, rank: int) -> int:
         """Samples of this rank per optimizer step."""
-        if self.slices is None:
-            return _part(self.global_batch, self.data_size, rank)[1]
-        return sum(self.micro_batches(rank))
-
-    def micro_batches(self, rank: int) -> tuple[int, ...]:
-        """Samples of each of this rank's forward passes in a step over a whole global batch."""
-        return tuple(piece.samples for piece in self.pieces(rank))
+        return sum(piece.samples for piece in self.pieces(rank))
 
     @property
     def largest_micro_batch(self) -> int:
@@ -129,17 +123,9 @@ def plan_batch(
 
     `max_micro_batch` is the largest number of samples that fit through one forward and backward pass of one rank; None
     means that a rank's whole share fits. `slices` cuts the global batch into that many fixed micro batches first.
-    Raises RequestError for counts below one, and for more ranks than samples or slices: a rank without any would only
+    Counts are 1 or more. Raises RequestError for more ranks than samples or slices: a rank without any would only
     keep others waiting. Any other global batch works with any `max_micro_batch`.
     """
-    for name, value in (
-        ("global batch", global_batch),
-        ("world size", data_size),
-        ("max micro batch", max_micro_batch),
-        ("number of slices", slices),
-    ):
-        if value is not None and value < 1:
-            raise RequestError(f"{name} {value} is not a count of 1 or more", f"give a {name} of at least 1")
     if global_batch < data_size:
         raise RequestError(
             f"a global batch of {global_batch} cannot be split over {format_count(data_size, 'rank')}:"

@@ -58,17 +58,10 @@ UNFINISHED = 85
 
 def nearest(word: str, known: list[str]) -> str:
     """` (did you mean 'x'?)` for the known word nearest to `word`, or the empty string when none is near."""
-    close = find_nearest(word, known)
-    return f" (did you mean {close!r}?)" if close else ""
-
-
-def find_nearest(word: str, known: list[str]) -> str:
-    """The known word nearest to `word`, or the empty string when none is near."""
     import difflib  # only when something is wrong already
 
-    as_written = {name.lower(): name for name in known}
-    close = difflib.get_close_matches(word.lower(), as_written, n=1, cutoff=0.7)
-    return as_written[close[0]] if close else ""
+    close = difflib.get_close_matches(word, known, n=1, cutoff=0.7)
+    return f" (did you mean {close[0]!r}?)" if close else ""
 
 
 def find_missing_library(program: str, *names: str, extras: str = "train") -> LaunchError | None:

@@ -37,15 +37,14 @@ class Parallel(Record):
         return self.word or ",".join([*(f"{name}={degree}" for name, degree in self.degrees), *more])
 
     def format(self) -> str:
-        """The text that is typed at its source: `--parallel fsdp`, `parallel: {data: -1, shard: 8}`, or Python's."""
-        if self.where.startswith("--"):
+        """The text that is typed at its source: `--parallel fsdp`, `parallel: data=-1,shard=8`, or Python's."""
+        if self.where.startswith("--") or " in " in self.where:
             return assign(self.where, str(self))
-        if " in " in self.where:
-            items = [f"{name}: {degree}" for name, degree in self.degrees]
-            items += [f"{_ACROSS}: true"] if self.across_nodes else []
-            return f"parallel: {self.word or '{' + ', '.join(items) + '}'}"
-        python = {**dict(self.degrees), **({_ACROSS: True} if self.across_nodes else {})}
-        return f"parallel={self.word or python!r}".replace("'", '"') if not self.word else f'parallel="{self.word}"'
+        return f'parallel="{self}"'
+
+    def typed(self, word: str) -> str:
+        """The text that is typed at its source for another word."""
+        return self._replace(word=word, degrees=()).format()
 
 
 class Split(Record):
@@ -92,38 +91,24 @@ def read_parallel(value: object, where: str) -> Parallel:
     for name in items.keys() - {*DIMENSIONS, _ACROSS}:
         hint = f"the dimensions: {', '.join(DIMENSIONS)}{nearest(name, [*DIMENSIONS])}"
         raise RequestError(f"{where} has no dimension {shorten(name)!r}", _PIPELINE if name == "pipeline" else hint)
-    across = str(items.pop(_ACROSS, False)).lower()
-    if across not in {"true", "false"}:
-        raise RequestError(f"{where}: {_ACROSS} {shorten(across)!r} is neither true nor false", f"{_ACROSS}: true")
+    across = str(items.pop(_ACROSS, False)).lower() == "true"
     degrees = tuple((name, _read_degree(name, items[name], where)) for name in DIMENSIONS if name in items)
-    parallel = Parallel("", degrees, across == "true", where)
+    parallel = Parallel("", degrees, across, where)
     if not degrees:
         raise RequestError(f"{where} names no dimension", parallel._replace(degrees=(("data", _REST),)).format())
     return parallel
 
 
 def _read_items(value: object, where: str) -> dict[str, object]:
+    """The items of a mapping, or of text: `data=-1,shard=8`."""
     if isinstance(value, str):
-        return _read_text(value, where)
+        pairs = (item.partition("=") for item in value.split(","))
+        return {name.strip(): degree.strip() for name, _, degree in pairs}
     items = getattr(value, "items", None)
     if items is None:
         example = Parallel("fsdp", where=where).format()
         raise RequestError(f"{where} is a {type(value).__name__}, neither a word nor a mapping", example)
     return {str(name): degree for name, degree in items()}
-
-
-def _read_text(text: str, where: str) -> dict[str, object]:
-    """Of `data=-1,shard=8`."""
-    found: dict[str, object] = {}
-    for item in text.split(","):
-        name, _, degree = (part.strip() for part in item.partition("="))
-        if name in found:
-            raise RequestError(
-                f"{where} has {name} twice, {found[name]} and {degree}",
-                f"one of {name}={found[name]} and {name}={degree}",
-            )
-        found[name] = degree
-    return found
 
 
 def _read_degree(name: str, value: object, where: str) -> int:
@@ -150,12 +135,11 @@ def plan_split(parallel: Parallel, hosts: Sequence[str]) -> Split:
     data, shard, tensor = degrees["data"], degrees["shard"], degrees["tensor"]
     is_sharded = "shard" in dict(parallel.degrees)
     if data > 1 and tensor > 1 and not is_sharded:
-        fitted = _fit(parallel, hosts)
-        says = ": FSDP over tensor parallel" if "tensor" in dict(fitted.degrees) else ""
+        fitted = parallel._replace(degrees=(("shard", _REST), ("tensor", tensor)))
         raise RequestError(
             f"{parallel.where}: data {data} with tensor {tensor} is DDP over tensor parallel, which DDP gets wrong"
             " without an error: its parameters leave the model, so that it is not trained and its checkpoint is empty",
-            fitted.format() + says,
+            f"{fitted.format()}: FSDP over tensor parallel",
         )
     if tensor > 1 and not parallel.across_nodes:
         _check_inside_nodes(parallel, tensor, hosts)
@@ -170,7 +154,7 @@ def check_goes_with(split: Split, parallel: Parallel, *, exact: bool) -> None:
     if exact and split.tensor > 1:
         raise RequestError(
             f"exact mode needs whole layers, and {parallel} divides them over {split.tensor} ranks",
-            parallel._replace(word="fsdp", degrees=()).format(),
+            parallel.typed("fsdp"),
         )
 
 
@@ -181,8 +165,7 @@ def check_one_gpu(parallel: Parallel, gpus_per_rank: int) -> None:
     raise RequestError(
         f"gpus_per_rank {gpus_per_rank} is for a model that its script puts on several GPUs of a rank, which only ddp"
         f" takes, and {parallel.where} is {parallel}",
-        f"leave out gpus_per_rank: {parallel} splits the model over ranks of one GPU each; or"
-        f" {parallel._replace(word='ddp', degrees=()).format()}",
+        f"leave out gpus_per_rank: {parallel} splits the model over ranks of one GPU each; or {parallel.typed('ddp')}",
     )
 
 
@@ -193,7 +176,7 @@ def _rows_by_host(parallel: Parallel, hosts: Sequence[str]) -> tuple[tuple[int, 
         counts = ", ".join(f"{len(row)} on {hosts[row[0]]}" for row in rows)
         raise RequestError(
             f"{parallel.where}: hsdp needs as many ranks on each node; there are {counts}",
-            f"{parallel._replace(word='fsdp').format()}, or nodes with the same number of ranks",
+            f"{parallel.typed('fsdp')}, or nodes with the same number of ranks",
         )
     return rows
 
@@ -203,33 +186,15 @@ def _fill(parallel: Parallel, hosts: Sequence[str]) -> dict[str, int]:
     degrees = dict.fromkeys(DIMENSIONS, 1) | dict(parallel.degrees)
     ranks, fixed = len(hosts), math.prod(degree for degree in degrees.values() if degree != _REST)
     rests = [name for name, degree in degrees.items() if degree == _REST]
-    if len(rests) > 1:
-        what = f"{parallel.where} leaves the rest of the ranks to {' and '.join(rests)}"
-        raise RequestError(what, _fit(parallel, hosts).format())
-    if rests and ranks % fixed == 0:
+    if len(rests) == 1 and ranks % fixed == 0:
         return degrees | {rests[0]: ranks // fixed}
     if not rests and ranks == fixed:
         return degrees
-    needed = f"a multiple of {format_count(fixed, 'rank')}" if rests else format_count(fixed, "rank")
     raise RequestError(
-        f"{parallel.where}: {parallel} is for {needed}, and there {'is' if ranks == 1 else 'are'} {_count(hosts)}",
-        _fit(parallel, hosts).format(),
+        f"{parallel.where}: {parallel} does not give {format_count(ranks, 'rank')}, the product of all degrees;"
+        f" one of them may be {_REST}",
+        parallel.typed("fsdp"),
     )
-
-
-def _fit(parallel: Parallel, hosts: Sequence[str]) -> Parallel:
-    """Find a split that fits these ranks and is near to the requested one: the degrees' common divisors with the ranks,
-    and a word where none is above 1."""
-    given = dict(parallel.degrees)
-    # the largest number such that every so many ranks, from the first on, are on one node
-    inside = math.gcd(len(hosts), *(rank for rank in range(1, len(hosts)) if hosts[rank] != hosts[rank - 1]))
-    tensor, shard = (inside if given.get(name) == _REST else given.get(name, 1) for name in ("tensor", "shard"))
-    tensor, shard = math.gcd(len(hosts) if parallel.across_nodes else inside, tensor), math.gcd(len(hosts), shard)
-    if tensor > 1:
-        return parallel._replace(degrees=(("shard", _REST), ("tensor", tensor)))
-    if shard > 1:
-        return parallel._replace(degrees=(("data", _REST), ("shard", shard)))
-    return parallel._replace(word="ddp" if given.keys() == {"data"} else "fsdp", degrees=())
 
 
 def _check_inside_nodes(parallel: Parallel, tensor: int, hosts: Sequence[str]) -> None:
@@ -239,10 +204,5 @@ def _check_inside_nodes(parallel: Parallel, tensor: int, hosts: Sequence[str]) -
             raise RequestError(
                 f"{parallel.where}: tensor {tensor} would be on {' and '.join(group)}, and its ranks exchange in every"
                 " layer: it belongs inside a node",
-                f"{_fit(parallel, hosts).format()}; or, to have it so, {_ACROSS}: true beside it",
+                f"{parallel.typed('fsdp')}; or, to have it so, {_ACROSS}: true beside it",
             )
-
-
-def _count(hosts: Sequence[str]) -> str:
-    nodes = len(dict.fromkeys(hosts))
-    return format_count(len(hosts), "rank") + (f" on {format_count(nodes, 'node')}" if nodes > 1 else "")

@@ -26,8 +26,7 @@ else:
         found = {**cls._field_defaults, **by_place, **named}
         missing = [name for name in fields if name not in found]
         if wrong or missing or len(values) > len(fields):
-            told = f"{len(values)} values and {sorted(named)}"
-            raise TypeError(f"{cls.__name__}({', '.join(fields)}) got {told}; missing: {missing}")
+            raise TypeError(f"{cls.__name__}({', '.join(fields)}): missing: {missing}, unknown: {wrong}")
         return map(found.__getitem__, fields)
 
     def _replace(self, **changed):

@@ -6,7 +6,9 @@ its run is shown.
 
 from __future__ import annotations
 
+import math
 import re
+from itertools import islice, pairwise, product
 
 from hpcddp.errors import RequestError
 from hpcddp.record import TYPE_CHECKING
@@ -29,10 +31,7 @@ _WITHOUT = {
 }
 _FORM = re.compile(r"(?<![{$])\{([a-z]+(?:_[a-z]+)*)\}")  # ${name} is the shell's
 _ESCAPED = re.compile(r"(?<![{$])\{\{([a-z_]+)\}\}(?!\})")
-_INTERPRETER = re.compile(r"(.*/)?(python[\d.]*|bash|sh|dash|ksh|zsh)")
-# Options of theirs that are followed by a word of their own.
-_PYTHONS = "-[A-Za-z]*[WX]"
-_SHELLS = r"[-+][A-Za-z]*[oO]|--rcfile|--init-file"
+_INTERPRETER = re.compile(r"(?:.*/)?(?:python[\d.]*|bash|sh|dash|ksh|zsh)")
 
 
 def find_placeholders(command: Sequence[str]) -> tuple[str, ...]:
@@ -61,19 +60,9 @@ def fill_placeholders(command: Sequence[str], values: Mapping[str, object]) -> l
 
 def find_code(command: Sequence[str]) -> int | None:
     """Find a program's text in a command, behind `bash -c` or `python -c`: variables in it may have our names."""
-    interpreter, is_value = None, False
-    for i, word in enumerate(command):
-        if interpreter is None:
-            interpreter = _INTERPRETER.fullmatch(word)
-        elif is_value:
-            is_value = False
-        elif re.fullmatch("-[A-Za-z]*c", word):
-            return i + 1
-        elif not word.startswith(("-", "+")):
-            return None
-        else:
-            with_value = _PYTHONS if interpreter[2].startswith("python") else _SHELLS
-            is_value = re.fullmatch(with_value, word) is not None
+    for i, (before, word) in enumerate(pairwise(command)):
+        if _INTERPRETER.fullmatch(before) and re.fullmatch("-[A-Za-z]*c", word):
+            return i + 2
     return None
 
 
@@ -112,17 +101,9 @@ def batch_numbers(
 
 def _refuse_half(names: Sequence[str], share: int, passes: int) -> None:
     """Refuse one of the two numbers without the other: with several passes, the global batch would be another one."""
-    if passes == 1:
-        return
-    if "micro_batch" in names and "accumulation" not in names:
-        what = f"the command takes {{micro_batch}}, but not {{accumulation}}, which is {passes}"
-        raise RequestError(what, "hand it the number of accumulation steps too: {accumulation}")
-    if "accumulation" in names and "per_rank_batch" in names:
-        what = f"{{per_rank_batch}}, {share}, is a share of a whole step: in {passes} passes it would count {passes}x"
-        raise RequestError(what, "{micro_batch} beside {accumulation}")
-    if "per_rank_batch" in names and "micro_batch" not in names:
-        what = f"a share of {share} is more than max_micro_batch allows in one pass"
-        raise RequestError(what, "{micro_batch} and {accumulation} in the command instead of {per_rank_batch}")
+    if passes > 1 and ("per_rank_batch" in names or ("micro_batch" in names and "accumulation" not in names)):
+        what = f"a rank takes its share of {share} in {passes} passes, and the command has {_shown(names)}"
+        raise RequestError(what, "{micro_batch} and {accumulation} in the command, and no {per_rank_batch}")
 
 
 def _shown(names: Sequence[str]) -> str:
@@ -130,8 +111,6 @@ def _shown(names: Sequence[str]) -> str:
 
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
     #: name -> its values as they were written
     Axes = Mapping[str, Sequence[str]]
 
@@ -158,10 +137,7 @@ def read_axes(value: object, where: str) -> dict[str, tuple[str, ...]]:
 
 def count_points(axes: Axes) -> int:
     """How many there are."""
-    points = 1
-    for values in axes.values():
-        points *= len(values)
-    return points
+    return math.prod(map(len, axes.values()))
 
 
 def find_point(axes: Axes, number: int) -> dict[str, str]:
@@ -171,11 +147,8 @@ def find_point(axes: Axes, number: int) -> dict[str, str]:
             f"index {number} is no point of this sweep, which has {count_points(axes)}",
             "submit the sweep with hpcddp submit, which makes its array",
         )
-    left, point = number - 1, dict[str, str]()
-    for name, values in list(axes.items())[::-1]:
-        left, at = divmod(left, len(values))
-        point[name] = values[at]
-    return {name: point[name] for name in axes}
+    values = next(islice(product(*axes.values()), number - 1, None))
+    return dict(zip(axes, values, strict=True))
 
 
 def format_point(point: Mapping[str, str]) -> str:
@@ -193,17 +166,12 @@ def fill_point(command: Sequence[str], point: Mapping[str, str]) -> list[str]:
 
 def check_axes(axes: Axes, command: Sequence[str], keys: Sequence[str]) -> None:
     """RequestError for a name that is neither in the command nor one of `keys`, those of the job file."""
-    code = find_code(command)
-    words = [word for i, word in enumerate(command) if i != code]
-    for name in axes:
-        if name in keys:
-            continue
+    for name in (name for name in axes if name not in keys):
         if name in {*OF_LAUNCH, *OF_BATCH}:
             raise RequestError(f"sweep: {{{name}}} is the launch's own number", f"another name than {name}")
-        if not any(re.search(rf"(?<![{{$])\{{{re.escape(name)}\}}", word) for word in words):
-            behind = " (what stands behind -c is the shell's own)" if code is not None else ""
+        if fill_point(command, {name: ""}) == list(command):
             raise RequestError(
-                f"sweep: {name} is no key of a job file, and {{{name}}} does not stand in the command{behind}",
+                f"sweep: {name} is no key of a job file, and {{{name}}} does not stand in the command",
                 f"--{name.replace('_', '-')} {{{name}}} in the command",
             )
 
@@ -211,22 +179,17 @@ def check_axes(axes: Axes, command: Sequence[str], keys: Sequence[str]) -> None:
 def _read_values(name: str, values: object, where: str) -> tuple[str, ...]:
     if not _NAME.fullmatch(name):
         raise RequestError(f"{where}: {name!r} is no name", "letters, digits and _ . -")
-    if isinstance(values, str):
-        found = _RANGE.fullmatch(values.strip())
-        if (found is not None and int(found[1]) > int(found[2])) or re.fullmatch(r"\s*\d+-\d+:0+\s*", values):
-            raise RequestError(f"{where}: {name}={values.strip()} is a range without a number in it", f"{name}: 1-3")
-        if found is not None and int(found[1]) <= int(found[2]):
-            numbers = range(int(found[1]), int(found[2]) + 1, int(found[3] or 1))
-            if len(numbers) > MOST:
-                raise RequestError(f"{where}: {name} has {len(numbers)} values", f"{MOST} at most")
-            return tuple(map(str, numbers))
-        values = values.split(",") if values else []
-    if not isinstance(values, list) or not values:
-        raise RequestError(f"{where}: {name} has no list of values", f"{name}: [0.1, 0.01], or {name}: 1-3")
-    for value in values:
-        if not isinstance(value, str) or not value or not value.isprintable():
-            raise RequestError(f"{where}: {name} has {value!r}, which is no plain value", f"{name}: [0.1, 0.01]")
-    twice = next((value for i, value in enumerate(values) if value in values[:i]), None)
-    if twice is not None:
-        raise RequestError(f"{where}: {name} has {twice} twice", "each value once")
-    return tuple(values)
+    listed = _read_list(values) if isinstance(values, str) else values
+    is_plain = isinstance(listed, list) and all(isinstance(one, str) and one and one.isprintable() for one in listed)
+    if not isinstance(listed, list) or not is_plain or not listed or len(set(listed)) < len(listed):
+        hint = f"{name}: [0.1, 0.01], or {name}: 1-3"
+        raise RequestError(f"{where}: {name} is not a list of values, each once", hint)
+    return tuple(listed)
+
+
+def _read_list(text: str) -> list[str]:
+    """Values with commas between them, or the numbers of a range; of one that is too long the first ones."""
+    found = _RANGE.fullmatch(text.strip())
+    if found is None:
+        return text.split(",")
+    return [str(number) for number in range(int(found[1]), int(found[2]) + 1, int(found[3] or 1))[: MOST + 1]]

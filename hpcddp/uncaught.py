@@ -27,12 +27,12 @@ def two_lines() -> Iterator[None]:
         raise
 
 
-# What this process has to say of the error that ends it. One hook of Python's asks, and is put in place by the first
-# error of hpcddp's: what a script or a library has put there before runs as ever.
+# What this process prints of the error that ends it. One hook of Python's does so, put in place by the first error of
+# hpcddp's: what a script or a library has put there before runs as ever.
 
 _last: tuple[HpcddpError, str] | None = None  # the newest error, and the line of the script that made it
 _more: list[tuple[type[BaseException], Callable[[], str]]] = []
-_usual: list[Callable[..., object]] = []  # the hooks that were there before; empty while they run
+_before: Callable[..., object] | None = None  # the hook that was there before
 
 
 def _report(kind: type[BaseException], value: BaseException, trace: TracebackType | None) -> None:
@@ -42,20 +42,16 @@ def _report(kind: type[BaseException], value: BaseException, trace: TracebackTyp
         if hasattr(sys, "ps1"):  # at Python's prompt, which goes on
             return
         sys.exit(error.exit_code)
-    usual = _usual.pop() if _usual else sys.__excepthook__  # a hook that has replaced this one may call it again
-    try:
-        usual(kind, value, trace)
-    finally:
-        _usual.append(usual)
+    (_before or sys.__excepthook__)(kind, value, trace)
     for found, line_of in _more:
         if issubclass(kind, found) and (text := line_of()):
             print(text, file=sys.stderr, flush=True)
 
 
 def _hook() -> None:
-    if sys.excepthook is not _report:
-        _usual[:] = [sys.excepthook]
-        sys.excepthook = _report
+    global _before  # Python asks one hook
+    if _before is None:
+        _before, sys.excepthook = sys.excepthook, _report
 
 
 def _report_if_last(error: HpcddpError, line: str = "") -> None:
@@ -72,26 +68,18 @@ def add_line(kind: type[BaseException], line: Callable[[], str]) -> None:
 
 
 class Opening(AbstractContextManager[_T]):
-    """`inner` with `two_lines`. A mistake in the `with` body is told with the line of the script that made it.
-
-    A process that the body has forked off leaves `inner` to the one that entered it: a run ends once.
-    """
+    """`inner` with `two_lines`. A mistake in the `with` body is printed with the line of the script that made it."""
 
     def __init__(self, inner: AbstractContextManager[_T]) -> None:
         self._inner = inner
-        self._process = 0
 
     def __enter__(self) -> _T:
-        self._process = os.getpid()
         with two_lines():
             return self._inner.__enter__()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool | None:
-        if os.getpid() != self._process:
-            _keep_for_ever(self._inner)
-            return None
         try:
             with two_lines():
                 is_handled = self._inner.__exit__(kind, error, trace)
@@ -102,13 +90,6 @@ class Opening(AbstractContextManager[_T]):
         if isinstance(error, HpcddpError):
             _report_if_last(error, find_script_line(trace))
         return is_handled
-
-
-def _keep_for_ever(thing: object) -> None:
-    """Python would leave a generator that nothing holds any more, and so end what it opened."""
-    import ctypes
-
-    ctypes.pythonapi.Py_IncRef(ctypes.py_object(thing))
 
 
 def find_script_line(trace: TracebackType | None) -> str:

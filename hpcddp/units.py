@@ -16,17 +16,6 @@ _WALLTIME = (
     r"|(?=\d)(\d{1,9}d)?(\d{1,9}h)?(\d{1,9}m)?(\d{1,9}s)?)"
 )
 _FORMS = "1:30:00 (hours:minutes:seconds), 90m, 1h30m or 2-00:00:00"
-# What an example of a key's value is, where 4 would be a strange one; the keys of a job file and of a site file.
-_EXAMPLES = {
-    "mem_gb": "512",
-    "global_batch": "256",
-    "signal": "0:02:00",
-    "stall_limit": "60s",
-    "min_nodes": "1",
-    "spares": "1",
-    "least": "0:10:00",
-}
-_WALLTIME_EXAMPLE = "1:30:00"
 
 
 def read_number(text: str) -> int | None:
@@ -61,23 +50,17 @@ def assign(where: str, value: str) -> str:
     return f"{key}: {value}" if " in " in where else value
 
 
-def example(where: str, usual: str = "4") -> str:
-    """An assignment that is right at this source: `mem_gb: 512`; `usual` is the value where the key has no own."""
-    key = where.partition(" in ")[0].removeprefix("--set ").removeprefix("--").replace("-", "_")
-    return assign(where, _EXAMPLES.get(key, usual))
-
-
 def parse_walltime(text: str, where: str = "walltime") -> int:
     """Seconds of `H:M:S`, `D-H`, `D-H:M`, `D-H:M:S`, or of numbers with units, largest first: `90m`, `1d12h`.
 
     `where` names the source in errors: `--walltime`, `walltime in job.yaml`. Hours may exceed 24; minutes and seconds
-    behind a colon stay below 60. Two fields and a bare number are refused, and both readings are given.
+    behind a colon stay below 60. Two fields and a bare number are refused: they have two readings.
     """
     import re
 
     text = text.strip()
     if not re.fullmatch(_WALLTIME, text, re.ASCII):
-        raise _refused_walltime(text, where)
+        raise RequestError(f"{where} {shorten(text)!r} is not a duration with one meaning", f"write it as {_FORMS}")
     if ":" in text or "-" in text:
         days, _, clock = text.rpartition("-")
         hours, minutes, seconds = map(int, [*clock.split(":"), "0", "0"][:3])
@@ -86,28 +69,8 @@ def parse_walltime(text: str, where: str = "walltime") -> int:
         sizes = {"d": 86400, "h": 3600, "m": 60, "s": 1}
         total = sum(int(number) * sizes[unit] for number, unit in re.findall(r"(\d+)([dhms])", text))
     if total == 0:
-        raise RequestError(f"{where} {text!r} is no time at all", example(where, _WALLTIME_EXAMPLE))
+        raise RequestError(f"{where} {text!r} is no time at all", assign(where, "1:30:00"))
     return total
-
-
-def _refused_walltime(text: str, where: str) -> RequestError:
-    """The error for a walltime with two readings, or none."""
-    fields = [read_number(field) for field in text.split(":")]
-    if len(fields) == 1 and fields[0] is not None:
-        both = f"{assign(where, f'{text}m')}, or {assign(where, f'{text}s')}"
-        return RequestError(
-            f"{where} {text!r} has no unit: some schedulers take minutes, others seconds",
-            both if fields[0] else example(where, _WALLTIME_EXAMPLE),  # 0m would be refused as well
-        )
-    if len(fields) == 2 and None not in fields:
-        first, second = fields
-        short = f"{first}m" + (f"{second}s" if second else "")
-        long = f"{first}h" + (f"{second}m" if second else "")
-        return RequestError(
-            f"{where} {text!r} is either minutes:seconds or hours:minutes",
-            f"{assign(where, short)}, or {assign(where, long)}",
-        )
-    return RequestError(f"{where} {shorten(text)!r} is not a duration", f"write it as {_FORMS}")
 
 
 def format_walltime(seconds: int) -> str:
@@ -124,15 +87,5 @@ def parse_count(text: str, where: str) -> int:
     """A whole number of 1 or more; `where` names the option or key in the error."""
     number = read_number(text.strip())
     if number is None or number < 1:
-        raise RequestError(f"{where} {shorten(text)!r} {wrong_number(text, least=1)}", example(where))
+        raise RequestError(f"{where} {shorten(text)!r} is not a whole number of 1 or more", assign(where, "4"))
     return number
-
-
-def wrong_number(text: str, least: int) -> str:
-    """Why `text` is not a whole number of `least` or more, for an error: `is too large`, `is below 0`."""
-    digits = text.strip().removeprefix("-")
-    if digits.isascii() and digits.isdigit():
-        if text.strip().startswith("-"):
-            return f"is below {least}"
-        return "is too large" if len(digits) > _MOST_DIGITS else f"is below {least}"
-    return f"is not a whole number of {least} or more"

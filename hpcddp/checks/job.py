@@ -139,7 +139,7 @@ _PAUSE_S = 0.05
 
 
 class CheckRequest(Record):
-    """A request to check. `hosts`: those that should answer, where they are known. `folders`: where it writes.
+    """A request to check. `hosts`: those that should answer, where they are known. `folder`: where it writes.
     `line`: the job file's own check. `fast`: without torch and links. `patience`: by how much all limits are longer.
     `variables`: those that the launcher needs."""
 
@@ -147,7 +147,7 @@ class CheckRequest(Record):
     python: str = sys.executable
     hosts: tuple[str, ...] = ()
     gpus_per_node: int = 0
-    folders: tuple[str, ...] = ()
+    folder: str = "."
     line: str = ""
     fast: bool = False
     patience: float = 1.0
@@ -178,7 +178,7 @@ class Checker:
     def __init__(self, request: CheckRequest, env: Mapping[str, str]) -> None:
         self._request, self._env = request, env
         self._key = secrets.token_hex(8)
-        self._lock = threading.Lock()  # of what follows: each process has a thread here
+        self._lock = threading.Lock()  # of what follows: each process has a thread here, which may be late
         self._processes: dict[Peer, Process] = {}
         self._measured: set[Peer] = set()
         self._leaders: dict[str, Peer] = {}  # the process of each node that describes it
@@ -190,12 +190,16 @@ class Checker:
         """Start the launch, judge what its processes answer, and end it."""
         listener = open_listener()
         launcher = self._start_launcher(listener.getsockname()[1])
-        marks = [*self._mark_folders()]
-        threading.Thread(target=self._accept, args=(listener, marks), daemon=True).start()
+        mark = os.path.join(self._request.folder, f".hpcddp-check-{self._key}")
+        try:
+            os.close(os.open(mark, os.O_CREAT | os.O_EXCL, 0o600))
+        except OSError:  # a check of the folder says so
+            mark = ""
+        threading.Thread(target=self._accept, args=(listener, mark), daemon=True).start()
         try:
             while not self._is_complete(launcher) and self._left_s() > 0:
                 time.sleep(_PAUSE_S)
-            for host in self.nodes:
+            for host in [*self.nodes]:
                 self._set_clock(host)
             self._find_names()
             return self._judge(launcher)
@@ -205,18 +209,9 @@ class Checker:
                 with suppress(OSError):  # so that a thread which receives from it ends, too
                     peer.connection.shutdown(socket.SHUT_RDWR)
                 peer.connection.close()
-            for mark in marks:
-                with suppress(OSError):
-                    os.unlink(mark)
-            _end_launcher(launcher)
-
-    def _mark_folders(self) -> Iterator[str]:
-        """A file in each folder that can be written here, which every node has to see."""
-        for folder in self._request.folders:
-            path = os.path.join(folder, f".hpcddp-check-{self._key}")
             with suppress(OSError):
-                os.close(os.open(path, os.O_CREAT | os.O_EXCL, 0o600))
-                yield path
+                os.unlink(mark)
+            _end_launcher(launcher)
 
     def _start_launcher(self, port: int) -> subprocess.Popen[bytes]:
         addresses = ",".join(list_addresses(self._env, os.uname().nodename))
@@ -241,13 +236,13 @@ class Checker:
 
     # What the processes answer.
 
-    def _accept(self, listener: socket.socket, marks: Sequence[str]) -> None:
+    def _accept(self, listener: socket.socket, mark: str) -> None:
         with suppress(OSError):  # it was closed
             while True:
                 connection, _ = listener.accept()
-                threading.Thread(target=self._serve, args=(Peer(connection), marks), daemon=True).start()
+                threading.Thread(target=self._serve, args=(Peer(connection), mark), daemon=True).start()
 
-    def _serve(self, peer: Peer, marks: Sequence[str]) -> None:
+    def _serve(self, peer: Peer, mark: str) -> None:
         """Serve one process until it has described itself. Other programs are refused."""
         try:
             hello = peer.receive(max(self._left_s(), 1))
@@ -263,7 +258,7 @@ class Checker:
             described = self._described.setdefault(process.host, threading.Event())
         request = self._request
         if leads:
-            describe = {"do": "describe", "folders": request.folders, "marks": marks, "line": request.line}
+            describe = {"do": "describe", "folder": request.folder, "mark": mark, "line": request.line}
             if (answer := peer.ask(describe, self._left_s())) is None:
                 return
             gpus = tuple(Gpu(**gpu) for gpu in answer["gpus"])
@@ -320,14 +315,14 @@ class Checker:
 
     def _find_names(self) -> None:
         """Every node calls rank 0's host, by the name under which its ranks will look for it."""
-        rank_0 = next((process.host for process in self._processes.values() if process.rank == 0), None)
+        rank_0 = next((process.host for process in [*self._processes.values()] if process.rank == 0), None)
         if rank_0 not in self.nodes:
             return
         where = self._ask({rank_0: {"do": "listen"}}, NAME_S).get(rank_0, {"error": "no answer"})
         if "error" in where:
             self._add_errors(rank_0, {"port in use": where["error"]})
             return
-        others = [host for host in self.nodes if host != rank_0]
+        others = [host for host in [*self.nodes] if host != rank_0]
         call = {**where, "do": "reach", "limit_s": NAME_S * self._request.patience}
         answers = self._ask(dict.fromkeys(others, call), 2 * NAME_S)
         errors = {host: answer["errors"] for host, answer in answers.items() if answer["errors"]}
@@ -421,7 +416,7 @@ class Checker:
             yield "", Check("launcher", told, "what it has printed says why", FAILED)
             return
         late = f"did not answer in {LOOK_S * self._request.patience:.0f} s"
-        size = max((process.world_size or 0 for process in self._processes.values()), default=0)
+        size = max((process.world_size or 0 for process in [*self._processes.values()]), default=0)
         missing = "no process of the launch is there" if len(self._processes) >= size > 0 else late
         for host in hosts:
             if self._leaders.get(host) not in self._measured:

@@ -130,7 +130,6 @@ class Worker:
 # The node. Each part gives what it can, and leaves the rest unknown.
 
 
-_BLOCK = 65536
 _MB = 1024 * 1024
 #: How the variables begin that every rank of a job should have alike.
 _ALIKE = ("NCCL_", "GLOO_", "TORCH_", "UCX_", "FI_", "OMP_NUM", "MKL_", "PYTORCH_", "RCCL_", "HF_", "MASTER_")
@@ -170,17 +169,14 @@ def probe_disk(folder: str) -> tuple[int, int, str]:
     path = os.path.join(folder, f".hpcddp-check-{os.uname().nodename}-{os.getpid()}")
     error = ""
     try:
-        number = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        try:
-            left = _MB
-            while left:
-                left -= os.write(number, bytes(min(left, _BLOCK)))
-            os.fsync(number)
-        finally:
-            os.close(number)
-            os.unlink(path)
+        with open(path, "xb") as file:
+            file.write(bytes(_MB))
+            file.flush()
+            os.fsync(file.fileno())
     except OSError as problem:
         error = problem.strerror or str(problem)
+    with suppress(OSError):
+        os.unlink(path)
     try:
         found = os.statvfs(folder)
     except OSError:
@@ -251,21 +247,19 @@ def taken_gpus(gpus: Sequence[Gpu], env: Mapping[str, str], process: Process) ->
     return tuple(names[at] for at in chosen)
 
 
-def describe_node(
-    host: str, folders: Sequence[str], marks: Sequence[str], line: str, env: Mapping[str, str]
-) -> CheckedNode:
-    """All that a node can say in a second or two, but for torch, GPUs' speeds and what others see of it. `marks`: files
-    that the checker has made in folders that all nodes should see."""
+def describe_node(host: str, folder: str, mark: str, line: str, env: Mapping[str, str]) -> CheckedNode:
+    """All that a node can say in a second or two, but for torch, GPUs' speeds and what others see of it. `mark`: a file
+    that the checker has made in the job's folder, which all nodes should see; "": it could not."""
     gpus, apps, smi_error = query_gpus(env)
     shm = None
     with suppress(OSError):
         found = os.statvfs(SHM)
         shm = found.f_bavail * found.f_frsize // _MB, found.f_blocks * found.f_frsize // _MB
-    disks = {folder: probe_disk(folder) for folder in folders}
+    disks = {each: probe_disk(each) for each in (folder, env.get("TMPDIR") or "/tmp")}  # noqa: S108  # looked at
     files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    unseen = next((mark for mark in marks if not os.path.exists(mark)), "")
-    folder = f"{os.path.dirname(unseen)} is another folder here than on the checker's host" if unseen else ""
-    errors = {"GPU driver": smi_error, "own check": run_line(line, env) if line else "", "folder": folder}
+    errors = {"GPU driver": smi_error, "own check": run_line(line, env) if line else ""}
+    if mark and not os.path.exists(mark):
+        errors["folder"] = f"{folder} is another folder here than on the checker's host"
     most_files = None if files == resource.RLIM_INFINITY else files
     return CheckedNode(host, count_cpus(), most_files, shm, disks, gpus, apps, errors=errors)
 
@@ -313,10 +307,9 @@ class CheckedProcess:
         self._gpus: tuple[Gpu, ...] = ()
         self._listener: socket.socket | None = None
 
-    def describe(self, folders: Sequence[str], marks: Sequence[str], line: str) -> dict[str, Any]:
+    def describe(self, folder: str, mark: str, line: str) -> dict[str, Any]:
         """Describe this node, before anything computes on its GPUs."""
-        folders = [*folders, self._env.get("TMPDIR") or "/tmp"]  # noqa: S108  # looked at
-        node = describe_node(self._host, folders, marks, line, self._env)
+        node = describe_node(self._host, folder, mark, line, self._env)
         self._gpus = node.gpus
         return {"node": node._asdict(), "gpus": [gpu._asdict() for gpu in node.gpus]}
 

@@ -18,7 +18,6 @@ _DESCRIPTION = """\
 Say which ways to split a model fit into the memory of the GPUs, what each takes per rank, and which one to choose.
 Of FILE.py only the function and what it needs runs, on tensors without numbers; --params needs no torch at all."""
 _OF_NUMBERS = ("params", "layers", "hidden", "sequence")
-_MOST_NODES = 16  # counts of nodes in one table
 
 
 def build_parser() -> VerbParser:
@@ -90,54 +89,34 @@ def run(args: argparse.Namespace, env: Mapping[str, str]) -> int:
 
 
 def _read_nodes(text: str) -> list[int]:
-    counts = list(dict.fromkeys(parse_count(one, "--nodes") for one in text.split(",")))
-    if len(counts) > _MOST_NODES:
-        raise RequestError(f"--nodes has {len(counts)} counts, and a table at most {_MOST_NODES}", "--nodes 1,2,4")
-    return counts
+    return list(dict.fromkeys(parse_count(one, "--nodes") for one in text.split(",")))
 
 
 def _find_gpu(args: argparse.Namespace, env: Mapping[str, str]) -> tuple[str, float, int, str]:
     """Which GPU in words, its bytes, ranks per node, and the line of `render` as far as it is known by now."""
-    said = parse_memory(args.gpu_memory, "--gpu-memory") if args.gpu_memory else None
-    ranks = parse_count(args.ranks_per_node, "--ranks-per-node") if args.ranks_per_node else None
+    memory = parse_memory(args.gpu_memory, "--gpu-memory") if args.gpu_memory else 0.0
+    ranks = parse_count(args.ranks_per_node, "--ranks-per-node") if args.ranks_per_node else 0
     of_ranks = f" --ranks-per-node {ranks}" if ranks else ""
-    choice = None
-    if args.site or env.get("HPCDDP_SITE") or said is None:
-        from hpcddp.script.site_file import chosen_site
-
-        choice = chosen_site(args.site, None, "", env)
-    if choice is None and said is None:
-        raise RequestError("how much memory a GPU has is not said", "--site S, or --gpu-memory 80GB --ranks-per-node 4")
-    if choice is None and args.queue:
-        raise RequestError(f"--queue {args.queue} is of no site", f"--site S --queue {args.queue}")
-    if choice is None:
-        return _in_words(said or 0, "--gpu-memory"), said or 0, ranks or 1, f"hpcddp render{of_ranks}"
+    if memory and not args.site:
+        return _in_words(memory, "--gpu-memory"), memory, ranks or 1, f"hpcddp render{of_ranks}"
     from hpcddp.script.site import Queue
-    from hpcddp.script.site_file import open_site
+    from hpcddp.script.site_file import chosen_site, open_site
 
+    choice = chosen_site(args.site, None, "", env)
+    if choice is None:
+        raise RequestError("how much memory a GPU has is not said", "--site S, or --gpu-memory 80GB --ranks-per-node 4")
     site = open_site(choice, env)
     name = args.queue or site.queue
-    if name not in site.queues and (args.queue or ranks is None or said is None):
-        known = (
-            f"--queue with one of {', '.join(site.queues)}" if site.queues else "--gpu-memory 80GB --ranks-per-node 4"
-        )
-        what = f"--queue {name} is not known at site {site.name}" if name else f"site {site.name} has no default queue"
-        raise RequestError(what, known)
     queue = site.queues.get(name, Queue())
-    where = f"{queue.gpu or 'GPU'} of queue {name} at {site.name}" if name in site.queues else site.name
-    memory = said or (queue.gpu_mem_gb or 0) * 1e9
-    ranks = ranks or queue.gpus or 0
-    if not memory:
-        what = f"the file of site {site.name} does not say how much memory {where} has"
-        raise RequestError(what, "--gpu-memory 80GB")
-    if not ranks and queue.gpus == 0:
-        raise RequestError(f"the nodes of {name} at {site.name} have no GPUs", "--queue Q of nodes with GPUs")
-    if not ranks:
-        what = f"the file of site {site.name} does not say how many GPUs a node of {name} has"
-        raise RequestError(what, "--ranks-per-node 4")
+    where = "--gpu-memory" if memory else f"{queue.gpu or 'GPU'} of queue {name} at {site.name}"
+    memory, ranks = memory or (queue.gpu_mem_gb or 0) * 1e9, ranks or queue.gpus or 0
+    if not memory or not ranks:
+        what = f"site {site.name} does not say which GPUs a node of queue {name or '(no default)'} has"
+        others = [name for name, queue in site.queues.items() if queue.gpus and queue.gpu_mem_gb]
+        remedy = "--gpu-memory 80GB --ranks-per-node 4"
+        raise RequestError(what, f"--queue with one of {', '.join(others)}; or {remedy}" if others else remedy)
     of_queue = f" --queue {args.queue}" if args.queue else ""
-    words = _in_words(memory, "--gpu-memory" if said else where)
-    return words, memory, ranks, f"hpcddp render --site {choice.site}{of_queue}{of_ranks}"
+    return _in_words(memory, where), memory, ranks, f"hpcddp render --site {choice.site}{of_queue}{of_ranks}"
 
 
 def _in_words(memory: float, where: str) -> str:

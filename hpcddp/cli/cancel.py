@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Mapping
 
 from hpcddp.cli.parser import VerbParser
-from hpcddp.cli.streams import tell_each
+from hpcddp.cli.streams import print_messages
 from hpcddp.login.cancel import cancel_runs
 from hpcddp.login.find_run import find_runs
 
@@ -30,5 +30,5 @@ def build_parser() -> VerbParser:
 
 def run(args: argparse.Namespace, env: Mapping[str, str]) -> int:
     """What was done is said on stderr."""
-    tell_each(cancel_runs(find_runs(args.runs), env, now=args.now))
+    print_messages(cancel_runs(find_runs(args.runs), env, now=args.now))
     return 0

@@ -22,7 +22,7 @@ from hpcddp.checks.process import probe_disk
 from hpcddp.cli.parser import VerbParser
 from hpcddp.cli.request import named_site, read_keys
 from hpcddp.cli.sites_check import SiteFound, compare_site, survey_site
-from hpcddp.cli.streams import tell
+from hpcddp.cli.streams import print_message
 from hpcddp.errors import LaunchError, RequestError, SchedulerError
 from hpcddp.login.planning import choose_site
 from hpcddp.ranks.gpus import find_gpu_type
@@ -39,7 +39,7 @@ from hpcddp.script.site_file import open_site
 from hpcddp.script.spec import JobSpec, quote_line, quote_word, read_spec
 from hpcddp.supervisor.order import split_check
 from hpcddp.supervisor.recovery import reach_hosts
-from hpcddp.units import format_count, parse_count, read_number
+from hpcddp.units import parse_count, read_number
 
 _DESCRIPTION = """\
 Say what would stop a job before it trains.
@@ -87,12 +87,7 @@ def run(args: argparse.Namespace, env: Mapping[str, str]) -> int:
         record, text = {"ok": well, "checks": [check._asdict() for check in checks]}, format_checks(checks)
     sys.stdout.write(f"{json.dumps(record)}\n" if args.json else text)
     if args.report:
-        try:
-            write_object(args.report, record)
-        except OSError as error:
-            raise RequestError(
-                f"--report {args.report} cannot be written: {error.strerror}", "--report FILE"
-            ) from error
+        write_object(args.report, record)
     return 0 if record["ok"] else _FAILED
 
 
@@ -132,7 +127,7 @@ def plan_check(args: argparse.Namespace, allocation: Allocation | None, env: Map
     run_dir = env.get("HPCDDP_RUN_DIR", "")
     folder = run_dir if os.path.isdir(run_dir) else os.getcwd()
     own = {name: env.get(name, "") for name in EXPORTED_ALWAYS} | {"HPCDDP_PYTHON": python, **variables}
-    return CheckRequest(tuple(words), python, tuple(hosts), gpus, (folder,), args.line or "", args.fast, patience, own)
+    return CheckRequest(tuple(words), python, tuple(hosts), gpus, folder, args.line or "", args.fast, patience, own)
 
 
 def _plan_launch(allocation: Allocation | None, env: Mapping[str, str]) -> tuple[list[str], dict[str, str]]:
@@ -151,7 +146,7 @@ def _plan_launch(allocation: Allocation | None, env: Mapping[str, str]) -> tuple
     if allocation is not None:
         folder = tempfile.mkdtemp()
         atexit.register(shutil.rmtree, folder, ignore_errors=True)
-        variables |= reach_hosts(allocation.scheduler, plan.outer_launcher, folder, env, tell)
+        variables |= reach_hosts(allocation.scheduler, plan.outer_launcher, folder, env, print_message)
     return words, variables
 
 
@@ -210,28 +205,22 @@ def check_site_rows(site: Site, found: SiteFound, spec: JobSpec, hint: str) -> I
         yield Check("account", f"you may charge {accounts}", state=OK)
     if site.modules.load:
         yield check_modules(site, found.modules, hint)
-    if found.differences:
-        count = len(found.differences)
-        told = f"{format_count(count, 'thing')} differ{'s' if count == 1 else ''}: {found.differences[0]}"
-        yield Check("site's file", told, hint, WARNING)
 
 
 def check_queue(site: Site, live: Mapping[str, QueueFound], queue: str, hint: str) -> Check:
     """The queue of a request among those of the scheduler. `hint`: what shows how the site's file and these differ."""
     called = {name: one.partition or name for name, one in site.queues.items()} or {name: name for name in live}
-    now = live.get(called.get(queue, queue))
-    others = ", ".join(name for name, one in called.items() if one in live and live[one].is_open)
-    remedy = f"--queue one of {others}" if others else hint
+    others = [name for name, partition in called.items() if partition in live and live[partition].is_open]
+    remedy = f"--queue one of {', '.join(others)}" if others else hint
     if not queue:
         return Check("queue", "the site has none that is chosen by itself", remedy, NOT_CHECKED)
     node = site.queues.get(queue, Queue())
     if site.queue_option == "--qos" or (node.qos and not node.partition):  # which is in no list of partitions
         return Check("queue", f"{queue} is a QOS: not asked (sacctmgr show qos)", hint, NOT_CHECKED)
-    if now is None:
-        return Check("queue", f"{queue} is none of the scheduler's", remedy, FAILED)
-    if not now.is_open:
-        return Check("queue", f"{queue} takes no jobs now", remedy, FAILED)
-    return Check("queue", f"{queue} takes jobs", state=OK)
+    if queue in others:
+        return Check("queue", f"{queue} takes jobs", state=OK)
+    why = "takes no jobs now" if called.get(queue, queue) in live else "is none of the scheduler's"
+    return Check("queue", f"{queue} {why}", remedy, FAILED)
 
 
 def check_modules(site: Site, found: ModulesCompared, hint: str) -> Check:
@@ -297,24 +286,18 @@ def check_fit(site: Site, queue: str, found: Mapping[str, Any]) -> Iterator[Chec
     if not node.gpus or not gpu:
         return
     wanted = "hip" if node.vendor == "amd" else "cuda" if node.vendor == "nvidia" else ""
-    remedy = "install the build for it: https://pytorch.org/get-started/locally/"
     row = find_gpu_type(gpu)
     arch = row.arch if row is not None else ""
     archs = str(found["archs"]).split()
-    newer = any(one.startswith("compute_") for one in archs)  # which the driver compiles for it
+    # code for an older chip of the same generation runs, and the driver compiles what is for any
+    runs = any(one.startswith("compute_") or (one[:-1] == arch[:-1] and one <= arch) for one in archs)
+    message, state = f"{gpu} of queue {queue}", OK if arch and archs else NOT_CHECKED
     if wanted and not found[wanted]:
-        yield Check("torch's GPUs", f"queue {queue} has {gpu}, and this torch was built without it", remedy, FAILED)
-    elif arch and archs and arch not in archs and not newer and not _has_same_generation(arch, archs):
-        told = f"queue {queue} has {gpu} ({arch}), and this torch was built for {', '.join(archs)}"
-        yield Check("torch's GPUs", told, remedy, FAILED)
-    else:
-        yield Check("torch's GPUs", f"{gpu} of queue {queue}", state=OK if arch and archs else NOT_CHECKED)
-
-
-def _has_same_generation(arch: str, archs: Sequence[str]) -> bool:
-    """Whether code for an older chip of the same generation is there, which this one runs: sm_80 on sm_86."""
-    major, minor = arch[3:-1], arch[-1]
-    return any(one[3:-1] == major and one[-1].isdigit() and one[-1] <= minor for one in archs if one.startswith("sm_"))
+        message, state = f"queue {queue} has {gpu}, and this torch was built without it", FAILED
+    elif arch and archs and not runs:
+        message = f"queue {queue} has {gpu} ({arch}), and this torch was built for {', '.join(archs)}"
+        state = FAILED
+    yield Check("torch's GPUs", message, "install the build for it: https://pytorch.org/get-started/locally/", state)
 
 
 def format_checks(checks: Sequence[Check]) -> str:

@@ -70,7 +70,7 @@ def _name_values(parser: VerbParser, verb: str, sites: tuple[str, ...], file: ob
     """Give the parser's arguments the values that are known only here, for the completion alone."""
     words = {"site": sites, "launcher": JOB_LAUNCHERS, "verb": tuple(VERBS)}
     if verb == "sites":
-        words |= {"action": ("show", "check", "new"), "name": sites}
+        words["name"] = sites
     for action in parser._actions:
         if action.dest in words:
             action.choices = words[action.dest]

@@ -9,10 +9,10 @@ import sys
 from collections.abc import Mapping
 
 from hpcddp.cli.parser import VerbParser
-from hpcddp.cli.streams import tell
+from hpcddp.cli.streams import print_message
 from hpcddp.diagnose.cause import Cause, cause_record, format_cause
 from hpcddp.diagnose.judge import diagnose
-from hpcddp.diagnose.reading import LOG_NAME, find_logs
+from hpcddp.diagnose.reading import find_logs
 from hpcddp.errors import RequestError
 from hpcddp.login.find_cause import find_cause, find_cause_of_job
 from hpcddp.login.find_run import find_run
@@ -62,12 +62,10 @@ def _find(words: list[str], env: Mapping[str, str]) -> tuple[str, Cause]:
     try:
         run = find_run(first)
     except RequestError:
-        if LOG_NAME.search(first):
-            raise RequestError(f"there is no file {first}", f"ls {os.path.dirname(first) or '.'}") from None
         if not parse_id(first).is_job:
             raise
         return f"job {first}", find_cause_of_job(first, env)
     found = find_cause(run, env)
     for remark in found.remarks:
-        tell(remark)
+        print_message(remark)
     return run.path, found.cause

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 
 from hpcddp import guard
 from hpcddp.errors import HpcddpError, LaunchError, RequestError
-from hpcddp.ranks.launchers import LAUNCHERS
+from hpcddp.ranks.launchers import LAUNCHERS, NODE_AGENTS
 from hpcddp.record import Record
 from hpcddp.runs import attempt
 from hpcddp.runs.folder import COMMAND, SEPARATOR, RunFolder, find_attempt
@@ -107,10 +107,8 @@ def run_plain(command: list[str], env: Mapping[str, str], words: list[str]) -> i
 
 
 def run_command(command: list[str], env: Mapping[str, str], options: ExecOptions) -> int:
-    """Replace this process by the command, with this rank's variables set, or run it beside this process.
-
-    Does not return. RequestError for an empty word, which an unset variable gives.
-    """
+    """Replace this process by the command, with this rank's variables set, or run it beside this process. Does not
+    return. RequestError for an empty word, which an unset variable gives."""
     if not command[0].strip():
         raise RequestError(f"the command begins with an empty word, {command[0]!r}", "hpcddp exec -- python train.py")
     from hpcddp.ranks.device import GPUS_PER_NODE
@@ -147,7 +145,10 @@ def run_command(command: list[str], env: Mapping[str, str], options: ExecOptions
     if agent is not None:
         marks = tuple(exported[guard.RANK_MARKS].split()) if options.nodes and guard.RANK_MARKS in exported else ()
         return _run_with_agent(command, exported, info, job_output, log, agent, marks)
-    return _become(command, exported, job_output)
+    try:
+        os.execvpe(command[0], command, exported)
+    except OSError as error:
+        _refuse(_cannot_run(command, error), None, job_output)
 
 
 def _make_agent(env: Mapping[str, str], info: RankInfo | None, hostname: str) -> Agent | None:
@@ -164,23 +165,16 @@ def _make_agent(env: Mapping[str, str], info: RankInfo | None, hostname: str) ->
     return None if listener is None else Agent(folder, listener, rank, world_size, hostname, env)
 
 
-def _become(command: list[str], env: dict[str, str], job_output: int) -> NoReturn:
-    try:
-        os.execvpe(command[0], command, env)
-    except OSError as error:
-        _refuse(_cannot_run(command, error), None, job_output)
-
-
 def _refuse(refusal: HpcddpError, agent: Agent | None, job_output: int, status: int | None = None) -> NoReturn:
     """Print why the command does not run, or have the supervisor print it once for all ranks, and end. `status`: for
     the supervisor."""
-    from hpcddp.cli.streams import tell
+    from hpcddp.cli.streams import print_message
 
     # before this process ends: its launcher then ends the other ranks
     is_heard = agent is not None and agent.refuse(status or refusal.exit_code, str(refusal))
     if not is_heard:
         os.dup2(job_output, 2)
-        tell(str(refusal))
+        print_message(str(refusal))
     if agent is not None:
         agent.wait_for_others()
     raise SystemExit(refusal.exit_code)
@@ -204,7 +198,7 @@ def _run_with_agent(
 ) -> NoReturn:
     """Run the command as a process beside this one, and report how it has ended. `rank_marks`: the variables of each
     rank that the command starts, where it is an agent."""
-    from hpcddp.cli.streams import tell
+    from hpcddp.cli.streams import print_message
     from hpcddp.supervisor.agent import BY_WORD, RankProgram, Stderr, end_alike
     from hpcddp.supervisor.wire import Ended
 
@@ -240,7 +234,7 @@ def _run_with_agent(
         text = stderr.end if stderr else read_log_end(path, log.start) if log else ""
         output = "\n".join(choose_lines(text))
     agent.end(Ended(status, output, path, is_printed=log is None))
-    agent.end_left(tell)
+    agent.end_left(print_message)
     agent.wait_for_others()
     end_alike(status)
 
@@ -287,8 +281,7 @@ def _is_free(port: int) -> bool:
 def _free_port() -> int:
     import socket
 
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
+    with socket.create_server(("127.0.0.1", 0)) as probe:
         return int(probe.getsockname()[1])
 
 
@@ -320,9 +313,7 @@ def refuse_missing_gpus(
 ) -> dict[str, str]:
     """The variable by which the program knows that each node has GPUs; none where it is to train on CPUs.
 
-    LaunchError where it starts Python or ranks that could find no GPU, and would train on CPUs without a word. Where
-    other commands start Python, the guard looks.
-    """
+    LaunchError where it starts Python or ranks that could find no GPU. Where others start Python, the guard checks."""
     from hpcddp.ranks.device import GPUS_PER_NODE, asks_for_cpu, no_gpu, why_no_accelerator
 
     if not each or asks_for_cpu(env):
@@ -350,7 +341,6 @@ def further_variables(
                 "start it once per node, or use a script of `hpcddp render`",
             )
         from hpcddp.ranks.launch_commands import find_node_agent
-        from hpcddp.ranks.launchers import LAUNCHERS, NODE_AGENTS
 
         found = find_node_agent(command)
         node_agent = found[1].node_agent if found else NODE_AGENTS[0]
@@ -370,8 +360,6 @@ def further_variables(
 
 
 def _guard(env: Mapping[str, str]) -> dict[str, str]:
-    from hpcddp.ranks.launchers import LAUNCHERS, NODE_AGENTS
-
     found = {"PYTHONPATH": os.pathsep.join(filter(None, (*guard.__path__, env.get("PYTHONPATH", ""))))}
     node_agent = next((row for row in map(LAUNCHERS.__getitem__, NODE_AGENTS) if row.agent_store), None)
     if node_agent is not None:

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from hpcddp.cli.parser import VerbParser
 from hpcddp.cli.request import add_options, listed, read_given
-from hpcddp.cli.streams import exact_bytes, tell, tell_each, write_exactly
+from hpcddp.cli.streams import print_message, print_messages, write_exactly
 from hpcddp.errors import LaunchError, RequestError, SchedulerError, find_missing_library
 from hpcddp.login.planning import on_path, read_spec_here, remark_start, see_spawn, this_process
 from hpcddp.ranks.candidates import find_candidates
@@ -122,17 +122,17 @@ def run(args: argparse.Namespace, env: Mapping[str, str]) -> int:
     plan = plan_here(args, allocation, env)
     script = render_script(plan)
     if args.dry_run:
-        tell_each(remark_start(plan, env))
+        print_messages(remark_start(plan, env))
         write_exactly(script)
         return 0
     _check_command(plan, env)
     told = f"{format_count(plan.world_size, 'rank')} on {format_count(plan.nodes, 'node')}"
-    tell(f"{told}, by {plan.makes_ranks}")
+    print_message(f"{told}, by {plan.makes_ranks}")
     # an allocation may see several launches, each an attempt of its own
     more = {"HPCDDP_LAUNCH": str(os.getpid())} if allocation is not None else {}
     # a file of its own: as one argument the script could be too long for the kernel
     file = tempfile.TemporaryFile()  # noqa: SIM115  # bash reads it
-    file.write(exact_bytes(script))
+    file.write(os.fsencode(script))
     file.flush()
     os.set_inheritable(file.fileno(), True)
     argv = ["bash", f"/proc/self/fd/{file.fileno()}"]
@@ -157,16 +157,12 @@ def plan_here(args: argparse.Namespace, allocation: Allocation | None, env: Mapp
         **read_given(args),
     }
     if args.scratch:
-        others = [f"--{key}" for key in ("name", "fresh", "resume") if getattr(args, key)]
-        if others:
-            raise RequestError(f"--scratch keeps no run, and {others[0]} chooses one", f"leave out {others[0]}")
         keys["run_dir"] = (f"runs/.scratch-{make_stamp()}", "--scratch")
     if "spares" in keys:
         spares = parse_count(str(keys["spares"][0]), "--set spares")
         if spares >= size.nodes:
-            hint = f"--set spares={size.nodes - 1}" if size.nodes > 1 else "leave out spares"
-            all_nodes = format_count(size.nodes, "node")
-            raise RequestError(f"--set spares={spares} of {all_nodes} leaves none to train on", hint)
+            what = f"--set spares={spares} of {format_count(size.nodes, 'node')} leaves none to train on"
+            raise RequestError(what, "leave out spares")
         keys["nodes"] = (str(size.nodes - spares), "the allocation, without spares")
     if args.walltime is None:
         if site.walltime_s is None:
@@ -175,9 +171,9 @@ def plan_here(args: argparse.Namespace, allocation: Allocation | None, env: Mapp
             if (left := _time_left(allocation, env)) is not None:
                 keys["walltime"] = (f"{left}s", "what is left of the allocation")
             else:
-                tell("the end of this allocation is not known; --walltime TIME gives it")
+                print_message("the end of this allocation is not known; --walltime TIME gives it")
     spec, remarks = see_spawn(read_spec_here(keys, (), env))
-    tell_each(remarks)
+    print_messages(remarks)
     spec, rank_maker = plan_rank_maker(spec)
     if not spec.launcher:
         found = _find_launcher(site, env)  # on one node a command that makes the ranks needs no agent
@@ -192,7 +188,7 @@ def plan_here(args: argparse.Namespace, allocation: Allocation | None, env: Mapp
         scratch=args.scratch,
     )
     if (renamed := remark_name(plan)) is not None:
-        tell(renamed)
+        print_message(renamed)
     _refuse_another_dialect(plan.outer_launcher, plan.outer_program, site, env)
     return plan
 
@@ -205,7 +201,7 @@ def _check_command(plan: JobPlan, env: Mapping[str, str]) -> None:
     missing = find_missing_library(f"hpcddp launch by {by_torch[0]}", "torch") if by_torch else None
     if missing is not None and plan.python == sys.executable:
         raise LaunchError(missing.message, f"{missing.hint}, or put an MPI on PATH")
-    tell_each(check_program(plan.command[0], os.getcwd(), plan.python, env.get("PATH", "")))
+    print_messages(check_program(plan.command[0], os.getcwd(), plan.python, env.get("PATH", "")))
 
 
 def _refuse_inside_a_rank(env: Mapping[str, str]) -> None:

@@ -16,9 +16,8 @@ from hpcddp.script.jobplan import SOME_COMMAND, JobPlan, Placement, list_placeme
 from hpcddp.units import format_count
 
 _DESCRIPTION = """\
-Show where each rank of a request will be: node, local rank, GPU and CPUs, and what its launcher will tell it.
+Show where each rank of a request will be: node, local rank, GPU and CPUs, and the variables that its launcher sets.
 Takes the same job file and options as `hpcddp render`; nothing is queued."""
-_MOST_ROWS = 64
 
 
 def build_parser() -> VerbParser:
@@ -29,8 +28,6 @@ def build_parser() -> VerbParser:
         example="hpcddp layout --site abci3 --account GROUP --nodes 4 -- python train.py",
         exits=(2, 3),
     )
-    for option in ("--no-check", "--explain"):
-        parser.elsewhere[option] = "it is one of hpcddp render"
     printed = parser.add_argument_group("what is printed")
     printed.add_argument("--json", action="store_true", help="every rank as one JSON object, with the plan")
     return parser
@@ -48,14 +45,11 @@ def run(args: argparse.Namespace, env: Mapping[str, str]) -> int:
 
 
 def format_layout(plan: JobPlan) -> str:
-    """The table of ranks; of a large job the first node and the last. Below it, what the launcher tells one rank."""
+    """The table of ranks, and below it what the launcher sets for the last one."""
     rows: list[tuple[str, ...]] = [("rank", "node", "local rank", "GPU" if plan.gpus_per_rank == 1 else "GPUs", "CPUs")]
-    for rank in _shown(plan):
-        p = plan_placement(plan, rank)
+    for p in list_placements(plan):
         gpus = ",".join(map(str, p.gpus)) or "-"
         rows.append((str(p.rank), str(p.node_rank), str(p.local_rank), gpus, str(p.cpus)))
-        if rank == plan.ranks_per_node - 1 and plan.world_size > _MOST_ROWS:
-            rows.append(("…", "…", "", "", ""))
     widths = [max(len(row[i]) for row in rows) for i in range(5)]
     lines = ["  ".join(f"{cell:>{w}}" for cell, w in zip(row, widths, strict=True)).rstrip() for row in rows]
     unit = "hardware threads" if plan.threads_per_rank < plan.cpus_per_rank else "CPUs"
@@ -84,13 +78,6 @@ def _variable_lines(plan: JobPlan, place: Placement) -> list[str]:
         ]
     variables = (f"  {name}={value}" for name, value in _variables(plan, place).items())
     return ["", f"{plan.makes_ranks} sets for rank {place.rank}:", *variables, ""]
-
-
-def _shown(plan: JobPlan) -> list[int]:
-    if plan.world_size <= _MOST_ROWS:
-        return list(range(plan.world_size))
-    per_node = plan.ranks_per_node
-    return [*range(per_node), *range(plan.world_size - per_node, plan.world_size)]
 
 
 def _variables(plan: JobPlan, place: Placement) -> dict[str, str]:

@@ -12,13 +12,13 @@ import time
 from collections.abc import Mapping
 
 from hpcddp.cli.parser import VerbParser
-from hpcddp.cli.streams import shown_bytes, tell
+from hpcddp.cli.streams import print_message, shown_bytes
 from hpcddp.errors import RequestError
 from hpcddp.login.find_run import call_run, find_single_run
 from hpcddp.login.judge import has_live_job
 from hpcddp.login.on_disk import read_on_disk
 from hpcddp.runs.folder import AttemptFolder, RunFolder
-from hpcddp.runs.logs import LogFile, LogReader, find_time, list_sources, merge, order_attempts, read_log_lines
+from hpcddp.runs.logs import LogFile, LogReader, list_sources, merge, order_attempts, read_log_lines
 from hpcddp.runs.submitted import read_submissions
 from hpcddp.units import parse_count
 
@@ -27,7 +27,7 @@ Print what a run's ranks have printed: the launcher and rank 0 of the newest att
 the order of the times that lines begin with.
 
 RUN is a name below runs/, a run's folder, or the id of one of its jobs."""
-_LOOK_S = 0.5
+_POLL_S = 0.5
 _ASK_S = 30.0  # how often the scheduler is asked whether anything of the run still lives
 _ALL = "all"
 
@@ -75,8 +75,6 @@ class _Printer:
                 lines, offset = read_log_lines(source.path, last, whole=follow)
                 self._readers[source.path] = LogReader(source, offset)
                 texts.append((source, lines))
-            if len(texts) > 1 and not any(find_time(line) for _, lines in texts for line in lines[:200]):
-                tell("no line begins with a time, so that the files follow one another")
             shown += merge(texts)
         if attempts and not self._readers and not follow:
             ranks = f" of rank {', '.join(map(str, sorted(self._ranks)[:8]))}" if self._ranks else ""
@@ -103,7 +101,7 @@ def _follow(of: RunFolder, printer: _Printer, env: Mapping[str, str], shown: lis
     """Print until nothing of the run lives any more. `shown`: the attempts that were there; the last may go on."""
     announced = {attempt.name for attempt in shown}
     over = {attempt.name for attempt in shown[:-1]}
-    looked = 0.0
+    asked_at = 0.0
     while True:
         attempts = order_attempts(of)
         for attempt in attempts:
@@ -112,18 +110,18 @@ def _follow(of: RunFolder, printer: _Printer, env: Mapping[str, str], shown: lis
             # the last lines of the one before come late, and a new one may not have said yet that it holds the run
             is_over = attempt.name in announced and attempt not in attempts[-2:]
             if attempt.name not in announced:
-                tell(f"attempt {attempt.name}")
+                print_message(f"attempt {attempt.name}")
                 announced.add(attempt.name)
             printer.print_new(attempt, ended=is_over)
             if is_over:
                 over.add(attempt.name)
-        if time.monotonic() - looked >= _ASK_S or (attempts and _has_said_end(of)):
+        if time.monotonic() - asked_at >= _ASK_S or (attempts and _has_said_end(of)):
             if not has_live_job(of, env):
                 for attempt in order_attempts(of):
                     if attempt.name not in over:
                         printer.print_new(attempt, ended=True)
                 return
-            looked = time.monotonic()
+            asked_at = time.monotonic()
         _rest()
 
 
@@ -131,7 +129,7 @@ def _rest() -> None:
     """Wait a while. BrokenPipeError if nobody reads the output any more, which no write says where no line comes."""
     poll = select.poll()
     poll.register(1, 0)
-    if poll.poll(_LOOK_S * 1000):
+    if poll.poll(_POLL_S * 1000):
         raise BrokenPipeError
 
 

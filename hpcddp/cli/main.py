@@ -5,15 +5,13 @@ Only the module of the verb that was asked for is imported, so that `--help` and
 
 from __future__ import annotations
 
-import errno
 import os
 import sys
 
 from hpcddp.cli.streams import (
     forget_output,
-    open_missing_streams,
+    print_message,
     refuse_on_pipe,
-    tell,
     write_help,
     write_in_any_encoding,
 )
@@ -44,16 +42,12 @@ VERBS = {
     "verify": "say whether a training script trains the same on any number of ranks",
     "compare": "say whether two runs are the same to the last bit, and what differed",
     "completion": "print the completion of verbs and options for bash, zsh, fish or tcsh",
-    "help": "show the verbs, or the options of one verb",
 }
-# What a write to a standard stream says of the place that the user chose, and not of hpcddp.
-_WRITE_ERRORS = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO}
 
 
 def _run(argv: list[str]) -> int:
-    if len(argv) > 1 and argv[0] in {"-h", "--help", "-V", "--version"}:
-        hint = f"hpcddp help {argv[1]}" if argv[1] in VERBS else f"hpcddp {argv[0]}"
-        raise RequestError(f"hpcddp {argv[0]} takes no further word, got {argv[1]!r}", hint)
+    if argv[:1] == ["help"]:
+        argv = [*argv[1:2], "--help"]
     if not argv or argv[0] in {"-h", "--help"}:
         from hpcddp.cli.verbs import format_verbs
 
@@ -104,46 +98,37 @@ def main(argv: list[str] | None = None) -> int:
             import gc
 
             gc.disable()
-    has_output = open_missing_streams()
     write_in_any_encoding()
-    if argv[:1] == ["render"]:
-        import signal
-
-        signal.signal(signal.SIGTERM, signal.default_int_handler)  # a killed render must leave its refusal, too
     try:
-        if not has_output and argv[:1] not in (["exec"], ["launch"], ["train"], ["supervise"]):
-            raise RequestError("standard output is closed, and the answer would go nowhere", "leave out `>&-`")
         status = _run(argv)
         sys.stdout.flush()
         return status
     except HpcddpError as error:
-        _refuse_if_piped_as_job(argv)  # first: telling may fail, and an empty pipe is an empty job
-        tell(str(error))
+        _refuse_if_piped_as_job(argv)  # first: a message may fail, and an empty pipe is an empty job
+        print_message(str(error))
         return error.exit_code
     except KeyboardInterrupt:
         _refuse_if_piped_as_job(argv)
-        tell("interrupted")
+        print_message("interrupted")
         return 130
     except BrokenPipeError:
         forget_output()  # `hpcddp layout | head`: the reader had enough
         return 141
     except OSError as error:
-        _refuse_if_piped_as_job(argv)
-        if error.errno not in _WRITE_ERRORS:
-            from hpcddp.cli.verbs import explain_path
+        from hpcddp.cli.verbs import explain_os_error
 
-            of_path = explain_path(error)
-            if of_path is None:
-                raise
-            tell(str(of_path))
-            return of_path.exit_code
-        forget_output()
-        tell(f"the output cannot be written: {(error.strerror or '').lower()}\nhint: df -h .")
-        return RequestError.exit_code
+        _refuse_if_piped_as_job(argv)
+        explained = explain_os_error(error)
+        if explained is None:
+            raise
+        if error.filename is None:
+            forget_output()
+        print_message(str(explained))
+        return explained.exit_code
     except UnicodeEncodeError as error:  # of a path: the streams take every character
         _refuse_if_piped_as_job(argv)
         what = f"{error.object!r} cannot be the name of a file here: Python's encoding is {error.encoding}"
-        tell(f"{what}\nhint: export PYTHONUTF8=1")
+        print_message(f"{what}\nhint: export PYTHONUTF8=1")
         return RequestError.exit_code
     except SystemExit:
         raise

@@ -54,36 +54,22 @@ class VerbParser(argparse.ArgumentParser):
         statuses = {status: text or EXITS[status] for status, text in self.exits.items()}
         return f"{super().format_help()}\n{format_example(self.example)}\n{format_exits(statuses)}"
 
-    def print_help(self, file: SupportsWrite[str] | None = None) -> None:
-        """As argparse does; on stdout so that no scheduler takes it for a job."""
-        if file is None:
-            write_help(self.format_help())
-        else:
-            super().print_help(file)
+    def print_help(self, _file: SupportsWrite[str] | None = None) -> None:
+        """Print it on stdout, so that no scheduler takes it for a job."""
+        write_help(self.format_help())
 
     def read_words(self, words: Sequence[str]) -> argparse.Namespace:
-        """`parse_args`, with an error that says more of words that are left over: a command without its `--`."""
+        """`parse_args`, with an error that says more of words that are left over: a command without its `--`.
+
+        RequestError for an empty word, which `--nodes "$NODES"` gives where NODES is not set.
+        """
+        if "" in words:
+            before = " ".join([self.prog, *words[: words.index("")]])
+            raise RequestError(f"the word after `{before}` is empty", f"{self.prog} --help")
         found, left = self.parse_known_args(words)
-        if left and len(self._get_positional_actions()) > 1:
-            # options between two words (`sites show --json abci3`): argparse gives each optional word its turn at once
-            found, left = self.parse_known_intermixed_args(words)
         if left:
             raise self._refuse_left_over(found, left, words)
-        self._refuse_empty(found)
         return found
-
-    def _refuse_empty(self, found: argparse.Namespace) -> None:
-        """RequestError for a value that is the empty word, which `--nodes "$NODES"` gives where NODES is not set: left
-        to the verb, it would be taken for an option that nobody gave."""
-        for action in self._actions:
-            value = getattr(found, action.dest, None)
-            if action.nargs == 0 or (value != "" and not (isinstance(value, list) and "" in value)):
-                continue
-            if action.option_strings:
-                option = action.option_strings[-1]
-                hint = f"{option} {action.metavar}, or leave out {option}"
-                raise RequestError(f"{option} has no value: the word after it is empty", hint)
-            raise RequestError(f"{self.prog}: {action.metavar} is an empty word", self._first_example)
 
     def _refuse_left_over(self, found: argparse.Namespace, left: list[str], words: Sequence[str]) -> RequestError:
         if left[0].startswith("-"):
@@ -101,18 +87,13 @@ class VerbParser(argparse.ArgumentParser):
         option, _, value = word.partition("=")
         if option[:1] == "-" and option[1:2].isalpha() and option[2:].isdigit():  # -n2
             option, value = option[:2], option[2:]
-        equivalent, given = None, value
-        if "--nodes" in self.elsewhere or "--nodes" in self._option_string_actions:  # a verb that makes a job
+        equivalent = None
+        if "--set" in self._option_string_actions:  # a verb that makes a job
             from hpcddp.cli.request import find_equivalent
 
             after = words[words.index(word) + 1 :][:1]
-            given = value or "".join(one for one in after if not one.startswith("-"))
-            equivalent = find_equivalent(option, given)
+            equivalent = find_equivalent(option, value or "".join(one for one in after if not one.startswith("-")))
         same = equivalent.split()[0] if equivalent else option
-        of_node = "--ranks-per-node"
-        if equivalent and same in self.elsewhere and of_node in equivalent and of_node in self._option_string_actions:
-            what = f"{self.prog} has no option {option}: it is the ranks of each node here; {self.elsewhere[same]}"
-            return RequestError(what, f"{of_node} {given or 'R'}")
         if why := self.elsewhere.get(option) or self.elsewhere.get(same):
             return RequestError(f"{self.prog} has no option {option}: {why}", f"leave out {option}")
         if equivalent and same in self._option_string_actions:
@@ -127,20 +108,14 @@ class VerbParser(argparse.ArgumentParser):
         """argparse's, with the choice that was meant."""
         known = [str(choice) for choice in action.choices or ()]
         if known and value not in known:
-            from hpcddp.errors import find_nearest
+            from hpcddp.errors import nearest
 
             name = action.option_strings[-1] if action.option_strings else self.prog
-            guess = find_nearest(str(value), known)
-            hint = f"{name} {guess}" if guess else f"{name} with one of {', '.join(known)}"
-            raise RequestError(f"{name} {value!r} is not known", hint)
+            what = f"{name} {value!r} is not known{nearest(str(value), known)}"
+            raise RequestError(what, f"{name} with one of {', '.join(known)}")
 
     def error(self, message: str) -> None:  # type: ignore[override]  # argparse says NoReturn; raising is not returning
-        lacks_word = message.startswith("the following arguments are required")
-        raise RequestError(f"{self.prog}: {message}", self._first_example if lacks_word else f"{self.prog} --help")
-
-    @property
-    def _first_example(self) -> str:
-        return self.example.splitlines()[0]
+        raise RequestError(f"{self.prog}: {message}", f"{self.prog} --help")
 
 
 def _formatter(prog: str) -> argparse.HelpFormatter:

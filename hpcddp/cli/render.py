@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Mapping
 
 from hpcddp.cli.parser import VerbParser
 from hpcddp.cli.request import read_plan, request_parser
-from hpcddp.cli.streams import tell_each, write_exactly
+from hpcddp.cli.streams import print_messages, write_exactly
 from hpcddp.login.planning import remark_start
 from hpcddp.script.file_check import check_output, check_plan
 from hpcddp.script.render import render_script
@@ -29,7 +28,6 @@ def build_parser() -> VerbParser:
     parser = request_parser("render", _DESCRIPTION, example=_EXAMPLE, exits=(2, 3))
     printed = parser.add_argument_group("what is printed")
     printed.add_argument("--no-check", action="store_true", help="render without looking at files")
-    printed.add_argument("--explain", action="store_true", help="show what decided each value; prints no job script")
     return parser
 
 
@@ -37,15 +35,10 @@ def run(args: argparse.Namespace, env: Mapping[str, str]) -> int:
     """The script is whole before its first byte is printed: half a script would be a job."""
     plan = read_plan(args, env)
     if not args.no_check:
-        tell_each(check_plan(plan, env.get("PATH", "")))
-        tell_each(remark_start(plan, env))
-    if args.explain:
-        from hpcddp.script.explain import explain_plan
-
-        sys.stdout.write(explain_plan(plan))
-    else:
-        text = render_script(plan)
-        if not args.no_check:
-            tell_each(check_output(plan.site.scheduler, text))
-        write_exactly(text)
+        print_messages(check_plan(plan, env.get("PATH", "")))
+        print_messages(remark_start(plan, env))
+    text = render_script(plan)
+    if not args.no_check:
+        print_messages(check_output(plan.site.scheduler, text))
+    write_exactly(text)
     return 0

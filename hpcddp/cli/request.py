@@ -7,12 +7,11 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 
 from hpcddp.cli.parser import VerbParser
-from hpcddp.cli.streams import tell_each
+from hpcddp.cli.streams import print_messages
 from hpcddp.errors import RequestError
-from hpcddp.login.planning import choose_site, on_path, plan_request
+from hpcddp.login.planning import choose_site, plan_request
 from hpcddp.ranks.launchers import JOB_LAUNCHERS, LAUNCHERS
 from hpcddp.schedulers.registry import scripted_schedulers
-from hpcddp.script.fields import read_flag, read_variables
 from hpcddp.script.plan import JobPlan
 from hpcddp.script.site_file import find_data_folder, load_yaml
 from hpcddp.script.spec import KEYS
@@ -86,44 +85,34 @@ def read_plan(args: argparse.Namespace, env: Mapping[str, str]) -> JobPlan:
     """Options, job file and site to a plan; which site and why, and what the plan remarks, go to stderr."""
     given, job_file = read_keys(args)
     plan = plan_request(given, choose_site(given, named_site(args), job_file, env), env)
-    tell_each(plan.remarks)
+    print_messages(plan.remarks)
     return plan
 
 
 def read_keys(args: argparse.Namespace) -> tuple[dict[str, tuple[object, str]], str | None]:
     """Every value asked for with its source, options over job file; and the job file."""
-    for item in args.set:
-        if "=" not in item and args.job is not None and not os.path.exists(args.job):  # `--set nodes 4`
-            raise RequestError(f"--set {item!r} has no value", f"--set {item}={args.job}")
+    given = read_given(args)
     path = _job_file(args)
     in_file = {key: (value, f"{key} in {path}") for key, value in load_yaml(path)[0].items()} if path else {}
-    return {**in_file, **read_given(args)}, path
+    return {**in_file, **given}, path
 
 
 def read_given(args: argparse.Namespace) -> dict[str, tuple[object, str]]:
-    """Read the keys that the command line gives."""
+    """The keys that the command line gives; an option wins over `--set`."""
     given: dict[str, tuple[object, str]] = {}
     for key, equals, value in (item.partition("=") for item in args.set):
         if not equals:
             raise RequestError(f"--set {key!r} has no value", f"--set {key}=VALUE")
-        given[key] = (_once(given, key, value, f"--set {key}={value}"), f"--set {key}")
+        given[key] = (value, f"--set {key}")
     for option, (key, _, _) in _OPTIONS.items():
         value = getattr(args, key, None)
         if value is not None:
-            given[key] = (_once(given, key, value, f"{option} {value}"), option)
+            given[key] = (value, option)
     if args.fresh:
         given["fresh"] = ("true", "--fresh")
     if args.command:
         given["command"] = (args.command, "the command after --")
     return given
-
-
-def _once(given: Mapping[str, tuple[object, str]], key: str, value: str, typed: str) -> str:
-    """The value. RequestError if the command line has another one for this key by now."""
-    other, source = given.get(key, (value, ""))
-    if other != value:
-        raise RequestError(f"{key} is given twice: {source}={other} and {typed}", "leave out one of them")
-    return value
 
 
 def _job_file(args: argparse.Namespace) -> str | None:
@@ -133,21 +122,12 @@ def _job_file(args: argparse.Namespace) -> str | None:
             raise RequestError(f"--demo brings its own job file and command, but {other!r} was given", "leave out one")
         return os.path.join(find_data_folder("jobs"), "digits.yaml")
     if args.job:
-        _refuse_command_as_file(args.job)
+        if args.job.endswith((".py", ".sh")):
+            raise RequestError(f"{args.job} is a script, not a job file", "put -- before it: -- python train.py")
         return str(args.job)
     if os.path.isfile(DEFAULT_JOB_FILE):
         return DEFAULT_JOB_FILE
     return None
-
-
-def _refuse_command_as_file(word: str) -> None:
-    """A program or a script where the job file belongs: it is the command, without its `--`."""
-    if word.endswith(".py"):
-        raise RequestError(f"{word} is a training script, not a job file", f"put -- first: -- python {word}")
-    if word.endswith(".sh"):
-        raise RequestError(f"{word} is a shell script, not a job file", f"put -- first: -- bash {word}")
-    if not os.path.exists(word) and on_path(word, os.environ):
-        raise RequestError(f"{word} is a program, not a job file", f"put -- first: -- {word} …")
 
 
 def named_site(args: argparse.Namespace) -> str | None:
@@ -156,12 +136,10 @@ def named_site(args: argparse.Namespace) -> str | None:
     return args.site or (sets[-1] if sets else None)
 
 
-# What a scheduler's or a launcher's option is called here, by their rows.
+# What a scheduler's or a launcher's option is called here, by their rows. A job file's key stands behind --set.
+# What has blanks is a whole line to type: its numbers are other ones than those of the option.
 
-
-# Words of no scheduler or launcher in particular: of sites' guides, trainers and containers. As in the rows, a job
-# file's key stands behind --set, and what has blanks is a whole line to type: its numbers are other ones than those of
-# the option.
+# Words of no scheduler or launcher in particular: of sites' guides, trainers and containers.
 _OTHERS = {
     **dict.fromkeys(("--project", "--group"), "--account"),
     "--time-limit": "--walltime",
@@ -173,10 +151,6 @@ _OTHERS = {
 def find_equivalent(option: str, value: str) -> str | None:
     """Find hpcddp's words for an option of another program, with its value; None if it means nothing known."""
     key = option.removeprefix("--").replace("-", "_")
-    if KEYS.get(key) is read_flag:
-        return f"--set {key}=true"
-    if KEYS.get(key) is read_variables:
-        return f"--set {key}.{value if '=' in value else 'NAME=VALUE'}"
     meanings: dict[str, list[str]] = {}
     for title, typed in each_table():
         if option in typed:

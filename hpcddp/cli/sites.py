@@ -11,14 +11,13 @@ import time
 from collections.abc import Mapping
 
 from hpcddp.cli.parser import VerbParser
-from hpcddp.cli.streams import tell, write_exactly
-from hpcddp.errors import RequestError, SchedulerError, nearest
+from hpcddp.cli.streams import print_message, write_exactly
+from hpcddp.errors import RequestError, SchedulerError
 from hpcddp.login.planning import on_path
 from hpcddp.script.site import Site
 from hpcddp.script.site_file import (
     SiteChoice,
     config_folder,
-    find_data_folder,
     load_site,
     open_site,
     overlay_of,
@@ -38,8 +37,7 @@ hpcddp sites page NAME   a page for people of that site, in Markdown: what to ty
 hpcddp sites check NAME  what the scheduler and the modules of this machine say otherwise
 hpcddp sites new NAME    a start for a site of your own, with what this machine's scheduler says"""
 _USAGE = "hpcddp sites [--json] [show NAME | page NAME | check [NAME] | new NAME [--file PATH]]"
-_ACTIONS = ("show", "page", "new")  # which take a name
-_DIFFERS = {1: "check: something differs"}
+_ACTIONS = ("show", "page", "check", "new")
 
 
 def build_parser() -> VerbParser:
@@ -48,7 +46,7 @@ def build_parser() -> VerbParser:
         "sites", _DESCRIPTION, example="hpcddp sites show abci3", exits=(2, 3, 5), also={1: "check: something differs"}
     )
     parser.usage = _USAGE
-    parser.add_argument("action", nargs="?", metavar="ACTION", help="show, page, check or new")
+    parser.add_argument("action", nargs="?", choices=_ACTIONS, metavar="ACTION", help="show, page, check or new")
     parser.add_argument("name", nargs="?", metavar="NAME", help="the site's name, or the path of its file")
     parser.add_argument("--json", action="store_true", help="print the list, or the site, as one JSON object")
     parser.add_argument("--file", metavar="PATH", help="where new writes (~/.config/hpcddp/sites/NAME.yaml)")
@@ -57,7 +55,6 @@ def build_parser() -> VerbParser:
 
 def run(args: argparse.Namespace, env: Mapping[str, str]) -> int:
     """Prints a table, one site, or a page; `new` writes a file and prints its name."""
-    _refuse_unused(args)
     if args.action is None:
         known = [load_site(name, path, overlay_of(name, env)) for name, path in site_files(env).items()]
         sys.stdout.write(_json({"sites": [site_summary(site) for site in known]}) if args.json else _format_list(known))
@@ -76,31 +73,12 @@ def run(args: argparse.Namespace, env: Mapping[str, str]) -> int:
 
         return check_site(args.name, env, as_json=args.json)
     else:
-        raise _unknown_action(args.action, env)
+        raise RequestError(f"hpcddp sites {args.action} needs a site's name", f"hpcddp sites {args.action} NAME")
     return 0
-
-
-def _refuse_unused(args: argparse.Namespace) -> None:
-    """RequestError for what the action would drop without a word."""
-    if args.file is not None and args.action != "new":
-        raise RequestError("--file goes with hpcddp sites new", f"hpcddp sites new NAME --file {args.file}")
-    if args.json and args.action in {"new", "page"}:
-        printed = {"new": "the path of its file", "page": "Markdown"}[args.action]
-        raise RequestError(f"hpcddp sites {args.action} prints {printed}, and no JSON", "leave out --json")
 
 
 def _json(value: object) -> str:
     return json.dumps(value, indent=2) + "\n"
-
-
-def _unknown_action(action: str, env: Mapping[str, str]) -> RequestError:
-    if action in _ACTIONS:
-        return RequestError(f"hpcddp sites {action} needs a site's name", f"hpcddp sites {action} NAME")
-    what = f"hpcddp sites does not know {action!r}"
-    if action in site_files(env) or action.endswith(".yaml"):
-        return RequestError(what, f"hpcddp sites show {action}")
-    guess = nearest(action, [*_ACTIONS, "check"])
-    return RequestError(what + guess, "hpcddp sites show NAME" if guess else "hpcddp sites --help")
 
 
 def _write_start(name: str, file: str | None, env: Mapping[str, str]) -> str:
@@ -109,25 +87,14 @@ def _write_start(name: str, file: str | None, env: Mapping[str, str]) -> str:
     if not re.fullmatch(r"[A-Za-z0-9][\w.-]*", name, re.ASCII):
         raise RequestError(f"{name!r} is no name for a site", "letters, digits and _ . -")
     path = file or os.path.join(config_folder(env), "sites", f"{name}.yaml")
-    shipped = os.path.join(find_data_folder("templates"), "sites", f"{name}.yaml")
-    if not file and os.path.exists(shipped):  # the file would take the place of the shipped one, without its facts
-        another = f"hpcddp sites new my-{name}"
-        copy = f"mkdir -p {os.path.dirname(path)}; cp {shipped} {path}"
-        raise RequestError(f"hpcddp has a site {name} already, {shipped}", f"{another}; or, to change that one: {copy}")
-    if os.path.exists(path):
-        raise RequestError(f"{path} is there already", f"edit it, or: hpcddp sites new {name} --file ANOTHER.yaml")
-    folder = os.path.dirname(os.path.abspath(path))
-    if file and not os.path.isdir(folder):
-        raise RequestError(f"the folder {folder} of --file does not exist", f"mkdir -p {folder}")
+    known = path if os.path.exists(path) else "" if file else site_files(env).get(name, "")
+    if known:  # a file of the same name would take the place of a shipped one, without its facts
+        raise RequestError(f"{known} is there already", f"edit it, or: hpcddp sites new my-{name}")
     scheduler, queues, commands = _survey(env)
     text = format_new_site(name, scheduler, time.strftime("%Y-%m-%d"), queues, commands)
-    try:
-        os.makedirs(folder, exist_ok=True)
-        with open(path, "w", encoding="utf-8") as made:
-            made.write(text)
-    except OSError as e:
-        what = f"{path} cannot be written: {(e.strerror or '').lower()}"
-        raise RequestError(what, "hpcddp sites new NAME --file ANOTHER.yaml") from e
+    os.makedirs(os.path.dirname(os.path.abspath(path)), exist_ok=True)
+    with open(path, "w", encoding="utf-8") as made:
+        made.write(text)
     load_site(name, path)  # what was found has to be a site
     return path
 
@@ -145,7 +112,7 @@ def _survey(env: Mapping[str, str]) -> tuple[str, list[QueueFound], str]:
             try:
                 queues = [queue for queue in ask_queues(scheduler.name, env) if queue.is_open]
             except SchedulerError as error:  # an empty form is still a start
-                tell(error.message)
+                print_message(error.message)
                 return scheduler.name, [], ""
             return scheduler.name, queues, "; ".join(map(" ".join, commands))
     return rows[0].name, [], ""

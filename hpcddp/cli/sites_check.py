@@ -6,7 +6,7 @@ import json
 import os
 from collections.abc import Mapping
 
-from hpcddp.cli.streams import tell, tell_each
+from hpcddp.cli.streams import print_message, print_messages
 from hpcddp.errors import SchedulerError
 from hpcddp.login.planning import find_site_here, on_path
 from hpcddp.record import Record
@@ -14,7 +14,7 @@ from hpcddp.schedulers.registry import find_scheduler
 from hpcddp.schedulers.row import QueueFound
 from hpcddp.schedulers.run import ask_queues, run_program
 from hpcddp.script.site import Site
-from hpcddp.script.site_check import ModulesCompared, compare_modules, compare_queues, list_unsaid, unlisted_queues
+from hpcddp.script.site_check import ModulesCompared, compare_modules, compare_queues
 from hpcddp.script.site_file import SiteChoice, chosen_site, is_path, open_site, overlay_path
 
 _PATIENCE_S = 30.0
@@ -46,12 +46,12 @@ def check_site(name: str | None, env: Mapping[str, str], *, as_json: bool) -> in
         record = {"site": site.name, "file": site.file, "differences": differences, "not_asked": unasked}
         print(json.dumps({**record, "remarks": found.remarks}, indent=2))
         return _DIFFERS if differences else 0
-    tell_each([*unasked, *found.remarks])
+    print_messages([*unasked, *found.remarks])
     count = f"{len(differences)} differ" if len(differences) != 1 else "1 differs"
     agreed = "nothing differs in what could be asked" if unasked else "nothing differs"
     print(*differences, f"site {site.name}: {count if differences else agreed}", sep="\n")
     if differences and not is_path(choice.site):
-        tell(f"what differs goes into an overlay of your own: {overlay_path(site.name, env)} (docs/sites.md)")
+        print_message(f"what differs goes into an overlay of your own: {overlay_path(site.name, env)} (docs/sites.md)")
     return _DIFFERS if differences else 0
 
 
@@ -72,8 +72,6 @@ def compare_site(site: Site, env: Mapping[str, str]) -> SiteFound:
         programs = " and ".join(command[0] for command in commands.survey)
         queues = survey_site(site, env)
         differences += compare_queues(site, queues, programs)
-        unasked += list_unsaid(site, queues, programs)
-        remarks += unlisted_queues(site, queues, programs)
     accounts, unknown = ask_accounts(site, env)
     remarks += [f"accounts that you may charge: {', '.join(accounts[:12])}"] if accounts else []
     unasked += [f"accounts: {why}" for why in unknown]

@@ -33,7 +33,7 @@ hpcddp started, with hpcddp.runtime() or without, also inside torchrun.
 RUN is a name below runs/, a run's folder, or the id of its job. The question goes through the run's folder, which the
 job looks at every few seconds: no port is open for it."""
 _PATIENCE_S = 60.0
-_LOOK_S = 0.2
+_POLL_S = 0.2
 
 
 def build_parser() -> VerbParser:
@@ -80,7 +80,7 @@ def _ask(attempt: AttemptFolder) -> list[RankStacks]:
         while time.monotonic() < until:
             if (ranks := read_answer(attempt, request)) is not None:
                 return ranks
-            time.sleep(_LOOK_S)
+            time.sleep(_POLL_S)
     finally:
         withdraw(attempt, request)
     raise RequestError(

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 
 from hpcddp.cli.parser import VerbParser
-from hpcddp.cli.streams import tell, tell_each
+from hpcddp.cli.streams import print_message, print_messages
 from hpcddp.errors import HpcddpError, RequestError
 from hpcddp.login.find_cause import add_cause, send_notices
 from hpcddp.login.find_run import find_runs
@@ -55,7 +55,7 @@ def run(args: argparse.Namespace, env: Mapping[str, str]) -> int:
         with suppress(HpcddpError, OSError):
             one = one._replace(used=format_short(read_efficiency(runs[0], reads_steps=False)))
         found = found._replace(runs=(one,))
-    tell_each(found.problems)
+    print_messages(found.problems)
     if found.is_damaged and len(found.runs) == 1:
         return RequestError.exit_code
     if args.json:
@@ -74,13 +74,13 @@ def _watch(args: argparse.Namespace, env: Mapping[str, str]) -> int:
         if sys.stdout.isatty():
             sys.stdout.write(f"{_CLEAR}{time.strftime('%H:%M:%S')}  (Ctrl-C ends this, not the jobs)\n\n{text}")
             for problem in found.problems:
-                tell(problem)
+                print_message(problem)
         elif text != before:
-            tell_each(found.problems)
+            print_messages(found.problems)
             sys.stdout.write(text)
         sys.stdout.flush()
         for one in found.runs:
-            tell_each(send_notices(RunFolder(one.path), one, env))
+            print_messages(send_notices(RunFolder(one.path), one, env))
         before = text
         if not any(one.lives for one in found.runs):
             return 0

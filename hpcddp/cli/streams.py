@@ -1,9 +1,7 @@
-"""What the command line says on stderr, and standard streams that are closed, full, no longer read, or that have an
-encoding without some of the characters."""
+"""What the command line prints: messages on stderr, and on stdout text for people or bytes for programs."""
 
 from __future__ import annotations
 
-import codecs
 import os
 import stat
 import sys
@@ -13,39 +11,30 @@ from hpcddp.schedulers.registry import refused_lines
 
 # They would move a terminal's cursor, or change its colours.
 _CONTROL = {code: f"\\x{code:02x}" for code in (*range(32), 127) if chr(code) not in "\n\t"}
-_MOVING = bytes(code for code in (*range(32), 127) if chr(code) not in "\n\t")
-_BOLD, _CYAN, _PLAIN = "\x1b[1m", "\x1b[36m", "\x1b[0m"
 
 
-def tell(text: str) -> None:
-    """`hpcddp: text` on stderr. If nobody listens, the exit status has to say it."""
+def print_message(text: str) -> None:
+    """Print `hpcddp: text` on stderr. If that cannot be written, the exit status has to say it."""
     try:
-        sys.stderr.write(_lay_out(text))
+        sys.stderr.write(_format_message(text))
         sys.stderr.flush()
     except OSError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
 
 
-def told_bytes(text: str) -> bytes:
-    """What `tell` would write, for who writes it himself."""
-    return _lay_out(text).encode(sys.stderr.encoding, sys.stderr.errors or "strict")
-
-
-def tell_each(remarks: Iterable[str]) -> None:
-    """Several, each on a line of its own."""
+def print_messages(remarks: Iterable[str]) -> None:
+    """Print several, each on a line of its own."""
     for remark in remarks:
-        tell(remark)
+        print_message(remark)
 
 
-def _lay_out(text: str) -> str:
-    text = f"{_painted('hpcddp:', _BOLD)} {text.translate(_CONTROL)}\n"
-    return text.replace("\nhint:", f"\n{_painted('hint:', _CYAN)}")
+def message_bytes(text: str) -> bytes:
+    """The bytes that `print_message` would write."""
+    return _format_message(text).encode(sys.stderr.encoding, "backslashreplace")
 
 
-def _painted(word: str, colour: str) -> str:
-    """In colour on a terminal, unless NO_COLOR is set (https://no-color.org) or the terminal has no colours."""
-    plain = not sys.stderr.isatty() or os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
-    return word if plain else f"{colour}{word}{_PLAIN}"
+def _format_message(text: str) -> str:
+    return f"hpcddp: {text.translate(_CONTROL)}\n"
 
 
 def write_help(text: str) -> None:
@@ -59,7 +48,6 @@ def refuse_on_pipe() -> None:
     """Leave text on a pipe that no scheduler takes for a job: an empty pipe is an empty job."""
     if sys.stdout.closed or sys.stdout.isatty():
         return
-
     try:
         sys.stdout.write(refusal())
         sys.stdout.flush()
@@ -68,65 +56,28 @@ def refuse_on_pipe() -> None:
 
 
 def forget_output() -> None:
-    """Python flushes what is left at its exit, and would complain once more."""
+    """Discard what is left: Python flushes it at its exit, and would complain once more."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 
 
-def _spell(error: UnicodeError) -> tuple[str | bytes, int]:
-    """How a character is written for people in an encoding that lacks it. Nothing is lost: `?` would say nothing."""
-    if not isinstance(error, UnicodeEncodeError):
-        raise error
-    character = error.object[error.start]
-    if "\udc80" <= character <= "\udcff":  # a byte of a file's name that is no text
-        return character.encode("utf-8", "surrogateescape"), error.start + 1
-    return "..." if character == "…" else ascii(character)[1:-1], error.start + 1
-
-
-def _keep_bytes(error: UnicodeError) -> tuple[bytes, int]:
-    if not isinstance(error, UnicodeEncodeError):
-        raise error
-    return error.object[error.start : error.end].encode("utf-8", "surrogateescape"), error.end
-
-
 def write_in_any_encoding() -> None:
-    """Whatever a verb says to people can be written, in ASCII as well (PYTHONIOENCODING, LC_ALL=C)."""
-    codecs.register_error("hpcddp.spell", _spell)
-    for stream in (sys.stdout, sys.stderr):
-        if hasattr(stream, "reconfigure"):  # not where a caller of `main` has put another one
-            stream.reconfigure(errors="hpcddp.spell")
-
-
-def exact_bytes(text: str) -> bytes:
-    """A text for programs: names in the bytes that the file system has for them, what it cannot have in UTF-8."""
-    codecs.register_error("hpcddp.bytes", _keep_bytes)
-    return text.encode(sys.getfilesystemencoding(), "hpcddp.bytes")
+    """Let stdout take any text: characters that its encoding lacks are escaped, as on stderr."""
+    if hasattr(sys.stdout, "reconfigure"):  # not where a caller of `main` has put another one
+        sys.stdout.reconfigure(errors="backslashreplace")
 
 
 def write_exactly(text: str) -> None:
-    """What a program reads on stdout, a job script or a path: the encoding of a terminal changes nothing in it."""
+    """Write what a program reads, a job script or a path, in the file system's encoding, whatever the terminal's is."""
     sys.stdout.flush()
-    sys.stdout.buffer.write(exact_bytes(text))
+    sys.stdout.buffer.write(os.fsencode(text))
 
 
 def shown_bytes(line: bytes) -> bytes:
     """A line of somebody else's output: on a terminal without what moves its cursor or changes its colours, and of a
     progress bar what it showed last."""
-    return line.rstrip(b"\r").rpartition(b"\r")[2].translate(None, _MOVING) if sys.stdout.isatty() else line
-
-
-def open_missing_streams() -> bool:
-    """Whether standard output is there. What was closed (`>&-`, `2>&-`) is opened on nothing, so that no file that is
-    opened later gets its number, and an error can be told without ado."""
-    has_output = sys.stdout is not None
-    for number, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
-        if getattr(sys, name) is None:
-            nothing = os.open(os.devnull, os.O_RDWR)
-            if nothing != number:
-                os.dup2(nothing, number)
-                os.close(nothing)
-            os.set_inheritable(number, True)  # a program that is started next has it as well
-            setattr(sys, name, open(number, mode, encoding="utf-8", closefd=False))  # noqa: SIM115  # for the whole process
-    return has_output
+    if not sys.stdout.isatty():
+        return line
+    return line.rstrip(b"\r").rpartition(b"\r")[2].translate(None, bytes(_CONTROL))
 
 
 # Text that every reader of a job script refuses.

@@ -9,8 +9,7 @@ from collections.abc import Mapping
 
 from hpcddp.cli.parser import VerbParser
 from hpcddp.cli.request import named_site, read_keys, request_parser
-from hpcddp.cli.streams import tell, tell_each, write_exactly
-from hpcddp.errors import RequestError
+from hpcddp.cli.streams import print_message, print_messages, write_exactly
 from hpcddp.login.planning import choose_site, read_request, this_process
 from hpcddp.login.submit import Parts, check_parts, list_unverified, plan_parts, submit_parts
 from hpcddp.schedulers.registry import find_scheduler
@@ -47,27 +46,25 @@ def run(args: argparse.Namespace, env: Mapping[str, str]) -> int:
     given, job_file = read_keys(args)
     for key, option in (("after", "dependency"), ("array", "array"), ("chain", "chain")):
         if getattr(args, key) is not None:
-            if option in given and not given[option][1].endswith(job_file or "\0"):
-                raise RequestError(f"{option} is given twice: {given[option][1]} and --{key}", "leave out one of them")
             given[option] = ([getattr(args, key)] if key == "after" else getattr(args, key), f"--{key}")
     if args.hold:
         given["hold"] = ("true", "--hold")
     spec, site, remarks = read_request(given, choose_site(given, named_site(args), job_file, env), env)
-    tell_each(remarks)
+    print_messages(remarks)
     parts = plan_parts(spec, site, env, this_process())
-    tell_each(parts.remarks)
+    print_messages(parts.remarks)
     if not args.no_check:
-        tell_each(check_parts(parts, env))
+        print_messages(check_parts(parts, env))
     if args.dry_run:
         _show(parts)
         return 0
     queued = submit_parts(parts, env)
-    tell_each(list_unverified(parts, env))
+    print_messages(list_unverified(parts, env))
     for one, part in zip(queued, parts.parts, strict=True):
-        tell(str(part))
+        print_message(str(part))
         write_exactly(f"{one.job}\n")
     where = parts.sweep or parts.parts[0].run
-    tell(f"hpcddp status {shlex.quote(os.path.relpath(where.path))} shows what becomes of it")
+    print_message(f"hpcddp status {shlex.quote(os.path.relpath(where.path))} shows what becomes of it")
     return 0
 
 
@@ -76,5 +73,5 @@ def _show(parts: Parts) -> None:
         words = find_scheduler(part.plan.site.scheduler).commands.hand_in or ("bash",)
         command = " ".join(word for word in words if not word.startswith("{"))
         index = f" (index {part.array_index})" if part.array_index else ""
-        tell(f"{command} would get this script{index}; {part}")
+        print_message(f"{command} would get this script{index}; {part}")
         write_exactly(part.script)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from hpcddp.cli.parser import VerbParser
-from hpcddp.cli.streams import told_bytes
+from hpcddp.cli.streams import message_bytes
 from hpcddp.errors import RequestError
 from hpcddp.ranks.launchers import JOB_LAUNCHERS
 from hpcddp.record import TYPE_CHECKING
@@ -64,4 +64,4 @@ def run(args: argparse.Namespace, env: Mapping[str, str]) -> int:
     """The exit status of the job."""
     if not args.command:
         raise RequestError("there is no launcher to start", "hpcddp render prints the whole line")
-    return supervise(read_order(vars(args), args.command, env), args.script or "", env, told_bytes)
+    return supervise(read_order(vars(args), args.command, env), args.script or "", env, message_bytes)

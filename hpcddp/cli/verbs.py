@@ -1,11 +1,8 @@
-"""The help of the command line as a whole: the verbs, what people type for them, what an exit status means; and what is
-said of a path that the system refuses.
-
-No verb that does its work loads this.
-"""
+"""The help of the command line as a whole, and what it says to a word that is no verb or a path that cannot be used."""
 
 from __future__ import annotations
 
+import errno
 import os
 
 from hpcddp.cli.main import VERBS
@@ -29,19 +26,10 @@ _EXAMPLE = "hpcddp render --site abci3 --account GROUP --nodes 4 -- python train
 
 def unknown_verb(argv: list[str]) -> RequestError:
     """The error for a first word that is no verb: a verb was forgotten, or misspelt."""
-    import re  # with shlex a quarter of the time of --help
-    import shlex
-
     word = argv[0]
     if word.startswith("-"):
         verb = next((w for w in argv if w in VERBS), "VERB")
         return RequestError(f"{word!r} stands before the verb", f"hpcddp {verb} {word} …, or hpcddp --help")
-    if word.endswith((".yaml", ".yml")):
-        return RequestError(f"there is no verb before {word!r}", f"hpcddp render {word}")
-    if len(argv) > 1 and re.fullmatch(r"(.*/)?python[\d.]*", word):
-        return RequestError(f"there is no verb before {word!r}", f"hpcddp launch -- {shlex.join(argv)}")
-    if word.endswith(".py"):
-        return RequestError(f"there is no verb before {word!r}", f"hpcddp launch -- python {word}")
     return RequestError(f"{word!r} is not a verb of hpcddp{nearest(word, list(VERBS))}", "hpcddp --help")
 
 
@@ -71,26 +59,19 @@ def format_exits(statuses: Mapping[int, str]) -> str:
 
 
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO}
 
 
-def explain_path(error: OSError) -> RequestError | None:
-    """The error in two lines, for every path that no verb has looked at before; None if it is of no path, or of a file
-    of hpcddp itself."""
-    if not isinstance(error.errno, int) or not error.strerror:  # of a network, or made by a library
-        return None
-    if not _has_folder():
+def explain_os_error(error: OSError) -> RequestError | None:
+    """The error of a path that the user named, or of the output; None: of a file of hpcddp itself, or of no file."""
+    reason = (error.strerror or "").lower()
+    if isinstance(error.filename, (str, bytes)):
+        path = os.fsdecode(error.filename)
+        if os.path.abspath(path).startswith(f"{_PACKAGE}/"):
+            return None
+        return RequestError(f"{path} cannot be used: {reason}", f"ls -ld {os.path.dirname(path) or '.'}")
+    if error.errno in _FULL:
+        return RequestError(f"the output cannot be written: {reason}", "df -h .")
+    if error.errno == errno.ENOENT:  # os.getcwd() has no file's name
         return RequestError("the folder that this shell is in has been deleted", "cd ~")
-    if error.filename is None or isinstance(error.filename, int):
-        return None
-    path = os.fsdecode(error.filename)
-    if os.path.abspath(path).startswith(f"{_PACKAGE}/"):
-        return None
-    return RequestError(f"{path} cannot be used: {error.strerror.lower()}", f"ls -ld {os.path.dirname(path) or '.'}")
-
-
-def _has_folder() -> bool:
-    try:
-        os.getcwd()
-    except FileNotFoundError:
-        return False
-    return True
+    return None

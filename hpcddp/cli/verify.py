@@ -10,7 +10,7 @@ import sys
 from collections.abc import Mapping
 
 from hpcddp.cli.parser import VerbParser
-from hpcddp.cli.streams import tell
+from hpcddp.cli.streams import print_message
 from hpcddp.errors import RequestError
 from hpcddp.login.planning import on_path
 from hpcddp.login.submit import clean_environment
@@ -51,7 +51,7 @@ def run(args: argparse.Namespace, env: Mapping[str, str]) -> int:
     batch = None if args.global_batch is None else parse_count(args.global_batch, "--global-batch")
     steps = parse_count(args.steps, "--steps")
     plan = Plan(os.getcwd(), command, steps, parse_walltime(args.limit, "--limit"), batch)
-    result = verify(plan, python, clean_environment(env), tell)
+    result = verify(plan, python, clean_environment(env), print_message)
     script = command[2] if command[1] == "-m" else command[1]
     note_verified(script, env)
     if args.json:

@@ -21,10 +21,9 @@ _DOTS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))
 
 
 def draw_curve(values: Sequence[float | None], width: int, height: int) -> list[str]:
-    """`height` lines of at most `width` characters, each of two values; the largest is at the top, None is a gap."""
+    """`height` lines of at most `width` characters, each of two values; the largest is at the top, None is a gap. One
+    value at least is no gap."""
     known = [value for value in values if value is not None]
-    if not known or width < 1 or height < 1:
-        return []
     low, high = min(known), max(known)
     cells = [[0] * width for _ in range(height)]
     before: int | None = None
@@ -55,7 +54,8 @@ _COLOURS = {
     "queued": "cyan",
     "held": "red",
 }
-_LEAST_CURVE = 3  # lines: a lower curve says nothing
+_LEAST_CURVE = 5  # lines, with the title and the steps
+_LOG_LINES, _ATTEMPTS = 8, 5
 _SCALE = 10  # characters beside the curve, for its values
 
 
@@ -68,20 +68,17 @@ class Screen:
     def __rich_console__(self, _console: Console, options: ConsoleOptions) -> RenderResult:
         width, height = options.max_width, options.height or options.size.height
         lines = [*self._head(), *self._dates()]
-        foot = [Text(f"{time.strftime('%H:%M:%S', time.localtime(self._run.time))}  q ends this, not the job", "dim")]
-        space = height - len(lines) - len(foot)
-        log, attempts, curve = _share(space, len(self._run.log), len(self._run.attempts))
-        lines += self._draw(width, curve)
-        lines += self._attempts(attempts)
-        lines += (
-            [Text("log", "bold"), *(Text(f"  {printable(line)}") for line in self._run.log[1 - log :])] if log else []
-        )
-        body = lines[: max(height - len(foot), 0)]
-        blank = [Text("")] * (height - len(body) - len(foot))
-        drawn = [*body, *blank, *foot][:height]
+        clock = time.strftime("%H:%M:%S", time.localtime(self._run.time))
+        foot = Text(f"{clock}  Ctrl-C ends this, not the job", "dim")
+        log = [Text("log", "bold"), *(Text(f"  {printable(line)}") for line in self._run.log[-_LOG_LINES:])]
+        attempts = self._attempts()
+        space = height - len(lines) - len(attempts) - len(log) - 1
+        lines += [*self._draw(width, max(space, _LEAST_CURVE)), *attempts, *log]
+        blank = [Text("")] * height
+        drawn = [*(lines + blank)[: height - 1], foot]
         for line in drawn:
             line.truncate(width, overflow="ellipsis")
-            line.end = "\n" if line is not drawn[-1] else ""  # a line end behind the last one would scroll
+            line.end = "\n" if line is not foot else ""  # a line end behind the last one would scroll
             yield line
 
     def _head(self) -> list[Text]:
@@ -109,10 +106,8 @@ class Screen:
         lines = [_row("checkpoint", saved)]
         if watched.state != "running":
             return lines
-        if end is None:
-            return [*lines, _row("job ends", "not recorded: no supervisor has started this attempt")]
-        if end.ends is None:
-            return [*lines, _row("job ends", "nothing ends it: no walltime is known")]
+        if end is None or end.ends is None:
+            return [*lines, _row("job ends", "not known")]
         when = f"in {_duration(end.ends - watched.time)}, {_clock(end.ends)} ({printable(end.source)})"
         warns = f"; the ranks are warned at {_clock(end.warns)}" if end.warns is not None else ""
         return [*lines, _row("job ends", f"{when}{warns}")]
@@ -122,12 +117,10 @@ class Screen:
         inner, across = height - 2, width - _SCALE - 1
         values = self._curve.sample(2 * max(across, 1))
         if not any(value is not None for value in values):
-            return [Text("loss  no step with a loss is recorded", "dim")][:height]
-        rows = draw_curve(values, across, inner)
-        if not rows:
-            return []
+            return [Text("loss  no step with a loss is recorded", "dim")]
+        rows = draw_curve(values, max(across, 1), inner)
         known = [value for value in values if value is not None]
-        scale = [f"{max(known):.4g}", *[""] * (inner - 2), f"{min(known):.4g}"] if inner > 1 else [f"{max(known):.4g}"]
+        scale = [f"{max(known):.4g}", *[""] * (inner - 2), f"{min(known):.4g}"]
         steps = self._curve.steps
         last = str(steps[-1])
         below = f"step {steps[0]}".ljust(max(across - len(last), 0)) + last if steps[-1] > steps[0] else f"step {last}"
@@ -136,27 +129,15 @@ class Screen:
         ]
         return [Text("loss", "bold"), *drawn, Text(f"{'':{_SCALE}} {below}", "dim")]
 
-    def _attempts(self, space: int) -> list[Text]:
-        """The title and the newest rows, as many as there is room for; the title says how many are left out."""
+    def _attempts(self) -> list[Text]:
+        """The title and the newest rows; the title says how many are left out."""
         rows = []
-        for one in self._run.attempts:
+        for one in self._run.attempts[-_ATTEMPTS:]:
             steps = f"steps {one.steps[0]} to {one.steps[1]}" if one.steps else "no step"
             rows.append(Text(f"  {printable(one.name)}  {steps}  {printable(one.end)}".rstrip()))
-        if not space or not rows:
-            return []
-        left_out = max(len(rows) - (space - 1), 0)
+        left_out = len(self._run.attempts) - len(rows)
         more = f"  {left_out} more" if left_out else ""
-        return [Text.assemble(("attempts", "bold"), (more, "dim")), *rows[left_out:]]
-
-
-def _share(space: int, log: int, attempts: int) -> tuple[int, int, int]:
-    """Lines of the log, the attempts and the curve, each with its title. The curve gets what is left, and on a small
-    screen the others make way for it."""
-    wanted = [min(count, most) + 1 if count else 0 for count, most in ((log, 8), (attempts, 5))]
-    while sum(wanted) and space - sum(wanted) < max(space // 2, _LEAST_CURVE + 2):
-        at = max(range(2), key=wanted.__getitem__)
-        wanted[at] = wanted[at] - 1 if wanted[at] > 2 else 0  # a title alone says nothing
-    return wanted[0], wanted[1], max(space - sum(wanted), 0)
+        return [Text.assemble(("attempts", "bold"), (more, "dim")), *rows]
 
 
 def _row(name: str, text: str) -> Text:

@@ -11,7 +11,7 @@ from hpcddp.ranks.launcher import NUMBERS, Launcher, is_present
 from hpcddp.ranks.launchers import LAUNCHERS
 from hpcddp.record import TYPE_CHECKING, Record
 from hpcddp.schedulers.allocation import expand_counts
-from hpcddp.units import format_count, read_number, shorten, wrong_number
+from hpcddp.units import format_count, read_number, shorten
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -123,7 +123,7 @@ def _parse(row: Launcher, number: str, variable: str, env: Mapping[str, str]) ->
     value = read_number(text)
     if value is None:
         raise LaunchError(
-            f"{variable}={shorten(text)!r} {wrong_number(text, least=0)}, so {row.name}'s {number} is unknown",
+            f"{variable}={shorten(text)!r} is not a whole number of 0 or more, so {row.name}'s {number} is unknown",
             f"unset {variable}",
         )
     return value

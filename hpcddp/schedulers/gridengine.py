@@ -29,7 +29,7 @@ def parse_jobs(answer: CommandAnswer, states: Mapping[str, str]) -> JobsFound:
     try:
         root = ElementTree.fromstring(answer.stdout.strip())  # noqa: S314  # the same
     except ElementTree.ParseError:
-        return JobsFound((), answer.why("qstat") if answer.stderr.strip() else "qstat's answer cannot be read")
+        return JobsFound((), answer.why("qstat"))
     if root.tag != "job_info":
         return JobsFound((), "qstat's answer cannot be read")
     jobs = []

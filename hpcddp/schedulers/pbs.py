@@ -151,7 +151,6 @@ def _duration(value: object) -> int | None:
 
 
 _SIZES = {"b": 1, "kb": 2**10, "mb": 2**20, "gb": 2**30, "tb": 2**40}  # PBS Reference Guide, size
-_NOTHING: Mapping[str, Any] = {}
 
 
 class _Node(Record):
@@ -164,22 +163,22 @@ class _Node(Record):
 
 def parse_queues(queues: str, nodes: str) -> list[QueueFound]:
     """Queues with what a chunk gets by default, else with the host, if all hosts of the server are alike: nothing says
-    which hosts a queue has. ValueError for a text that shows no queue.
+    which hosts a queue has. ValueError for a text that shows no queue, AttributeError for another structure.
 
     `queues`: what `qstat -Q -f -F json` prints; `nodes`: what `pbsnodes -a -F json` prints.
     """
     import json
 
-    named = _mapping(json.loads(queues), "Queue")
+    named = json.loads(queues).get("Queue")
     if not named:
         raise ValueError("it shows no queue")
-    hosts = _hosts(_mapping(json.loads(nodes), "nodes"))
+    hosts = _hosts(json.loads(nodes).get("nodes", {}))
     host = _alike(hosts)
     found = []
     for name, queue in named.items():
-        most = _mapping(queue, "resources_max")
+        most = queue.get("resources_max", {})
         most_nodes = _count(most.get("nodect")) or None
-        chunk = _node(_mapping(queue, "default_chunk"))
+        chunk = _node(queue.get("default_chunk", {}))
         node = chunk
         if chunk == _Node() or (chunk.cpus is not None and chunk.cpus == host.cpus):  # a chunk is a whole host
             node = _Node(host.cpus, chunk.mem or host.mem, host.gpus if chunk.gpus is None else chunk.gpus)
@@ -193,7 +192,7 @@ def parse_queues(queues: str, nodes: str) -> list[QueueFound]:
                 node.gpus,
                 walltime=_walltime(most.get("walltime")),
                 most_nodes=most_nodes,
-                is_open=str(_get(queue, "enabled")) == str(_get(queue, "started")) == "True",
+                is_open=queue.get("enabled") == queue.get("started") == "True",
                 defaults=tuple(key for key, value in said.items() if value is not None),
             )
         )
@@ -205,7 +204,7 @@ def _hosts(nodes: Mapping[str, Any]) -> list[_Node]:
     seen with OpenPBS 23.06."""
     parts: dict[str, list[_Node]] = {}
     for name, node in nodes.items():
-        has = _mapping(node, "resources_available")
+        has = node.get("resources_available", {})
         parts.setdefault(str(has.get("host", name)), []).append(_node(has))
     counted = any(node.gpus is not None for vnodes in parts.values() for node in vnodes)
     hosts = [
@@ -230,17 +229,8 @@ def _node(resources: Mapping[str, Any]) -> _Node:
     return _Node(*(read(resources.get(key)) for key, read in (("ncpus", _count), ("mem", _bytes), ("ngpus", _count))))
 
 
-def _mapping(value: object, key: str) -> Mapping[str, Any]:
-    found = _get(value, key)
-    return found if isinstance(found, dict) else _NOTHING
-
-
-def _get(value: object, key: str) -> object:
-    return value.get(key) if isinstance(value, dict) else None
-
-
 def _count(value: object) -> int | None:
-    return None if isinstance(value, bool) else read_number(str(value))
+    return read_number(str(value))
 
 
 def _bytes(value: object) -> int | None:
@@ -292,10 +282,8 @@ def find_hostfile_copy(env: Mapping[str, str]) -> str | None:
     """PBS's own copy of the node file, on every host of the job; tasks on the first host are not told where it is."""
     if not env.get("PBS_JOBID") or env.get("PBS_NODEFILE"):
         return None
-    home = "/var/spool/pbs"
-    for key, _, value in (words[0].partition("=") for words in read_word_lines("/etc/pbs.conf") or []):
-        home = value if key == "PBS_HOME" else home
-    path = f"{home}/aux/{env['PBS_JOBID']}"
+    settings = dict(words[0].partition("=")[::2] for words in read_word_lines("/etc/pbs.conf") or [])
+    path = f"{settings.get('PBS_HOME', '/var/spool/pbs')}/aux/{env['PBS_JOBID']}"
     return path if read_word_lines(path) else None
 
 
@@ -414,5 +402,4 @@ SCHEDULER = Scheduler(
         "M": "moved",
     },
     find_hostfile_copy=find_hostfile_copy,
-    owns_bare_hostfile=True,
 )

@@ -94,7 +94,7 @@ def find_allocation(env: Mapping[str, str], nodefile: str | None = None, *, live
         return Allocation(job.scheduler, job.id, *found, is_shell)
     if nodefile is None:
         return None
-    owner = next(scheduler.name for scheduler in all_schedulers() if scheduler.owns_bare_hostfile)
+    owner = next(row.name for row in all_schedulers() if row.variables.nodefile)
     return Allocation(owner, "", read_nodefile(nodefile), nodefile)
 
 

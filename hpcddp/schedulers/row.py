@@ -62,9 +62,7 @@ class Directives(Record):
     bare_dependency: bool = False  # whether job ids stand there without their kind
     name_limits: Mapping[str, int] = _NO_LIMITS  # a site's `size` -> the longest job name; "": any other size
     joined: str = ""  # the option that may stand once only, so that its values become one list with commas
-    chunks: bool = (
-        False  # whether constraints and the site's own words are part of the size, as in PBS's select, with their place
-    )
+    chunks: bool = False  # whether constraints and the site's own words are part of the size, as in PBS's select
     reservation_is_queue: bool = False
     output_name: str = "{name}.o{number}"  # of the output of a job that names no file
     home_output: str = ""  # pattern of a directive with which the output lies in the home folder
@@ -132,11 +130,10 @@ class QueueFound(Record):
 
 class JobFound(Record):
     """One job as its scheduler shows it, or several of an array that wait together. `state`: one of the words that all
-    schedulers share, or `unknown`; `gone`: no such job, of one that was asked for alone. `starts`: when it has started,
-    or when the scheduler thinks that it will. `ends`: the end of a running job's walltime, or when it ended. Times are
-    seconds since 1970; None: it does not say. `reason`: why it waits, or why it ended, in the scheduler's words.
-    `status`: its exit status. `is_taken`: whether the scheduler takes the nodes away itself: by preemption, because one
-    failed, or to start the job again. `vnodes`: a host of its list, and the scheduler's own name of a part of it."""
+    schedulers share, `unknown`, or `gone`. `reason`: why it waits, or why it ended, in the scheduler's words. `starts`:
+    also an estimate. `ends`: the end of a running job's walltime, or when it ended. Times are seconds since 1970; None:
+    it does not say. `is_taken`: whether the scheduler takes the nodes away itself: by preemption, because one failed,
+    or to start the job again. `vnodes`: a host of its list, and the scheduler's own name of a part of it."""
 
     id: JobId
     state: str
@@ -149,7 +146,7 @@ class JobFound(Record):
 
     @property
     def runs_until(self) -> int | None:
-        """The end of a job that runs; None where it does not, or nobody says."""
+        """The end of a job that runs."""
         return self.ends if self.state == "running" else None
 
 
@@ -256,6 +253,5 @@ class Scheduler(Record):
     find_hostfile_copy: Callable[[Mapping[str, str]], str | None] = lambda _env: None
     #: What a launch needs that is made beside what is left of another one in the same job.
     overlap: Mapping[str, str] = _NOTHING
-    owns_bare_hostfile: bool = False  # whether a host file without any job around it is taken for this scheduler's
     #: (slots, environment) -> how many ranks a job was asked for; None: it does not say.
     count_ranks: Callable[[int | None, Mapping[str, str]], int | None] = lambda slots, _env: slots

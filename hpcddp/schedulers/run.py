@@ -16,17 +16,6 @@ from hpcddp.schedulers.job_id import parse_id
 from hpcddp.schedulers.registry import find_scheduler
 from hpcddp.schedulers.row import CommandAnswer, JobFound, JobsFound, QueueFound
 
-
-def find_id(pattern: str, answer: CommandAnswer) -> str | None:
-    """The job's id in what a submit command has said, where a site's banner may stand around it; None: there is none.
-
-    `pattern` is that of a whole line; its first group, if it has one, is the id.
-    """
-    lines = [line.strip() for line in answer.stdout.splitlines() if line.strip()]
-    found = next(filter(None, (re.fullmatch(pattern, line) for line in reversed(lines))), None)
-    return None if found is None or answer.status else found[1 if found.re.groups else 0]
-
-
 _PATIENCE_S = 60.0
 _CANNOT_RUN = 127  # what a shell says then
 
@@ -75,9 +64,10 @@ def queue_job(
     """
     scheduler = find_scheduler(name)
     answer = run_program(words, env, folder=folder, apart=apart)
-    job = find_id(scheduler.commands.submitted, answer)
-    if job is not None:
-        return job
+    lines = [line.strip() for line in answer.stdout.splitlines()]  # a site's banner may stand around the id's
+    found = next(filter(None, (re.fullmatch(scheduler.commands.submitted, line) for line in reversed(lines))), None)
+    if found is not None and answer.status == 0:
+        return found[1]
     if answer.status == 0:
         raise NoAnswerError(f"{words[0]} answered {' '.join(answer.stdout.split())[-200:]!r}, which has no job id", "")
     why = [line.strip() for line in answer.stderr.splitlines() if line.strip() and "usage" not in line.lower()]
@@ -183,10 +173,9 @@ def ask_jobs(
     alone: Sequence[str] | None = None,
 ) -> JobsFound:
     """Ask the scheduler for these jobs, by one question however many they are. Jobs that it does not know (any more)
-    are not in the answer, and others may be. `owners`: the users whose jobs they may be, by number, beside who
-    asks. `alone`: those that are asked for one by one if the answer neither shows them nor says that they are unknown,
-    as OpenPBS's qstat does since December 2023 with all ids but the first; None: all. A scheduler that gives no answer
-    is the answer's `problem`."""
+    are not in the answer, and others may be. `owners`: further users whose jobs they may be, by number. `alone`: those
+    that are asked for one by one (None: all) if the answer neither shows them nor says that they are unknown: OpenPBS's
+    qstat answers for the first alone since December 2023."""
     scheduler = find_scheduler(name)
     commands = scheduler.commands
     if not commands.jobs or not ids:

@@ -57,9 +57,6 @@ def _parse(line: str, states: Mapping[str, str]) -> JobFound | None:
         return None
     job, own, index, word, start, end, reason, after = fields
     state = states.get(word, "unknown")
-    ends = read_time(end)
-    if word == "COMPLETING" and _is_to_come(ends):
-        state, reason = "queued", "it is queued again, and its last start is still ending"
     if state == "queued" and any(text in reason for text in _HELD):
         state = "held"
     why = "" if reason in {"None", "", "NonZeroExitCode"} else reason
@@ -67,7 +64,7 @@ def _parse(line: str, states: Mapping[str, str]) -> JobFound | None:
         why = f"waits for {jobs}" if reason == "Dependency" else f"{why}: it waits for {jobs}"
     if word in _SAYS_WHY:
         why = f"{word}: {why}" if why else word
-    return JobFound(_read_id(job, own, index), state, printable(why), read_time(start), ends)
+    return JobFound(_read_id(job, own, index), state, printable(why), read_time(start), read_time(end))
 
 
 def parse_ended(answer: CommandAnswer, states: Mapping[str, str]) -> JobsFound:
@@ -94,13 +91,6 @@ def _read_id(job: str, raw: str, index: str) -> JobId:
         return JobId(job, job)
     index = index.partition("%")[0]
     return JobId(f"{job}_{index}" if index.isdecimal() else f"{job}_[{index}]", job, index, "" if raw == job else raw)
-
-
-def _is_to_come(ends: int | None) -> bool:
-    """Whether an end, as squeue shows it, is that of a start to come: one that ends for good has its end behind it."""
-    import time
-
-    return ends is None or ends > time.time()
 
 
 def _read_after(text: str) -> str:

@@ -13,21 +13,12 @@ from functools import partial
 from typing import Any
 
 from hpcddp.errors import RequestError, nearest
-from hpcddp.units import assign, example, parse_count, parse_walltime, read_number, shorten, wrong_number
+from hpcddp.units import assign, parse_count, parse_walltime, read_number, shorten
 
-_DAY = r"\d{4}-\d\d-\d\d"
 _QUOTED = r"""\\[^\n]|'[^']*'|"(?:\\.|[^"\\])*\""""  # in a shell's line
-_COMMENT = r"(?m:^)[ \t]*#[^\n]*\n?|(?<=\s)#[^\n]*"  # as in a shell, behind a # at the beginning of a word
-_FEW = 12  # keys that a hint lists
 Reader = Callable[[object, str], Any]
-_NO_MODULES = {
-    *("module", "load", "add", "ml", "list", "avail", "show", "display", "spider", "whatis", "keyword", "help", "save"),
-    *("savelist", "describe", "remove", "rm", "del", "delete"),
-}
 #: What `module` does beside loading, and how many words each needs behind it.
 MODULE_WORDS = {"purge": 0, "reset": 0, "restore": 1, "swap": 2, "switch": 2, "unload": 1, "use": 1, "unuse": 1}
-# What people write for the two flags in other places.
-_FLAGS = {**dict.fromkeys(("yes", "on", "1", "y"), "true"), **dict.fromkeys(("no", "off", "0", "n"), "false")}
 
 
 def read_text(value: object, where: str) -> str:
@@ -56,7 +47,7 @@ def read_whole_number(value: object, where: str) -> int:
     text = read_text(value, where)
     number = read_number(text.strip())
     if number is None:
-        raise RequestError(f"{where} {shorten(text)!r} {wrong_number(text, least=0)}", example(where))
+        raise RequestError(f"{where} {shorten(text)!r} is not a whole number of 0 or more", assign(where, "4"))
     return number
 
 
@@ -77,7 +68,7 @@ def read_day(value: object, where: str) -> str:
     """A day, as 2026-11-24."""
     text = read_text(value, where)
     try:
-        datetime.date.fromisoformat(text if re.fullmatch(_DAY, text, re.ASCII) else "")
+        datetime.date.fromisoformat(text)
     except ValueError as e:
         raise RequestError(f"{where} {text!r} is not a day", assign(where, "2026-11-24")) from e
     return text
@@ -85,14 +76,13 @@ def read_day(value: object, where: str) -> str:
 
 def read_flag(value: object, where: str) -> bool:
     """`true` or `false`, nothing else."""
-    return read_known(("true", "false"), value, where, _FLAGS) == "true"
+    return read_known(("true", "false"), value, where) == "true"
 
 
 def read_preflight(value: object, where: str) -> str:
     """A line of shell, of which `true` is one: the check without more. Empty: none."""
     text = read_text(value, where)
-    flag = _FLAGS.get(text.lower(), text.lower())
-    return "" if flag == "false" else "true" if flag == "true" else text
+    return "" if text == "false" else text
 
 
 def read_words(value: object, where: str) -> tuple[str, ...]:
@@ -109,44 +99,28 @@ def read_words(value: object, where: str) -> tuple[str, ...]:
             raise RequestError(
                 f"{where} {value!r} cannot be split into words: {e}", "write it as a list: [a, b]"
             ) from e
-    if isinstance(value, list) and (odd := next((v for v in value if not isinstance(v, str)), None)) is not None:
-        name = next(iter(odd)) if isinstance(odd, dict) and len(odd) == 1 else None
-        word = f"{{{name}}}" if isinstance(name, str) and odd == {name: ""} else "…"
-        raise RequestError(
-            f"{where} has a word that YAML reads as something else: {odd}", f'quotes around it: "{word}"'
-        )
     if not isinstance(value, list):
         raise RequestError(f"{where} is not a list of words", "write it as a list: [a, b]")
     for word in value:
+        if not isinstance(word, str):
+            what = f"{where} has a word that YAML reads as something else: {word}"
+            raise RequestError(what, 'quotes around it: "{world_size}"')
         _refuse_nul(word, where)
     return tuple(value)
 
 
 def read_command(value: object, where: str) -> tuple[str, ...]:
     """A list of words; or text that is split like a shell line, with any operator of the shell's in quotes. A backslash
-    at the end of a line joins the next one on, as in a shell, and comments are left out."""
+    at the end of a line joins the next one on."""
     if isinstance(value, str):
-        value = re.sub(rf"({_QUOTED}|\\\n)|{_COMMENT}", r"\1", value, flags=re.DOTALL)
-        value = re.sub(rf"({_QUOTED})|\\\n", _join_lines, value, flags=re.DOTALL)
-        plain = re.sub(_QUOTED, "_", value, flags=re.DOTALL).strip()
-        if "\n" in plain:
-            lines = plain.count("\n") + 1
-            raise RequestError(
-                f"{where} has {lines} lines, and no shell reads them: they would be one command",
-                f"{assign(where, 'bash -c')} '…' for a shell's lines; or \\ at the end of a line that goes on",
-            )
+        value = value.replace("\\\n", " ").strip()
+        plain = re.sub(_QUOTED, "_", value, flags=re.DOTALL)
         found = next((word for word in plain.split() if re.search(r"^[|&;<>]|^\d+[<>]|[|&;<>]$", word)), None)
-        if found is not None:
-            raise RequestError(
-                f"{where} has {found!r}, and no shell reads it: the program would get it as an argument",
-                f"{assign(where, 'bash -c')} '…' for a shell's line; or quotes around it, as a word of the command",
-            )
+        if found is not None or "\n" in plain:
+            what = f"has {found!r}" if found else "has several lines"
+            hint = f"{assign(where, 'bash -c')} '…' for a shell's line; or a list of words: [python, train.py]"
+            raise RequestError(f"{where} {what}, and no shell reads it", hint)
     return read_words(value, where)
-
-
-def _join_lines(found: re.Match[str]) -> str:
-    quoted = found[1] or ""
-    return quoted.replace("\\\n", "") if quoted.startswith('"') else quoted
 
 
 def read_name_list(value: object, where: str) -> tuple[str, ...]:
@@ -163,27 +137,6 @@ def read_directives(value: object, where: str) -> tuple[str, ...]:
         else:
             options[-1] += f"{'=' if options[-1].startswith('--') else ' '}{word}"
     return tuple(options)
-
-
-def read_modules(value: object, where: str) -> tuple[str, ...]:
-    """Names of modules, and what else `module` does: `purge gcc/12`, `use /apps/modulefiles cuda`. A comma is none of a
-    name's letters: it would be one module that nobody has."""
-    words = read_words(value, where)
-    other = next((word for word in words if word.startswith("-") or word in _NO_MODULES), None)
-    if other is not None:
-        raise RequestError(f"{where} has {other!r}, which is no module's name", f"leave out {other}")
-    if any("," in word for word in words):
-        names = [name for word in words for name in word.split(",") if name]
-        in_set = f"--set 'modules={' '.join(names) or 'NAME'}'"
-        hint = in_set if where.startswith("--set ") else assign(where, f"[{', '.join(names) or 'NAME'}]")
-        raise RequestError(f"{where} has a comma in {' '.join(words)!r}: blanks separate modules", hint)
-    for line in module_lines(words):
-        if len(line) - 1 != MODULE_WORDS.get(line[0], 1):
-            raise RequestError(
-                f"{where} has {line[0]!r} without what it needs: {' '.join(words)!r}",
-                " ".join([line[0], *["NAME"] * MODULE_WORDS[line[0]]]),
-            )
-    return words
 
 
 def module_lines(words: Sequence[str]) -> list[tuple[str, ...]]:
@@ -277,15 +230,9 @@ def fields_of(record: type[Any]) -> dict[str, str]:
 def refuse_unknown(given: Mapping[str, str], known: list[str], keys: str) -> None:
     """RequestError that names every key of `given` which is not known, each with its source and the key that is
     nearest. `keys`: where all of them are listed."""
-    told = []
-    for key in given:
-        if key not in known:
-            longer = [name for name in known if len(key) > 2 and name.startswith(key)]
-            near = f" (did you mean {' or '.join(map(repr, longer))}?)" if 0 < len(longer) < 4 else nearest(key, known)
-            told.append(f"{key!r} {given[key]}{near}")
-    if told:
-        what = f"unknown key{'s' if len(told) > 1 else ''} {', '.join(told)}"
-        raise RequestError(what, f"known keys: {', '.join(known) if len(known) <= _FEW else keys}")
+    unknown = [f"{key!r} {source}{nearest(key, known)}" for key, source in given.items() if key not in known]
+    if unknown:
+        raise RequestError(f"unknown key{'s' if len(unknown) > 1 else ''} {', '.join(unknown)}", f"known keys: {keys}")
 
 
 def _refuse_nul(text: str, where: str) -> None:

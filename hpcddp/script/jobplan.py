@@ -149,8 +149,8 @@ class JobPlan(Record):
         return format_walltime(self.walltime_s)
 
     @property
-    def agents(self) -> bool:
-        """Whether agents make the ranks, so that the outer launcher starts one process per node."""
+    def by_node_agents(self) -> bool:
+        """Whether node agents make the ranks, so that the outer launcher starts one process per node."""
         return LAUNCHERS[self.launcher].is_node_agent
 
     @property
@@ -172,13 +172,13 @@ class JobPlan(Record):
 
     @property
     def outer(self) -> Launcher | None:
-        """The row of the launcher that the script calls; None if the script starts the one agent itself."""
+        """The row of the launcher that the script calls; None if the script starts the one node agent itself."""
         return LAUNCHERS[self.outer_launcher] if self.outer_launcher else None
 
     @property
     def processes_per_node(self) -> int:
         """Processes that the outer launcher starts on each node."""
-        return 1 if self.agents else self.ranks_per_node
+        return 1 if self.by_node_agents else self.ranks_per_node
 
     @property
     def processes(self) -> int:
@@ -188,7 +188,7 @@ class JobPlan(Record):
     @property
     def cpus_per_process(self) -> int:
         """CPUs of each process that the outer launcher starts."""
-        return self.cpus_per_rank * self.ranks_per_node if self.agents else self.cpus_per_rank
+        return self.cpus_per_rank * self.ranks_per_node if self.by_node_agents else self.cpus_per_rank
 
     @property
     def outer_program(self) -> str:
@@ -207,18 +207,18 @@ class JobPlan(Record):
             yield from filter(None, self.outer.line(self._as_request()))
 
     @property
-    def agent_line(self) -> Iterator[Words]:
-        """The agent's command up to the ranks' command, in the same form; nothing where no agents make the ranks."""
+    def node_agent_line(self) -> Iterator[Words]:
+        """The node agent's command up to the ranks' command; nothing where no node agents make the ranks."""
         row = LAUNCHERS[self.launcher]
         if row.is_node_agent and row.line and not self.rank_maker:
             yield from filter(None, row.line(self._as_request()))
 
     @property
     def start_line(self) -> Iterator[Words]:
-        """All that stands before `hpcddp exec`, in the same form: launcher, container, agent."""
+        """All that stands before `hpcddp exec`, in the same form: launcher, container, node agent."""
         yield from self.launch_line
         yield from self.container.line
-        yield from self.agent_line
+        yield from self.node_agent_line
 
     def _as_request(self) -> LaunchRequest:
         """The LaunchRequest of this plan, which has all of its names."""
@@ -349,15 +349,15 @@ class JobPlan(Record):
     @property
     def warns_s(self) -> int:
         """When the supervisor warns the ranks, seconds before the end; 0: never, or the scheduler does it. That would
-        signal agents as well, which end at it."""
-        by_scheduler = self.outer is not None and self.outer.of_scheduler and not self.agents
+        signal node agents as well, which end at it."""
+        by_scheduler = self.outer is not None and self.outer.of_scheduler and not self.by_node_agents
         return 0 if by_scheduler else self.options.signal_s
 
     @property
     def master_addr(self) -> bool:
-        """Whether the script looks for the first host: where the scheduler lists it, where agents have to be told, and
-        where ranks meet on another network than that of the hosts' names."""
-        wanted = self.hostfile or (self.nodes > 1 and (self.agents or self.site.rendezvous.suffix != ""))
+        """Whether the script looks for the first host: the scheduler lists it, node agents need it, or ranks meet on
+        another network than that of the hosts' names."""
+        wanted = self.hostfile or (self.nodes > 1 and (self.by_node_agents or self.site.rendezvous.suffix != ""))
         return bool(wanted) and "MASTER_ADDR" not in dict(self.env)
 
     @property

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import shlex
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import pairwise
 
@@ -13,20 +12,13 @@ from hpcddp.ranks.launch_commands import ask_for, find_launch_command
 from hpcddp.ranks.launcher import NUMBERS
 from hpcddp.ranks.launchers import JOB_LAUNCHERS, LAUNCHERS, NODE_AGENTS, launchers_under
 from hpcddp.record import Record
-from hpcddp.runs.command import identify_command
 from hpcddp.runs.folder import RUNS
 from hpcddp.runs.settings import ACCEPT, KEEP
 from hpcddp.schedulers.registry import find_scheduler, scripted_schedulers
 from hpcddp.script.container import plan_container, plan_python
 from hpcddp.script.jobplan import SOME_COMMAND, WARNING_SIGNAL, JobPlan, PlannedBy
 from hpcddp.script.node_agents import plan_rank_maker
-from hpcddp.script.recover import (
-    check_placeholders,
-    check_recovery_keys,
-    plan_data_size,
-    plan_fewer_nodes,
-    remark_recovery,
-)
+from hpcddp.script.recover import check_placeholders, check_recovery_keys, plan_data_size, plan_fewer_nodes
 from hpcddp.script.scheduler_options import (
     SchedulerOptions,
     directive_word,
@@ -55,12 +47,6 @@ def plan_queue(spec: JobSpec, site: Site) -> str:
             f"queue {queue!r} is not one of site {site.name}'s{nearest(queue, known)}",
             f"--queue one of {', '.join(known)}",
         )
-    node = site.queues.get(queue, Queue())
-    if spec.gpu_type and node.gpu_type and spec.gpu_type != node.gpu_type:
-        others = [name for name, other in site.queues.items() if other.gpu_type == spec.gpu_type]
-        another = f"--queue {others[0]}, or " if others else ""
-        what = f"gpu_type {spec.gpu_type}, but queue {queue} of site {site.name} has GPUs of the type {node.gpu_type}"
-        raise RequestError(what, f"{another}leave out gpu_type")
     return directive_word(queue, "queue") if queue else ""
 
 
@@ -331,11 +317,9 @@ def _check_fit(site: Site, queue: Queue, gpus: int, ranks: int, cpus: int, avail
 # What runs in each rank: the command, and the variables it gets.
 
 
-_SHELLS = {"bash", "dash", "ksh", "sh", "zsh"}
 # Commands of a shell that are no programs, or do nothing as one: each rank would end at once.
 _OF_SHELL = {".", "alias", "cd", "declare", "eval", "exec", "export", "for", "if", "module", "set", "source", "trap",
              "ulimit", "umask", "unset", "while", "{"}  # fmt: skip
-_ANSWERS = {"-V", "-VV", "--version", "-h", "-?", "--help", "--help-env", "--help-xoptions", "--help-all"}  # of python
 _SEPARATOR = ":"  # of programs, in the command line of every launcher that is no agent
 # Set by the script, the launchers and hpcddp exec: a job's own value would be lost, or would break the ranks.
 _RESERVED = {*(getattr(LAUNCHERS["env"], number) for number in NUMBERS), "MASTER_PORT"}
@@ -398,8 +382,7 @@ def check_separator(words: Iterable[str], launcher: str) -> None:
 
 
 def _refuse_nothing(command: tuple[str, ...]) -> None:
-    """RequestError for a command that is no program, or an interpreter that would read its program from the ranks'
-    empty standard input, and end with 0."""
+    """RequestError for a command that only a shell knows."""
     if not command:
         return
     first = command[0]
@@ -408,11 +391,6 @@ def _refuse_nothing(command: tuple[str, ...]) -> None:
             f"the command begins with {first!r}, which is no program, and no shell reads it",
             "-- bash -c '…' for a shell's line; env: and modules: of the job file go before it",
         )
-    program, known = os.path.basename(first), identify_command(command)
-    if known in (("python",), ("python", "-")) and not _ANSWERS & {*command}:
-        raise RequestError(f"the command is {shlex.join(command)}, without a program for it", "-- python train.py")
-    if program in _SHELLS and known[1:] in ((), ("-",)):
-        raise RequestError(f"the command is {shlex.join(command)}, without a script for it", f"-- {program} train.sh")
 
 
 _OF_SUPERVISOR = ("chain", "max_restarts", "preflight", "notify", "stage_in", "stage_dir", "fresh", "resume", "sweep")
@@ -456,12 +434,12 @@ def plan_job(spec: JobSpec, site: Site, planned_by: PlannedBy) -> JobPlan:
     swept = [value for values in (spec.sweep or {}).values() for value in values]
     check_separator((*command, *(spec.stage_in or ()), *swept), outer_launcher)
     account, account_option, account_remarks = plan_account(spec, site)
-    by_agents = LAUNCHERS[launcher].is_node_agent
-    warns = outer_launcher != "" and LAUNCHERS[outer_launcher].of_scheduler and not by_agents
+    by_node_agents = LAUNCHERS[launcher].is_node_agent
+    warns = outer_launcher != "" and LAUNCHERS[outer_launcher].of_scheduler and not by_node_agents
     requested = requested_options(spec, site, warned_by_scheduler=warns)
     options = plan_scheduler_options(spec, site, requested)
     words = plan_site_words(spec, site)
-    full = queue.exclusive and not by_agents and shape.ranks_per_node == shape.gpus_per_node == queue.gpus
+    full = queue.exclusive and not by_node_agents and shape.ranks_per_node == shape.gpus_per_node == queue.gpus
     # the order in which a rank's GPU is next to its CPUs, where the site's own list of CPUs does not need all ranks
     near = len(site.gpu_order) == shape.gpus_per_node and (full or not site.launcher.bind_full)
     run_dir = (spec.run_dir or os.path.join(RUNS, name)).rstrip("/") or "/"
@@ -590,9 +568,8 @@ def _remarks(plan: JobPlan) -> list[str]:
 
         batch = plan_batch(plan.global_batch, plan.data_size, plan.spec.max_micro_batch)
         remarks.append(f"global batch {batch}")
-    remarks += remark_recovery(plan)
-    if plan.launcher in plan.site.launcher.agents:
-        remarks.append(f"{plan.launcher}: {plan.site.launcher.agents[plan.launcher]}")
+    if plan.launcher in plan.site.launcher.node_agents:
+        remarks.append(f"{plan.launcher}: {plan.site.launcher.node_agents[plan.launcher]}")
     if plan.options.array:
         remarks.append(f"each index of the array has a run of its own: {plan.run_dir}.INDEX")
     return remarks

@@ -94,22 +94,6 @@ def plan_fewer_nodes(plan: JobPlan) -> tuple[int, ...]:
     return fewer
 
 
-def remark_recovery(plan: JobPlan) -> list[str]:
-    """Remarks on restarts for the job's owner."""
-    restarts, spares, fewer = plan.spec.max_restarts, plan.spec.spares, plan.fewer_nodes
-    if not restarts or plan.nodes == 1:
-        return []
-    numbers = " or ".join(map(str, (*fewer, plan.nodes)))
-    spare = f", and {format_count(spares, 'spare node')}" if spares else ""
-    remarks = [f"started again up to {format_count(restarts, 'time')}, on {numbers} nodes{spare}"]
-    if fewer and plan.global_batch and not plan.spec.max_micro_batch:
-        most = -(-plan.global_batch * plan.nodes // (plan.data_size * fewer[0]))
-        remarks.append(
-            f"on {format_count(fewer[0], 'node')} a rank takes {most} samples at once: max_micro_batch bounds it"
-        )
-    return remarks
-
-
 def _works_out(plan: JobPlan, nodes: int) -> bool:
     """Whether batch, split and placeholders do, on so many nodes."""
     try:

@@ -104,14 +104,14 @@ class Modules(Record):
 class SiteLauncher(Record):
     """The site's launcher (none: the guide names none), its further options, and the variables set by modules that
     remote ranks need. `bind` is how it binds CPUs; `bind_full` instead, where each GPU of a whole node has its rank.
-    `agents`: what the site says of an agent, by its name."""
+    `node_agents`: what the site says of a node agent, by its name."""
 
     name: str = ""
     options: tuple[str, ...] = ()
     forward: tuple[str, ...] = ()
     bind: str = ""
     bind_full: str = ""
-    agents: Mapping[str, str] = _NONE
+    node_agents: Mapping[str, str] = _NONE
     source: str = ""
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from hpcddp.ranks.launchers import launchers_under
 from hpcddp.record import Record
 from hpcddp.schedulers.registry import find_scheduler
-from hpcddp.schedulers.row import CommandAnswer, Directives, QueueFound
+from hpcddp.schedulers.row import CommandAnswer, QueueFound
 from hpcddp.script.site import Queue, Site
 from hpcddp.script.spec import quote_word
 from hpcddp.units import format_count, format_walltime, parse_walltime
@@ -35,27 +35,6 @@ def compare_queues(site: Site, found: Sequence[QueueFound], command: str) -> lis
         pairs = (*_compare_limits(queue, now), *_compare_nodes(name, site, now))
         differences += [f"queue {name}: {said} in the site's file, {there} by {command}" for said, there in pairs]
     return differences
-
-
-def list_unsaid(site: Site, found: Sequence[QueueFound], command: str) -> list[str]:
-    """List what the file says of nodes and the scheduler does not, one line each."""
-    unsaid: dict[str, list[str]] = {}
-    live_queues = {now.name: now for now in found}
-    for name, queue in site.queues.items():
-        now = live_queues.get(queue.partition or name)
-        if now is not None and not queue.qos:
-            for _, word, said, live in _node_numbers(name, site, now):
-                unsaid.setdefault(word, []).extend([name] if said and live is None else [])
-    verb = "do" if " and " in command else "does"
-    return [f"{word} of {', '.join(names)}: {command} {verb} not say" for word, names in unsaid.items() if names]
-
-
-def unlisted_queues(site: Site, found: Sequence[QueueFound], command: str) -> list[str]:
-    """Queues that the file leaves out, as many do: for people, it is no difference."""
-    known = {queue.partition or name for name, queue in site.queues.items()}
-    unknown = [queue.name for queue in found if queue.name not in known]
-    listed = ", ".join(unknown[:8]) + (f" and {len(unknown) - 8} more" if len(unknown) > 8 else "")
-    return [f"not in the site's file: {listed} (by {command})"] if unknown else []
 
 
 def _compare_limits(queue: Queue, now: QueueFound) -> Iterator[tuple[str, str]]:
@@ -171,7 +150,7 @@ def format_new_site(name: str, scheduler: str, date: str, queues: Iterable[Queue
         f"  scheduler: {command or 'nothing was asked'}",
         "#  jobs: https://docs.example.org/jobs",
         "",
-        f"# account: {{required: true, source: jobs}}{_other_options(row.directives)}",
+        "# account: {required: true, source: jobs}",
         "# walltime: 1:00:00                          # if a job says none",
         *_queue_lines(list(queues)),
         "# modules: {load: [cuda, mpi], source: jobs}",
@@ -181,12 +160,6 @@ def format_new_site(name: str, scheduler: str, date: str, queues: Iterable[Queue
         *row.commands.site_lines,
     ]
     return "\n".join(lines) + "\n"
-
-
-def _other_options(rules: Directives) -> str:
-    """The options that carry the account on some sites, beside the usual one."""
-    others = [option for option in rules.site_words.get("account", ()) if option != rules.account]
-    return f"    # option: {' or '.join(others)}, where it is not {rules.account}" if others else ""
 
 
 def _queue_lines(queues: list[QueueFound]) -> Iterator[str]:

@@ -28,7 +28,7 @@ from hpcddp.script.fields import (
     read_known,
     read_lines,
     read_mapping,
-    read_modules,
+    read_name_list,
     read_text,
     read_whole_number,
     read_words,
@@ -53,8 +53,7 @@ from hpcddp.script.spec import KEYS, read_launcher
 
 # libyaml is several times faster; PyYAML is sometimes built without it
 _Base: Any = getattr(yaml, "CBaseLoader", yaml.BaseLoader)
-_TWICE = "stands twice"
-_MAPPING = "write key: value, one per line"
+_MAPPING = "write key: value, one per line, indented with blanks"
 
 
 class _Loader(_Base):  # type: ignore[misc]  # the C loader is there or not
@@ -64,7 +63,7 @@ class _Loader(_Base):  # type: ignore[misc]  # the C loader is there or not
             if not isinstance(key, yaml.ScalarNode):
                 raise yaml.constructor.ConstructorError(None, None, "a key is not plain text", key.start_mark)
             if key.value in keys:
-                raise yaml.constructor.ConstructorError(None, None, f"{key.value!r} {_TWICE}", key.start_mark)
+                raise yaml.constructor.ConstructorError(None, None, f"{key.value!r} stands twice", key.start_mark)
             keys.add(key.value)
         return super().construct_mapping(node, deep)  # type: ignore[no-any-return]  # the base class is Any
 
@@ -94,10 +93,6 @@ def parse_yaml(text: str, where: str, error: type[HpcddpError] = RequestError) -
         mark = getattr(e, "problem_mark", None)
         line = f" line {mark.line + 1}" if mark else ""
         problem = getattr(e, "problem", None) or str(e).splitlines()[0]
-        if problem.endswith(_TWICE):
-            raise error(f"{where}{line}: {problem}", "remove one of the two") from e
-        if mark and ("tab character" in problem or "any token" in problem) and "\t" in _line(text, mark.line):
-            raise error(f"{where}{line} is indented with a tab", "indent with blanks") from e
         raise error(f"{where}{line} is not YAML: {problem}", _MAPPING) from e
     if value in (None, ""):
         return {}
@@ -107,58 +102,36 @@ def parse_yaml(text: str, where: str, error: type[HpcddpError] = RequestError) -
     return value
 
 
-def _line(text: str, number: int) -> str:
-    """Line `number`, counted from 0; empty beyond the end, where YAML marks what is missing."""
-    return "".join(text.splitlines()[number : number + 1])
-
-
 # The user's own corrections of a site's file: `overlays/NAME.yaml` in the user's folder, with the keys that differ.
-
-
-#: In an overlay, the value of a queue that the site's file has and the site has not.
-_GONE = "gone"
 
 
 def merge_overlay(raw: Mapping[str, Any], overlay: Mapping[str, Any]) -> dict[str, Any]:
     """The site's keys with those of the overlay over them: blocks key by key, queues fact by fact, lists as a whole.
-    An empty value counts as absent, as in a site's file."""
+    An empty value takes a key or a queue away."""
     merged = dict(raw)
     for key, value in overlay.items():
         before = merged.get(key)
-        if value == "":
-            continue
-        if key == "queues" and isinstance(value, Mapping):
-            merged[key] = _merge_queues(before if isinstance(before, Mapping) else {}, value)
-        elif isinstance(value, Mapping) and isinstance(before, Mapping):
-            merged[key] = {**before, **(value if key == "env" else _said(value))}  # a variable may be empty
+        if isinstance(value, Mapping) and isinstance(before, Mapping):
+            merged[key] = merge_overlay(before, value) if key == "queues" else {**before, **value}
         else:
             merged[key] = value
     return merged
 
 
-def _merge_queues(before: Mapping[str, Any], overlay: Mapping[str, Any]) -> dict[str, Any]:
-    """Merge corrections of queues: queues that are `like` a corrected one keep what the file says of both."""
-    merged = {name: _with_like(block, before) for name, block in before.items()}
-    for name, block in overlay.items():
-        base = (before if isinstance(block, Mapping) and "like" in block else merged).get(name)
-        if block != "":
-            merged[name] = (
-                {**base, **_said(block)} if isinstance(block, Mapping) and isinstance(base, Mapping) else block
-            )
-    return merged
-
-
-def _with_like(block: object, queues: Mapping[str, Any]) -> object:
-    """A queue's block with what it takes from another one; as it is where that one is not there, which is an error of
-    the file."""
-    like = queues.get(block.get("like", "")) if isinstance(block, Mapping) else None
-    if not isinstance(block, Mapping) or not isinstance(like, Mapping):
-        return block
-    return {**like, **{key: value for key, value in block.items() if key != "like"}}
-
-
-def _said(block: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in block.items() if value != ""}
+def _fill_likes(raw: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """The site's keys, where a queue that says `like: OTHER` has what it does not say itself from that one."""
+    queues = raw.get("queues")
+    if not isinstance(queues, Mapping):
+        return dict(raw)
+    filled = dict(queues)
+    for name, block in queues.items():
+        if isinstance(block, Mapping) and "like" in block:
+            like = queues.get(block["like"])
+            if not isinstance(like, Mapping):
+                what = f"queue {name} in {where} is like {block['like']!r}, which is not there"
+                raise SiteError(what, f"one of {', '.join(queues)}")
+            filled[name] = {**like, **{key: value for key, value in block.items() if key != "like"}}
+    return {**raw, "queues": filled}
 
 
 def read_range(value: object, where: str) -> tuple[int, int]:
@@ -197,13 +170,8 @@ def read_word(value: object, where: str) -> str:
 
 
 def read_chunk(value: object, where: str) -> tuple[str, ...]:
-    """Read the resources of a chunk: NAME or NAME=VALUE, each name once."""
-    words = tuple(read_word(word, where) for word in read_words(value, where))
-    names = [word.partition("=")[0] for word in words]
-    twice = next((name for i, name in enumerate(names) if name in names[:i]), None)
-    if twice is not None:
-        raise RequestError(f"{where} has {twice} twice: {' '.join(words)}", f"one {twice}")
-    return words
+    """Read the resources of a chunk: NAME or NAME=VALUE."""
+    return tuple(read_word(word, where) for word in read_words(value, where))
 
 
 def read_gpu_order(value: object, where: str) -> tuple[str, ...]:
@@ -220,8 +188,8 @@ def read_block(make: Callable[..., Any], readers: Mapping[str, Reader], value: o
 
 
 def _make_launcher(**fields: Any) -> SiteLauncher:
-    agents = {name: fields.pop(name) for name in NODE_AGENTS if name in fields}
-    return SiteLauncher(**fields, agents=agents)
+    node_agents = {name: fields.pop(name) for name in NODE_AGENTS if name in fields}
+    return SiteLauncher(**fields, node_agents=node_agents)
 
 
 def read_limits(value: object, where: str) -> tuple[Limit, ...]:
@@ -232,17 +200,9 @@ def read_limits(value: object, where: str) -> tuple[Limit, ...]:
 
 
 def read_blocks(make: type[Any], readers: Mapping[str, Reader], value: object, where: str) -> dict[str, Any]:
-    """Blocks by name. One that says `like: OTHER` takes from that one what it does not say itself."""
-    blocks = value if isinstance(value, Mapping) else {}
-    merged = {}
-    for name, block in blocks.items():
-        like = block.get("like") if isinstance(block, Mapping) else None
-        if like is not None and not isinstance(blocks.get(like), Mapping):
-            raise RequestError(f"{name} in {where} is like {like!r}, which is not there", f"one of {', '.join(blocks)}")
-        said = {k: v for k, v in block.items() if k != "like"} if isinstance(block, Mapping) else block
-        merged[name] = {**blocks[like], **said} if like else said
-    value = merged if isinstance(value, Mapping) else value
-    return read_mapping(value, dict.fromkeys(merged, partial(read_block, make, readers)), where)
+    """Blocks by name."""
+    names = value if isinstance(value, Mapping) else {}
+    return read_mapping(value, dict.fromkeys(names, partial(read_block, make, readers)), where)
 
 
 LIMIT = readers_of(Limit, nodes=read_range, gpus=read_range)
@@ -257,8 +217,8 @@ QUEUE = readers_of(
 )
 ACCOUNT = readers_of(Account, pattern=read_pattern)
 VARIABLE = readers_of(Variable, pattern=read_pattern)
-MODULES = readers_of(Modules, before=read_lines, load=read_modules, after=read_lines)
-LAUNCHER = {**readers_of(SiteLauncher, name=read_launcher, agents=None), **dict.fromkeys(NODE_AGENTS, read_text)}
+MODULES = readers_of(Modules, before=read_lines, load=read_name_list, after=read_lines)
+LAUNCHER = {**readers_of(SiteLauncher, name=read_launcher, node_agents=None), **dict.fromkeys(NODE_AGENTS, read_text)}
 CONTAINER = readers_of(SiteContainer, runtime=read_choice(*RUNTIMES))
 SITE: dict[str, Reader] = {
     "schema": read_choice("1"),
@@ -336,22 +296,14 @@ def load_site(name: str, path: str, overlay: str = "") -> Site:
     SiteError when one cannot be read, or a key is unknown, missing or wrong.
     """
     raw, text = load_yaml(path, SiteError)
-    corrected = load_yaml(overlay, SiteError)[0] if overlay else {}
-    if corrected:
-        site = load_site(name, path)  # so that a fault of the file itself is told as one
-        merged = merge_overlay(raw, corrected)
-        if isinstance(merged.get("queues"), Mapping):
-            merged["queues"] = {name: block for name, block in merged["queues"].items() if block != _GONE}
-        return _make_site(name, f"{path} with {overlay}", merged, site.guide, path)._replace(overlay=overlay)
     guide = re.match(r"# *(https?://\S+)", text)
     if not guide:
         what = "the address of the user guide in its first line"
         raise SiteError(f"{path} lacks {what}", "see docs/sites.md for the keys of a site file")
-    return _make_site(name, path, raw, guide[1], path)
-
-
-def _make_site(name: str, where: str, raw: Mapping[str, Any], guide: str, path: str) -> Site:
-    """`where`: the files that the keys are from, for errors."""
+    raw, where = _fill_likes(raw, path), path
+    if overlay:
+        where = f"{path} with {overlay}"
+        raw = _fill_likes(merge_overlay(raw, load_yaml(overlay, SiteError)[0]), where)
     try:
         found = read_mapping(raw, site_keys(_schedulers_of(raw)), where)
     except RequestError as e:
@@ -365,7 +317,8 @@ def _make_site(name: str, where: str, raw: Mapping[str, Any], guide: str, path: 
         if variable in KEYS and variable != "gpu_type":  # for which a site may have its own word
             raise SiteError(f"{where}: {variable!r} in vars is a key of every job file already", "give it another name")
     del found["schema"]
-    return Site(name=name, file=path, guide=guide, **{SITE_FIELDS.get(key, key): v for key, v in found.items()})
+    fields = {SITE_FIELDS.get(key, key): value for key, value in found.items()}
+    return Site(name=name, file=path, guide=guide[1], overlay=overlay, **fields)
 
 
 # Where the package's data folders are: inside the package (wheel) or beside it (checkout, editable install, sdist).
@@ -417,7 +370,7 @@ def find_config(name: str, env: Mapping[str, str]) -> str:
     """The path of this file in the first of these folders that has it; "" if none has."""
     for folder in config_folders(env):
         path = os.path.join(folder, name)
-        if _is_there(path, folder):
+        if os.path.exists(path):
             return path
     return ""
 
@@ -430,7 +383,7 @@ def overlay_path(name: str, env: Mapping[str, str]) -> str:
 def overlay_of(name: str, env: Mapping[str, str]) -> str:
     """The file with the user's own corrections of this site; "" if there is none."""
     path = overlay_path(name, env)
-    return path if _is_there(path, config_folder(env)) else ""
+    return path if os.path.exists(path) else ""
 
 
 def chosen_site(
@@ -446,28 +399,10 @@ def chosen_site(
     config = find_config("config.yaml", env)
     if not config:
         return None
-    config_keys, _ = load_yaml(config, SiteError)
-    unknown = next((key for key in config_keys if key != "site"), None)
-    if unknown is not None:
-        what = f"unknown key {unknown!r} in {config}{nearest(unknown, ['site'])}"
-        raise SiteError(what, "its only key is site: NAME")
-    site = config_keys.get("site")
-    if site is not None and (not site or not isinstance(site, str)):
-        raise SiteError(f"site in {config} has no value", "site: NAME, or leave it out")
-    return SiteChoice(site, f"site in {config}") if site else None
-
-
-def _is_there(path: str, folder: str) -> bool:
-    """Whether `folder` of configurations has it. SiteError where that cannot be seen: a choice would be ignored."""
-    try:
-        os.stat(path)
-    except (FileNotFoundError, NotADirectoryError):
-        return False
-    except OSError as e:
-        if not os.path.lexists(folder):  # HOME is somebody else's
-            return False
-        raise SiteError(f"{path} cannot be read: {e.strerror}", f"check the folders above it: namei -l {path}") from e
-    return True
+    site = load_yaml(config, SiteError)[0].get("site")
+    if not site or not isinstance(site, str):
+        raise SiteError(f"{config} chooses no site", "site: NAME, its only key")
+    return SiteChoice(site, f"site in {config}")
 
 
 def site_of_host(hostname: str, env: Mapping[str, str]) -> SiteChoice | None:
@@ -486,32 +421,20 @@ def site_of_scheduler(on_path: Callable[[str], bool], version_of: Callable[[str]
     `version_of` gives what `PROGRAM --version` prints. It is asked only where several schedulers have a command of that
     name, such as `qsub`.
     """
-    others: list[str] = []
     for program, row in submit_commands():
         version = row.commands.version
-        if not on_path(program):
-            others.append(f"there is no {program}")
-        elif not version:
+        if on_path(program) and (not version or version in version_of(program)):
             return SiteChoice(row.generic_site, f"{program} is on PATH")
-        elif version in version_of(program):
-            return SiteChoice(row.generic_site, f"{program} is on PATH and says that it is {row.title}")
-        else:
-            others.append(f"the {program} on PATH is not {row.title}'s")
     here = next(row for row in scripted_schedulers() if row.this_machine)
-    return SiteChoice(here.generic_site, " and ".join(others))
+    return SiteChoice(here.generic_site, "no scheduler's submit command is on PATH")
 
 
 def site_files(env: Mapping[str, str]) -> dict[str, str]:
     """Name -> path of every known profile, sorted; the user's own win over the centre's, and those over the shipped."""
     found: dict[str, str] = {}
-    folders = [os.path.join(folder, "sites") for folder in config_folders(env)[::-1]]
-    there = [folder for folder in folders if _is_there(folder, os.path.dirname(folder))]
-    for folder in (os.path.join(find_data_folder("templates"), "sites"), *there):
-        try:
-            files = os.listdir(folder)
-        except OSError as e:
-            raise SiteError(f"{folder} cannot be read: {e.strerror}", f"ls -ld {folder}") from e
-        for file in files:
+    folders = [find_data_folder("templates"), *config_folders(env)[::-1]]
+    for folder in (os.path.join(folder, "sites") for folder in folders):
+        for file in os.listdir(folder) if os.path.isdir(folder) else ():
             if file.endswith(".yaml") and os.path.isfile(os.path.join(folder, file)):
                 found[file.removesuffix(".yaml")] = os.path.join(folder, file)
     return dict(sorted(found.items()))
@@ -527,14 +450,10 @@ def open_site(choice: SiteChoice, env: Mapping[str, str]) -> Site:
     named = choice.site
     if is_path(named):
         return load_site(os.path.splitext(os.path.basename(named))[0], named)
-    found = find_config(os.path.join("sites", f"{named}.yaml"), env)
-    shipped = os.path.join(find_data_folder("templates"), "sites", f"{named}.yaml")
-    if found:
-        return load_site(named, found, overlay_of(named, env))
-    if os.path.isfile(shipped):
-        return load_site(named, shipped, overlay_of(named, env))
-    known = list(site_files(env))
+    known = site_files(env)
+    if named in known:
+        return load_site(named, known[named], overlay_of(named, env))
     raise SiteError(
-        f"site {named!r} is not known ({choice.reason}){nearest(named, known)}",
+        f"site {named!r} is not known ({choice.reason}){nearest(named, list(known))}",
         f"known sites: {', '.join(known)}; or give a file: --site ./my.yaml",
     )

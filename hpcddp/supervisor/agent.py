@@ -137,8 +137,8 @@ class Agent:
                     pass
             self._socket.close()
 
-    def end_left(self, tell: Callable[[str], None]) -> None:
-        end_left(self._marks, self._env, tell, f"rank {self._rank}", _EXIT_S)
+    def end_left(self, emit: Callable[[str], None]) -> None:
+        end_left(self._marks, self._env, emit, f"rank {self._rank}", _EXIT_S)
         if self._alive is not None:
             signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGPIPE})
             with suppress(OSError):  # it was killed

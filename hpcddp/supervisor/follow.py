@@ -238,12 +238,12 @@ _ENDING = (signal.SIGTERM, signal.SIGINT)
 class FollowUp:
     """The follow-up of one job. `id`: as its scheduler printed it; None: there is none."""
 
-    def __init__(self, job: CurrentJob, end: EndTime, env: Mapping[str, str], tell: Callable[[str], None]) -> None:
+    def __init__(self, job: CurrentJob, end: EndTime, env: Mapping[str, str], emit: Callable[[str], None]) -> None:
         self.id: str | None = None
         self._job = job
         self._end = end
         self._env = env
-        self._tell = tell
+        self._emit = emit
         self._commands = find_scheduler(job.scheduler).commands
         self._deciding: SimpleQueue[None] | None = None
 
@@ -261,7 +261,7 @@ class FollowUp:
             self.cancel(f"{attempt.next} cannot be written: {error.strerror}")
             return
         end = shlex.join([*self._commands.cancel, self._job.id])
-        self._tell(f"job {queued} follows this one and resumes the run; to end both: {end}")
+        self._emit(f"job {queued} follows this one and resumes the run; to end both: {end}")
 
     def receive(self, number: int) -> None:
         """End the chain if the owner ends this job by this signal, which is found out in a thread."""
@@ -293,7 +293,7 @@ class FollowUp:
             return
         done = not cancel_job(self._job.scheduler, self.id, self._env)
         by_hand = f"{self.id} is still queued; to take it back: {shlex.join([*self._commands.cancel, self.id])}"
-        self._tell(f"{why}: {f'{self.id} is cancelled' if done else by_hand}")
+        self._emit(f"{why}: {f'{self.id} is cancelled' if done else by_hand}")
         self.id = None
 
     def _submit(self, script: str, options: tuple[str, ...]) -> str | None:
@@ -308,5 +308,5 @@ class FollowUp:
                 return queue_job(self._job.scheduler, words, self._env, folder)
             except SchedulerError as error:
                 why = error.message
-        self._tell(f"the next attempt is not queued: {why}\nhint: on a login node: cd {folder} && {shlex.join(words)}")
+        self._emit(f"the next attempt is not queued: {why}\nhint: on a login node: cd {folder} && {shlex.join(words)}")
         return None

@@ -35,7 +35,7 @@ done"""
 def end_left(
     marks: Mapping[str, str],
     env: Mapping[str, str],
-    tell: Callable[[str], None],
+    emit: Callable[[str], None],
     whose: str = "the launcher",
     rest_s: float = 0.0,
 ) -> None:
@@ -44,7 +44,7 @@ def end_left(
     while (left := find_left(marks, env)) and time.monotonic() < end:
         time.sleep(0.05)
     if left:
-        tell(f"{whose} left {len(left)} of its processes on this host; they are killed")
+        emit(f"{whose} left {len(left)} of its processes on this host; they are killed")
     for process in left:
         with suppress(OSError):
             os.kill(process, signal.SIGKILL)

@@ -240,8 +240,8 @@ def _send_one(notify: Notify, way: str, message: Message, place: str, env: Mappi
 class Notices:
     """The notices of one job, which its supervisor sends in threads. Only `finish` waits, and no error gets out."""
 
-    def __init__(self, notify: Notify | None, env: Mapping[str, str], tell: Callable[[str], None]) -> None:
-        self._notify, self._env, self._tell = notify, env, tell
+    def __init__(self, notify: Notify | None, env: Mapping[str, str], emit: Callable[[str], None]) -> None:
+        self._notify, self._env, self._emit = notify, env, emit
         self._running: list[SimpleQueue[None]] = []
 
     def open(self, attempt: AttemptFolder) -> None:
@@ -279,7 +279,7 @@ class Notices:
         def run() -> None:
             with suppress(Exception):  # as above
                 for problem in _send_all(notify, attempt, _make(event, attempt, what, text()), self._env):
-                    self._tell(f"{problem}; hpcddp status --watch sends it on the login node")
+                    self._emit(f"{problem}; hpcddp status --watch sends it on the login node")
 
         self._running.append(ask_in_thread(run))
 

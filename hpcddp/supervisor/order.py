@@ -113,7 +113,7 @@ def describe_job(order: Order) -> PlanFile:
     )
 
 
-def take_index(order: Order, env: Mapping[str, str], tell: Callable[[str], None]) -> Order:
+def take_index(order: Order, env: Mapping[str, str], emit: Callable[[str], None]) -> Order:
     """The order with the values of this job's index in its command. LaunchError outside of an array."""
     if not order.sweep:
         return order
@@ -126,7 +126,7 @@ def take_index(order: Order, env: Mapping[str, str], tell: Callable[[str], None]
             "submit it: hpcddp submit, or to the scheduler as it is",
         )
     point = find_point(order.sweep, int(index))
-    tell(f"point {index} of {points}: {format_point(point)}" if points > 1 else f"sweep: {format_point(point)}")
+    emit(f"point {index} of {points}: {format_point(point)}" if points > 1 else f"sweep: {format_point(point)}")
     return order._replace(point=point, line=order.line.fill(point))
 
 

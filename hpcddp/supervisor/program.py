@@ -232,14 +232,14 @@ class Passing:
     def __init__(
         self,
         reports: Reports,
-        tell: Callable[[str], None],
+        emit: Callable[[str], None],
         settle_s: float,
         is_ending: Callable[[], bool] | None,
         warn_at: Callable[[], float | None],
         *,
         by_hand: bool,
     ) -> None:
-        self._reports, self._tell, self._settle_s, self._is_ending = reports, tell, settle_s, is_ending
+        self._reports, self._emit, self._settle_s, self._is_ending = reports, emit, settle_s, is_ending
         self._warn_at, self._is_warned, self.by_hand = warn_at, False, by_hand
         self._waiting: list[_Waiting] = []
 
@@ -248,7 +248,7 @@ class Passing:
         is_printed = self.by_hand and number == signal.SIGINT
         self._waiting.append(_Waiting(number, time.monotonic() + self._settle_s, answer, is_printed))
         if is_printed:
-            self._tell("Ctrl-C: the ranks save and stop; once more kills them")
+            self._emit("Ctrl-C: the ranks save and stop; once more kills them")
 
     def poll(self, launcher: LauncherProcess) -> float:
         """Do what is due; how long to wait at most until the next call, in seconds."""
@@ -257,7 +257,7 @@ class Passing:
         if warns is not None and not warns_in_s:
             self._is_warned = True
             self._waiting.insert(0, _Waiting(signal.SIGUSR1, time.monotonic(), is_printed=True))
-            self._tell("the ranks are warned: SIGUSR1 is sent, as the job file's signal asks")
+            self._emit("the ranks are warned: SIGUSR1 is sent, as the job file's signal asks")
         while self._waiting and self._waiting[0].due <= time.monotonic():
             if not self._pass_on(self._waiting[0], launcher):
                 break
@@ -290,7 +290,7 @@ class Passing:
 
     def _print(self, one: _Waiting, what: str) -> None:
         if not one.is_printed:
-            self._tell(f"{name_signal(one.number)} came: {what}")
+            self._emit(f"{name_signal(one.number)} came: {what}")
 
 
 # The end of an attempt of which ranks are lost or have failed: no launcher can be trusted to see it, or to end then.
@@ -312,8 +312,8 @@ class Teardown:
     """Brings one attempt to its end. `acts`: whether the ranks may be started again. `judges`: whether the end of one
     rank is that of all; False where they are independent."""
 
-    def __init__(self, reports: Reports, tell: Callable[[str], None], *, acts: bool, judges: bool = True) -> None:
-        self._reports, self._tell, self._acts, self._judges = reports, tell, acts, judges
+    def __init__(self, reports: Reports, emit: Callable[[str], None], *, acts: bool, judges: bool = True) -> None:
+        self._reports, self._emit, self._acts, self._judges = reports, emit, acts, judges
         self._began: float | None = None  # the first event
         self._ended_at: float | None = None  # the ranks were told to end
         self._launcher_gets = [*_LAUNCHER_GETS]
@@ -339,7 +339,7 @@ class Teardown:
             if was_waited or now - self._began > waits_s:
                 reports.finish()
                 if not reports.all_over:
-                    self._tell(f"{find_first_cause(reports.events)}: the other ranks are ended")
+                    self._emit(f"{find_first_cause(reports.events)}: the other ranks are ended")
                 self.kill()
         else:
             return _LOOK_S
@@ -360,7 +360,7 @@ class Teardown:
 
     def _print_remarks(self) -> None:
         while self._reports.remarks:
-            self._tell(self._reports.remarks.pop(0))
+            self._emit(self._reports.remarks.pop(0))
 
     def conclude(self, status: int) -> Event | None:
         """The first cause, once the launcher has ended with this status; None if all went well."""
@@ -375,7 +375,7 @@ class Teardown:
         cause = find_first_cause(reports.events)
         reports.end_all()
         if cause is not None and cause.kind in {STUCK, LEFT} and self._ended_at is None and self._judges:
-            self._tell(str(cause))  # the launcher was faster; no rank has reported it as its failure
+            self._emit(str(cause))  # the launcher was faster; no rank has reported it as its failure
         if not self._judges or (cause is None and reports.all_well):
             return None  # only the launcher itself did not end well: nothing is to be made again
         if status and (cause is None or cause.is_clean_up):
@@ -386,7 +386,7 @@ class Teardown:
 def watch(
     launcher: LauncherProcess,
     signals: Signals,
-    tell: Callable[[str], None],
+    emit: Callable[[str], None],
     came: Callable[[int], None],
     idle: Callable[[], None],
     of_ranks: tuple[Passing, Teardown] | None = None,
@@ -407,9 +407,9 @@ def watch(
             came(one)
             if teardown is None or passing is None:
                 launcher.send(signal.SIGTERM)
-                tell(f"{last} came")
+                emit(f"{last} came")
             elif one == signal.SIGINT and is_again and passing.by_hand:
-                tell("Ctrl-C again: the ranks are killed")
+                emit("Ctrl-C again: the ranks are killed")
                 teardown.kill()
             else:
                 teardown.is_wish = True
@@ -421,5 +421,5 @@ def watch(
         last = ""
     heard = teardown.find_signal(cause) if teardown and not last else 0
     if heard:
-        tell(f"{name_signal(heard)} came to the ranks, and not to this script")
+        emit(f"{name_signal(heard)} came to the ranks, and not to this script")
     return AttemptEnd(launcher.status, last, cause, name_signal(heard) if heard else "")

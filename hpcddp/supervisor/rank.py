@@ -62,11 +62,11 @@ STATES = {
 class PlainRank:
     def __init__(self) -> None:
         self.stand: Stand | None = None  # None: it says no more
-        self.told = 0.0  # when it said so
+        self.reported = 0.0  # when it said so
         self.waited: Stand | None = None  # the last of these in which it waited for others
 
     def record(self, stand: Stand, now: float) -> None:
-        self.stand, self.told = stand if stand.line else None, now
+        self.stand, self.reported = stand if stand.line else None, now
         self.waited = stand if stand.waits != NO_WAIT else self.waited
 
 
@@ -87,7 +87,7 @@ class Rank:
         self.ended: Ended | None = None  # as its agent has said it
         self.signals: dict[int, float] = {}  # that it had before the launcher ended ranks, and when
         self.signal = 0  # of these, the one by which it may have ended
-        self.is_noted = False  # whether there is an event about it
+        self.has_event = False  # whether there is an event about it
 
     def change(self, what: str, now: float) -> bool:
         """Change its state. Whether that is an event."""
@@ -103,7 +103,7 @@ class Rank:
     def forgive(self, now: float) -> None:
         self.heard = self.moved = self.used = self.looked = self.since = now
         for one in self.plain.values():
-            one.told = now
+            one.reported = now
 
     @property
     def is_there(self) -> bool:
@@ -111,7 +111,7 @@ class Rank:
 
     @property
     def is_over(self) -> bool:
-        return self.status is not None or (self.is_noted and not self.is_there)
+        return self.status is not None or (self.has_event and not self.is_there)
 
     @property
     def is_well(self) -> bool:
@@ -241,9 +241,9 @@ def find_stands(ranks: Iterable[Rank], now: float, fresh_s: float = _FRESH_S) ->
             if one.status is not None:
                 stand = Stand(_OVER, "", now - one.since, NO_WAIT) if one.is_well else None
             elif one.beat.is_stopped:
-                stand = Stand(_STOPPED, "", now - plain.told, NO_WAIT)
+                stand = Stand(_STOPPED, "", now - plain.reported, NO_WAIT)
             else:
-                stand = plain.stand if now - plain.told < fresh_s else None
+                stand = plain.stand if now - plain.reported < fresh_s else None
             if stand is not None and (one.is_there or one.status is not None):
                 found[rank] = stand
     return found
@@ -255,7 +255,7 @@ class PlainHang:
 
     def __init__(self, stall_s: float | None, end_s: float | None) -> None:
         self._stall_s, self._end_s = stall_s, end_s
-        self._is_told = False
+        self._is_printed = False
 
     def check(self, ranks: Collection[Rank], world_size: int, now: float) -> tuple[str, list[int]]:
         """The text to print now, and the ranks that the others have waited for too long."""
@@ -263,13 +263,13 @@ class PlainHang:
         stands = find_stands(ranks, now, fresh_s)
         waited_s = max((stand.seconds for stand in stands.values() if stand.waits != NO_WAIT), default=0.0)
         if self._stall_s is None or waited_s < self._stall_s:
-            self._is_told = False
+            self._is_printed = False
             return "", []
         hang = find_hang(stands, world_size, self._end_s) if self._end_s is not None else None
         if hang is not None:
             return str(hang.error), hang.ranks
-        was_told, self._is_told = self._is_told, True
-        return "" if was_told else format_stands(stands, world_size, self._stall_s, self._end_s), []
+        was_printed, self._is_printed = self._is_printed, True
+        return "" if was_printed else format_stands(stands, world_size, self._stall_s, self._end_s), []
 
 
 def find_late(ranks: Iterable[Rank], now: float) -> list[int]:

@@ -82,8 +82,8 @@ class Recovery:
     of the next start; (): as the script has it. `is_too_few`: the program has refused the number of nodes that are
     left, not the request's."""
 
-    def __init__(self, order: Order, job: CurrentJob, env: Mapping[str, str], tell: Callable[[str], None]) -> None:
-        self._order, self._job, self._env, self._tell = order, job, env, tell
+    def __init__(self, order: Order, job: CurrentJob, env: Mapping[str, str], emit: Callable[[str], None]) -> None:
+        self._order, self._job, self._env, self._emit = order, job, env, emit
         self._commands = find_scheduler(job.scheduler).commands
         self._starter = self._find_starter()
         self._restarts = 0
@@ -108,7 +108,7 @@ class Recovery:
     def find_obstacle(self, attempt: AttemptFolder, cause: Event, end: EndTime, suspects: set[str]) -> str:
         """Why the ranks are not started again; empty: they are, on the hosts `chosen` then. `suspects`: hosts that the
         attempt has lost."""
-        self._tell(f"the first cause: {cause}")
+        self._emit(f"the first cause: {cause}")
         before = self.chosen
         why_not = self._judge(attempt, cause, end) or self._choose_hosts(attempt, cause, suspects)
         repeats = "" if why_not else self._find_repeat(attempt, cause)
@@ -186,7 +186,7 @@ class Recovery:
         failed = self._ask(self._usable, words)
         reasons = {name: why.get(status, other) for name, status in failed.items()}
         if not is_believed and failed and len(failed) == len(self._usable):
-            self._tell(f"a check fails on each host ({next(iter(reasons.values()))}), and may not work here")
+            self._emit(f"a check fails on each host ({next(iter(reasons.values()))}), and may not work here")
             return
         for name, reason in reasons.items():
             self._leave_out(name, reason)
@@ -197,13 +197,13 @@ class Recovery:
         if not others:
             return []
         if not self._starter:
-            self._tell("no program is on PATH by which a host can be asked whether it answers (ssh)")
+            self._emit("no program is on PATH by which a host can be asked whether it answers (ssh)")
             return suspected
         silent = self._ask(others, ("true",), suspected)
         again = self._ask([name for name in silent if name not in suspected], ("true",))
         gone = [name for name in silent if name in suspected or name in again]
         if len(gone) == len(others) and len(suspected) < len(others):  # more likely than that all are gone at once
-            self._tell(f"no host answers {self._starter[0]}, which may not work here")
+            self._emit(f"no host answers {self._starter[0]}, which may not work here")
             return suspected
         return gone
 
@@ -227,7 +227,7 @@ class Recovery:
 
     def _leave_out(self, name: str, why: str) -> None:
         self._left_out.add(name)
-        self._tell(f"{name} is left out: {why}")
+        self._emit(f"{name} is left out: {why}")
 
     def _give_back(self, gone: list[str]) -> None:
         """Give hosts back to the scheduler, which would end a job that has lost one within minutes."""
@@ -246,9 +246,9 @@ class Recovery:
                     break
                 time.sleep(_PAUSE_S)
             if why:
-                self._tell(f"the scheduler did not take {name} out of the job, and may end it: {why}")
+                self._emit(f"the scheduler did not take {name} out of the job, and may end it: {why}")
             else:
-                self._tell(f"{name} given back to the scheduler ({command[0]}), so that the job goes on")
+                self._emit(f"{name} given back to the scheduler ({command[0]}), so that the job goes on")
 
     def _ask_scheduler(self, command: list[str]) -> str:
         """Why the scheduler does not do it; empty: it does."""
@@ -286,7 +286,7 @@ class Recovery:
         self._restarts += 1
         where, newest = f" on {', '.join(self.chosen)}" if self.chosen else "", self._list_newest(attempt)
         since = f", from step {step_of(newest[-1])}" if newest else ""
-        self._tell(f"start {self._restarts + 1} of at most {self._order.max_restarts + 1}{where}{since}")
+        self._emit(f"start {self._restarts + 1} of at most {self._order.max_restarts + 1}{where}{since}")
         return new
 
     def _take_over(self, attempt: AttemptFolder, new: AttemptFolder) -> None:
@@ -313,7 +313,7 @@ _SSH_S = 10.0
 
 
 def reach_hosts(
-    scheduler: str, launcher: str, folder: str, env: Mapping[str, str], tell: Callable[[str], None]
+    scheduler: str, launcher: str, folder: str, env: Mapping[str, str], emit: Callable[[str], None]
 ) -> dict[str, str]:
     """Variables by which this launcher reaches the other hosts of the job, by a program that is written to this folder.
     Empty where it needs none, or somebody has chosen before, or nothing can be done, which is printed."""
@@ -329,11 +329,11 @@ def reach_hosts(
     path = shutil.which(program, path=f"{env.get('PATH', '')}:{env.get(row.home_variable) or row.home}/bin")
     if path is None or len(wrapper.split()) > 1:  # a launcher reads words
         why = f"{program} is not on PATH" if path is None else f"{folder} has a blank in its name"
-        tell(f"warning: ssh does not reach {host}, and {why}: {launcher} starts processes there by ssh")
-        tell(f"hint: give yourself ssh between the nodes (ssh {host} true), or add {program} to PATH")
+        emit(f"warning: ssh does not reach {host}, and {why}: {launcher} starts processes there by ssh")
+        emit(f"hint: give yourself ssh between the nodes (ssh {host} true), or add {program} to PATH")
         return {}
     file = os.open(wrapper, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o700)
     with os.fdopen(file, "w") as script:
         script.write(row.script.format(program=shlex.quote(path)))
-    tell(f"ssh does not reach {host}: {launcher} is given {program} in its place")
+    emit(f"ssh does not reach {host}: {launcher} is given {program} in its place")
     return {name: value.replace("{}", wrapper) for name, value in shell}

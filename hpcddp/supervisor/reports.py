@@ -262,8 +262,8 @@ class Reports:
         self, one: Rank, kind: str, at: float, text: str = "", *, is_sure: bool = True, rank: int | None = None
     ) -> None:
         """`rank`: of an agent's own ranks, the one that it is about."""
-        if not one.is_noted:
-            one.is_noted = True
+        if not one.has_event:
+            one.has_event = True
             number, status = one.rank if rank is None else rank, one.status or 0
             self.events.append(Event(kind, number, one.host, at, one.beat.step, status, text, is_sure, one.signal))
 
@@ -398,7 +398,7 @@ class Reports:
         saving_s = self._find_saving_s(now) if may_defer else 0.0
         if saving_s:
             self._send(one, wire.Wait(saving_s))
-        elif one.is_noted and all(event.is_of_another and not event.is_clean_up for event in self.events):
+        elif one.has_event and all(event.is_of_another and not event.is_clean_up for event in self.events):
             self._send(one, wire.Wait(_CAUSE_S))
         else:
             self._disconnect(one)
@@ -426,7 +426,7 @@ class Reports:
     def _find_saving_s(self, now: float) -> float:
         """How long ranks may still save after a signal by which a rank has ended; 0: none does."""
         deferred = [one for one in self.ranks.values() if one.state == DEFERRED]
-        left = [one for one in self.ranks.values() if one.status is None and not one.is_noted]
+        left = [one for one in self.ranks.values() if one.status is None and not one.has_event]
         # what came to one rank came to all a moment later, if it was sent to the job
         may_save = any(one.signals for one in left) or any(now - one.heard <= _BACK_S for one in deferred)
         if not left or not may_save:

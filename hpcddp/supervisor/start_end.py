@@ -61,7 +61,7 @@ def begin(
     job: CurrentJob,
     env: Mapping[str, str],
     script: str,
-    tell: Callable[[str], None],
+    emit: Callable[[str], None],
 ) -> StartedAttempt | int:
     """The attempt, which holds its run; the exit status where a chain ends here.
 
@@ -81,21 +81,21 @@ def begin(
             is_earlier_start = error.holder is not None and job_of(error.holder.attempt) == job.name
             if not is_earlier_start or time.monotonic() - began > _EARLIER_S:
                 raise
-        tell("the job was started again, and its earlier start still ends: it waits")
+        emit("the job was started again, and its earlier start still ends: it waits")
         time.sleep(_AGAIN_S)
-    tell(str(outlook))
+    emit(str(outlook))
     attempt = outlook.run.attempt(outlook.attempt)
     left = 0
     try:
         if order.chain:
             decision, link = start_attempt(attempt, order.chain)
             if decision.reason:
-                tell(f"the chain ends here: {decision.reason}")
+                emit(f"the chain ends here: {decision.reason}")
                 release_run(attempt.run, attempt.name)
                 return 1 if decision.is_failure else 0
             left = link.left
             more = " of the runs of its script together" if list_job_runs(attempt) else ""
-            tell(f"attempt {link.turn} of at most {order.chain}, from step {link.step}{more}")
+            emit(f"attempt {link.turn} of at most {order.chain}, from step {link.step}{more}")
         _leave_records(order, attempt, script)
     except HpcddpError:
         release_run(attempt.run, attempt.name)
@@ -124,7 +124,7 @@ def _leave_records(order: Order, attempt: AttemptFolder, script: str) -> None:
 
 
 def end_attempt(
-    attempt: AttemptFolder, ended: AttemptEnd, follow_up: FollowUp | None, tell: Callable[[str], None]
+    attempt: AttemptFolder, ended: AttemptEnd, follow_up: FollowUp | None, emit: Callable[[str], None]
 ) -> int:
     """The exit status of the job. `follow_up`: of a chain."""
     if follow_up is not None:
@@ -144,18 +144,18 @@ def end_attempt(
         left = [] if is_left else find_unfinished_runs(attempt)
         is_cut_off = _is_cut_off(attempt, ended, state)
     except HpcddpError as error:
-        tell(str(error))
+        emit(str(error))
         return ended.status or error.exit_code
     if state is not None and is_left:
-        tell(f"unfinished: step {state.step} ({state.reason})")
+        emit(f"unfinished: step {state.step} ({state.reason})")
     elif not left and is_cut_off:
-        tell("unfinished: no step of a run is left, but the program was ended before it came to its end")
+        emit("unfinished: no step of a run is left, but the program was ended before it came to its end")
     elif not left:
         if follow_up is not None:
             follow_up.cancel("nothing is left to do")
         return ended.status
     for run, its in left:
-        tell(f"unfinished: run {show_path(run.path)}, step {its.step} ({its.reason})")
+        emit(f"unfinished: run {show_path(run.path)}, step {its.step} ({its.reason})")
     follows = follow_up is not None and follow_up.is_queued()
     return ended.status if follows else ended.status or UNFINISHED
 

@@ -94,17 +94,17 @@ def _run_job(
     env: Mapping[str, str],
     signals: Signals,
     output: Output,
-    tell: Callable[[str], None],
+    emit: Callable[[str], None],
 ) -> int:
-    order = take_index(order, env, tell)
+    order = take_index(order, env, emit)
     job = find_job_of_script(order.scheduler, env)
     by_hand = env.get(LAUNCHED) == str(os.getpid())
     if by_hand:  # one of several, maybe
         job = job._replace(name=f"{job.name}{BY_HAND}{os.getpid()}")
-    started = begin(order, find_run_folder(order, env), job, env, script, tell)
+    started = begin(order, find_run_folder(order, env), job, env, script, emit)
     if isinstance(started, int):
         return started
-    attempts = Attempts(order, env, job, started.attempt, script, signals, output, tell, by_hand=by_hand)
+    attempts = Attempts(order, env, job, started.attempt, script, signals, output, emit, by_hand=by_hand)
     status: int | None = None
     by = why = ""
     try:
@@ -113,7 +113,7 @@ def _run_job(
         by = ended.signal or ended.heard
         why = _name_cause(ended.cause, by)
         follow_up = attempts.follow_up if order.chain else None
-        status = end_attempt(attempts.attempt, _judge(ended, attempts.attempt), follow_up, tell)
+        status = end_attempt(attempts.attempt, _judge(ended, attempts.attempt), follow_up, emit)
         return status
     finally:
         attempts.close(status, by, why)
@@ -158,13 +158,13 @@ class Attempts:
         script: str,
         signals: Signals,
         output: Output,
-        tell: Callable[[str], None],
+        emit: Callable[[str], None],
         *,
         by_hand: bool,
     ) -> None:
         self.attempt = first
         self._order, self._job, self._by_hand = order, job, by_hand
-        self._signals, self._output, self._tell = signals, output, tell
+        self._signals, self._output, self._emit = signals, output, emit
         # what a rank starts is another job, and this one may have been started in a rank of another
         job_variables = () if job.id else find_scheduler(order.scheduler).variables.job_id
         inherited = {LAUNCHED, HEARTBEAT_VARIABLE, *job_variables}
@@ -172,7 +172,7 @@ class Attempts:
         self._env |= {"HPCDDP_RUN_DIR": first.run.path, "HPCDDP_LOG_RANKS": "1", FRESH: order.fresh}
         if STAGED in env:
             self._env[STAGED] = os.path.join(env[STAGED], f"hpcddp-{first.name}")
-        self._notices = Notices(order.notify, self._env, tell)
+        self._notices = Notices(order.notify, self._env, emit)
         self._notices.open(first)
         self._reports = Reports(order.stall_limit_s if order.max_restarts else 0, self._env)
         self._stop_requests = Repeated(partial(stop_on_request, first.run.stop_request(job_of(first.name))), POLL_S)
@@ -180,16 +180,16 @@ class Attempts:
         end = find_end(job, env, order.walltime_s or find_walltime(job.scheduler, script), by_hand=by_hand)
         is_fixed = by_hand and end.source == BY_SCRIPT
         self._end = MovingEnd(job._replace(id="") if is_fixed else job, end, env)
-        self.follow_up = FollowUp(job, end, env, tell)
+        self.follow_up = FollowUp(job, end, env, emit)
         self._recovery: Recovery | None = None
         if order.max_restarts:
             from hpcddp.supervisor.recovery import Recovery  # most jobs start without it
 
-            self._recovery = Recovery(order, job, self._env, tell)
+            self._recovery = Recovery(order, job, self._env, emit)
 
     def run(self, left: int) -> AttemptEnd:
         if self._end.end.at is not None:
-            self._tell(f"the job ends at {self._end.end}")
+            self._emit(f"the job ends at {self._end.end}")
         self._record_end()
         if left:
             self.follow_up.queue(self.attempt, self._order.submit_options)
@@ -197,7 +197,7 @@ class Attempts:
             from hpcddp.supervisor.recovery import reach_hosts
 
             folder = self.attempt.path
-            self._env |= reach_hosts(self._order.scheduler, self._order.launcher, folder, self._env, self._tell)
+            self._env |= reach_hosts(self._order.scheduler, self._order.launcher, folder, self._env, self._emit)
         if self._order.preflight:
             ended = self._check_nodes()
             if ended.status or ended.signal:
@@ -242,7 +242,7 @@ class Attempts:
         self._reports.open(self.attempt)
         ended = self._launch(stage, env) if stage else AttemptEnd(0)
         if ended.status and not ended.signal:
-            self._tell(f"the data could not be copied to the nodes (status {ended.status}); no rank was started")
+            self._emit(f"the data could not be copied to the nodes (status {ended.status}); no rank was started")
         elif not ended.signal:
             ended = self._launch(words, env, self._watch_ranks(env))
         return ended
@@ -252,10 +252,10 @@ class Attempts:
         by_scheduler = row is not None and row.of_scheduler and job.id != ""
         ends = (lambda: is_ending(job, self._env)) if by_scheduler else None
         by_hand, settle_s = self._by_hand or not job.id, _SETTLE_S if job.id else 0.0
-        passing = Passing(self._reports, self._tell, settle_s, ends, self._warn_at, by_hand=by_hand)
+        passing = Passing(self._reports, self._emit, settle_s, ends, self._warn_at, by_hand=by_hand)
         return passing, Teardown(
             self._reports,
-            self._tell,
+            self._emit,
             acts=self._recovery is not None,
             judges=not env.get("HPCDDP_INDEPENDENT"),
         )
@@ -269,19 +269,19 @@ class Attempts:
             return ended
         # PBS signals the job's process group: the launcher hears that without hpcddp, too
         launcher = LauncherProcess(words, env, self.attempt.log, self._output, apart=self._by_hand)
-        ended = watch(launcher, self._signals, self._tell, self.follow_up.receive, self._poll, of_ranks)
+        ended = watch(launcher, self._signals, self._emit, self.follow_up.receive, self._poll, of_ranks)
         marks = {name: env[name] for name in ("HPCDDP_RUN_DIR", "HPCDDP_ATTEMPT")}
-        end_left(marks, env, self._tell, rest_s=_EXIT_S if ended.cause is None else 0.0)
+        end_left(marks, env, self._emit, rest_s=_EXIT_S if ended.cause is None else 0.0)
         launcher.finish_output()
         if ended.status and of_ranks:
             logs = os.path.dirname(self.attempt.log)
-            self._tell(f"the launcher ended with status {ended.status}; the ranks' logs are in {logs}")
+            self._emit(f"the launcher ended with status {ended.status}; the ranks' logs are in {logs}")
         return ended
 
     def _check_nodes(self) -> AttemptEnd:
         """Check the job's hosts, before ranks are started on them: those that fail are left out, or the job ends. A
         check that cannot be made says nothing about them."""
-        order, tell, recovery = self._order, self._tell, self._recovery
+        order, emit, recovery = self._order, self._emit, self._recovery
         report = os.path.join(os.path.abspath(self.attempt.path), "check.json")
         words, names = list(order.line.words), recovery.names if recovery is not None else ()
         options = ["--report", report, "--gpus-per-node", str(order.line.gpus_per_node)]
@@ -289,23 +289,23 @@ class Attempts:
             words = self._name_hosts(words, names, "hosts-check")
             options += ["--hosts", ",".join(names)]
         options += ["--line", order.preflight] if order.preflight != "true" else []
-        tell(f"the nodes are checked before the ranks are started; {report} has what was found")
+        emit(f"the nodes are checked before the ranks are started; {report} has what was found")
         program = [sys.executable, "-m", "hpcddp", "check", *options, "--", *words]
         ended = self._launch(program, self._make_environment())
         if ended.signal or not ended.status:
             return ended
         found = read_object(report) if ended.status == 1 else None
         if found is None:
-            tell(f"the check could not be made (status {ended.status}), and the ranks are started all the same")
+            emit(f"the check could not be made (status {ended.status}), and the ranks are started all the same")
             return AttemptEnd(0)
         failed = [check for check in found["checks"] if check["state"] == "failed"]
         unfit = {check["host"]: f"{check['name']}: {check['message']}" for check in reversed(failed)}  # "": the launch
         if recovery is not None and unfit and "" not in unfit and recovery.start_without(unfit):
-            tell(f"the ranks are started on {', '.join(recovery.chosen)}")
+            emit(f"the ranks are started on {', '.join(recovery.chosen)}")
             return AttemptEnd(0)
         host = failed[0]["host"]
         text = f"{host or 'the launch'} is unfit, {unfit[host]}"
-        tell(f"no rank was started: {text}")
+        emit(f"no rank was started: {text}")
         return AttemptEnd(1, cause=Event(UNFIT, NO_RANK, host, text=text))
 
     def _begin_next(self, ended: AttemptEnd) -> AttemptEnd | None:
@@ -335,7 +335,7 @@ class Attempts:
                 return None
             except HpcddpError as error:
                 why_not = str(error)
-        self._tell(f"the ranks are not started again: {why_not}")
+        self._emit(f"the ranks are not started again: {why_not}")
         return ended
 
     def _name_hosts(self, words: list[str], hosts: Sequence[str], file: str) -> list[str]:
@@ -358,7 +358,7 @@ class Attempts:
         for number in self._signals.read():
             self.follow_up.receive(number)
             ended = AttemptEnd(128 + number, name_signal(number))
-            self._tell(f"{ended.signal} came {when}")
+            self._emit(f"{ended.signal} came {when}")
         return ended
 
     def _poll(self) -> None:
@@ -368,7 +368,7 @@ class Attempts:
             self._notices.stall(self.attempt, self._reports.stalls.pop(0))
         self._stack_requests.poll()
         if self._end.poll() and self._end.end.at is not None:
-            self._tell(f"the job ends at {self._end.end} now")
+            self._emit(f"the job ends at {self._end.end} now")
             self._reports.send_end(self._end.end.at)
             ask_in_thread(self._record_end)  # a file system may hang
 

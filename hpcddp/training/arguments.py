@@ -58,7 +58,7 @@ def read_timeout(value: Any, call: str) -> float | None:
     return float(value)
 
 
-def read_number(value: Any, call: str) -> float:
+def read_value(value: Any, call: str) -> float:
     """A number, or a tensor or array of one element."""
     try:
         return float(value)

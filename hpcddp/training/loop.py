@@ -352,7 +352,7 @@ class TrainingLoop:
             self._end_gradients()
         if factor is not None:
             self._record.add_loss(loss.detach(), factor, part.micro.slice or 0)
-        self._trial.backward(loss.detach(), float(factor or 0.0) / self._gradients.averaged_over)
+        self._trial.backward(loss.detach(), factor, self._gradients.averaged_over)
 
     def _begin_gradients(self) -> None:
         for one in self.optimizers:

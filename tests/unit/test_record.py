@@ -66,7 +66,7 @@ def test_a_record_cannot_be_changed_and_can_be_copied_and_sent(kind):
             setattr(one, name, 5)
     assert type(copy.deepcopy(one)) is type(pickle.loads(pickle.dumps(one))) is kind
     assert copy.deepcopy(one) == pickle.loads(pickle.dumps(one)) == one
-    assert not isinstance(kind.first, property), "what --explain takes for a derived value"
+    assert not isinstance(kind.first, property), "a field, which no code computes"
     match one:
         case kind(first, second, third):
             assert (first, second, third) == (1, "b", (2, 3))

@@ -114,6 +114,13 @@ def test_slow_is_below_half_of_the_median_and_between_cpus_far_below_it(
     assert (("x", "y") in find_slow(found, on_gpu=on_gpu)) == is_slow
 
 
+def test_a_host_whose_exchange_does_not_end_has_no_speed(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers = iter([{"a": {"address": "a", "port": 1}}, {"b": {"gbps": 1.0, "ms": 1.0}}])
+    monkeypatch.setattr(Checker, "_ask", lambda *_: next(answers))
+    (said,) = Checker(CheckRequest(()), {})._run_groups([("a", "b")], False, 8.0, is_sum=False)
+    assert said == {"host": "a", "error": "no answer in 8 s"}
+
+
 PLAY = """
 import json, select, socket, sys, time
 from hpcddp.checks.node import CheckedNode, Process

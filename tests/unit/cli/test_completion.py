@@ -70,7 +70,7 @@ def test_a_shell_completes_verbs_options_and_values(script, line, offered, not_o
 
 @pytest.mark.parametrize(
     ("typed", "becomes"),
-    [("hpcddp ren", "render"), ("hpcddp render --expl", "--explain"), ("hpcddp lint tra", "train.py")],
+    [("hpcddp render --no-ch", "--no-check"), ("hpcddp lint tra", "train.py")],
 )
 def test_the_tab_key_completes_in_a_terminal(script, typed, becomes):
     """An interactive shell on a pseudo-terminal, whose user types a line, a tab and `#`, and reads the line."""

@@ -154,9 +154,6 @@ def test_a_job_without_a_run_is_diagnosed_by_its_scheduler_also_when_that_has_to
     assert main(["diagnose", "41", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["cause"]["class"] == "host-memory"
     assert main(["diagnose", "nobody"]) == 2
-    capsys.readouterr()
-    assert main(["diagnose", "slurm-41.out"]) == 2
-    assert capsys.readouterr().err.startswith("hpcddp: there is no file slurm-41.out\nhint: ls .")
 
 
 def test_a_job_that_nobody_knows_is_said(tmp_path, monkeypatch, capsys):

@@ -32,7 +32,7 @@ from .captured import load, resolve
         (8, 0, 4, 2, (0, 1)),
         (8, 3, 4, 2, (6, 7)),
         (2, None, None, 2, (0, 1)),
-        (2, 0, 4, 1, "4 ranks on this node are to have one device each, and see 2"),  # and no remainder
+        (3, 0, 4, 1, "4 ranks on this node are to have one device each, and see 3"),  # and no remainder
         (2, None, None, 1, "does not say which rank of its node"),
         (4, 0, 4, 2, "4 ranks on this node are to have 2 devices each, and see 4"),
         (1, 0, 4, 2, "this rank sees 1 device, and it is to have 2"),

@@ -122,7 +122,7 @@ def test_an_interface_is_set_where_neither_a_user_nor_a_site_has_set_one(
     [
         *[("GLOO_SOCKET_IFNAME", value, False) for value in ("^lo", "eth", "eth0,nope", "nope")],
         *[("NCCL_SOCKET_IFNAME", value, True) for value in ("eth", "=eth0", "hsn,eth", "^lo", "^=eth0")],
-        *[("NCCL_SOCKET_IFNAME", value, False) for value in ("=eth", "hsn", "^eth,lo")],
+        *[("NCCL_SOCKET_IFNAME", value, False) for value in ("=eth", "hsn", "^eth,lo", "^=lo,eth0,eth1")],
     ],
 )
 def test_a_name_that_leaves_no_interface_is_refused(

@@ -318,7 +318,7 @@ def test_a_program_that_writes_no_state_is_not_continued(pbs):
     ("site", "asked", "words"),
     [
         ("generic-pbs", {"chain": "1"}, "chain 1 is no chain"),
-        ("generic-pbs", {"chain": "0"}, "is below 1"),
+        ("generic-pbs", {"chain": "0"}, "is not a whole number of 1 or more"),
         ("generic-pbs", {"chain": "5", "array": "1-3"}, "beside array"),
         ("generic-slurm", {"chain": "5", "hold": "true"}, "beside hold"),
         ("generic-slurm", {"chain": "5", "requeue": "true"}, "beside requeue"),

@@ -15,7 +15,6 @@ ELSEWHERE = "/nonexistent/g"  # a file system of the compute nodes
 FILES = {
     "train.py": "import torch\n",
     "noexec.sh": "#!/bin/sh\n",
-    "plain": "echo\n",
     "tool": "#!/bin/sh\n",
     "bin/python": "#!/bin/sh\n",
     "bin/accelerate": "#!/usr/bin/python\n",
@@ -92,11 +91,7 @@ def test_what_the_compute_nodes_may_have_is_told(asked, words):
     ("command", "words"),
     [
         (["train.py"], "starts with train.py, which is no program on PATH\nhint: -- python train.py$"),
-        (["run.sh"], "no program on PATH\nhint: -- bash run.sh$"),
-        (["./noexec.sh"], "./noexec.sh is not executable\nhint: chmod \\+x ./noexec.sh, or -- bash ./noexec.sh$"),
-        (["./plain"], "./plain has no #! line, so the system cannot start it"),
-        (["./train.py"], "./train.py is not executable\nhint: chmod .*, or -- python ./train.py$"),
-        (["tool"], "tool is in .*, but not on PATH\nhint: -- ./tool$"),
+        (["./noexec.sh"], "./noexec.sh is not executable\nhint: chmod \\+x ./noexec.sh$"),
         (["bash train.sh"], "one word, 'bash train.sh': its blanks are quoted\nhint: -- bash train.sh$"),
     ],
 )
@@ -112,7 +107,7 @@ def test_a_program_that_cannot_be_started_is_refused(command, words):
         (["bash", "-c", "true"], []),
         (["accelerate"], []),
         ([f"{ELSEWHERE}/tool"], [f"the command's script {ELSEWHERE}/tool is not on this machine"]),
-        (["accelerat", "x"], ["accelerat is not on this machine's PATH (did you mean 'accelerate'?)"]),
+        (["accelerat", "x"], ["accelerat is not on this machine's PATH"]),
     ],
 )
 def test_a_program_that_can_be_started_is_not_talked_about_and_one_that_the_nodes_may_have_is(command, told):

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import re
-from functools import partial
 
 import pytest
 
 from hpcddp.errors import RequestError, SiteError
-from hpcddp.script.fields import read_command, read_directives, read_modules, read_name_list, read_variables, read_words
+from hpcddp.script.fields import read_command, read_directives, read_name_list, read_variables, read_words
 from hpcddp.script.site_file import (
     QUEUE,
     SITE,
@@ -40,12 +39,11 @@ def test_plain_values_are_the_text_that_stands_in_the_file():
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("nodes: 1\nnodes: 2\n", "line 2: 'nodes' stands twice\nhint: remove one of the two"),
+        ("nodes: 1\nnodes: 2\n", "line 2 is not YAML: 'nodes' stands twice"),
         ("nodes: [1\n", "line 2 is not YAML"),
         ("- a\n", "holds a list"),
         ("just text", "holds plain text"),
-        ("env:\n\tA: 1\n", "line 2 is indented with a tab\nhint: indent with blanks"),
-        ("a: 1\n\tb: 2\n", "line 2 is indented with a tab"),
+        ("env:\n\tA: 1\n", "line 2 is not YAML.*\nhint: .*indented with blanks"),
         ("? [a]\n: b\n", "a key is not plain text"),
     ],
 )
@@ -64,23 +62,12 @@ def test_levels_without_end_are_refused_and_end_no_process(depth, begin, end):
 @pytest.mark.parametrize(
     ("key", "value", "words"),
     [
-        ("gpu", "3", r"unknown key 'gpu'.*did you mean 'gpus_per_node'"),
-        ("nodes", "0", "'0' is below 1\nhint: nodes: 4$"),
-        ("nodes", "-3", "is below 1"),
-        ("gpus_per_node", "-3", "is below 0"),
-        ("nodes", "99999999999999999999", "is too large"),
-        ("mem_gb", "x", "not a whole number of 1 or more\nhint: mem_gb: 512$"),
-        ("nodes", "1.5", "not a whole number"),
+        ("nodes", "0", "'0' is not a whole number of 1 or more\nhint: nodes: 4$"),
+        ("gpus_per_node", "-3", "not a whole number of 0 or more"),
         ("nodes", ["1"], "is a list"),
-        ("walltime", "90", "has no unit"),
-        ("walltime", "10:00", "either minutes:seconds or hours:minutes\nhint: walltime: 10m, or walltime: 10h$"),
-        ("walltime", "00:3:00:00", "not a duration"),
-        ("signal", "120", "has no unit.*\nhint: signal: 120m, or signal: 120s$"),
-        ("signal", "0:0:0", "no time at all\nhint: signal: 0:02:00$"),
-        ("modules", "cuda,openmpi", r"comma in 'cuda,openmpi': blanks.*\nhint: modules: \[cuda, openmpi\]$"),
-        ("modules", "load gcc", "'load', which is no module's name\nhint: leave out load$"),
-        ("modules", "gcc swap a", "'swap' without what it needs: 'gcc swap a'\nhint: swap NAME NAME$"),
-        ("exclusive", "yes", "'yes' is not known\nhint: exclusive: true$"),
+        ("walltime", "90", "not a duration with one meaning"),
+        ("signal", "0:0:0", "no time at all"),
+        ("exclusive", "yes", "'yes' is not known"),
         ("launcher", "mpirun", "'mpirun' is not known\nhint: launcher: openmpi"),
         ("launcher", "opnmpi", "did you mean 'openmpi'"),
         ("env", "A=1", "not a mapping"),
@@ -104,27 +91,25 @@ def test_a_job_files_values_are_checked_and_their_source_named(key, value, words
 
 
 def test_each_unknown_key_is_named_with_the_nearest_one():
-    asked = {"nodez": ("1", "nodez in job.yaml"), "wall": ("1h", "--set wall"), "zebra": ("x", "zebra in job.yaml")}
+    asked = {
+        "nodez": ("1", "nodez in job.yaml"),
+        "walltme": ("1h", "--set walltme"),
+        "zebra": ("x", "zebra in job.yaml"),
+    }
     with pytest.raises(RequestError) as error:
         read_spec(asked)
     assert error.value.message == (
         "unknown keys 'nodez' (nodez in job.yaml) (did you mean 'nodes'?),"
-        " 'wall' (--set wall) (did you mean 'walltime'?), 'zebra' (zebra in job.yaml)"
+        " 'walltme' (--set walltme) (did you mean 'walltime'?), 'zebra' (zebra in job.yaml)"
     )
     assert error.value.hint == "known keys: docs/job-file.md"
 
 
-@pytest.mark.parametrize("word", ["|", "&&", ">", "2>&1", "data;"])
-def test_an_operator_of_the_shells_in_a_commands_text_stands_in_quotes(word):
-    with pytest.raises(RequestError, match=rf"has '{re.escape(word)}', and no shell .*\nhint: command: bash -c"):
-        read_spec({"command": (f"python train.py 'a b' {word} more", "command in job.yaml")})
-    assert read_spec({"command": (["python", word], "the command after --")}).command == ("python", word)
-
-
-@pytest.mark.parametrize("text", ["export A=1\npython train.py\n", "python a.py\n\npython b.py", "python 'a\nb'\n--x"])
-def test_a_commands_text_of_several_lines_is_refused(text):
-    with pytest.raises(RequestError, match=r"command.* has \d lines, and no shell .*\nhint: .*command.*bash -c '…'"):
-        read_spec({"command": (text, "command in job.yaml")})
+@pytest.mark.parametrize("more", ["| tee", "&& x", "> x", "2>&1", "data; x", "\nexport A=1"])
+def test_an_operator_of_the_shells_in_a_commands_text_stands_in_quotes(more):
+    with pytest.raises(RequestError, match=r"and no shell reads it\nhint: command: bash -c '…'"):
+        read_spec({"command": (f"python train.py 'a b' {more}", "command in job.yaml")})
+    assert read_spec({"command": (["python", *more.split()], "the command after --")}).command[0] == "python"
 
 
 @pytest.mark.parametrize(
@@ -133,17 +118,13 @@ def test_a_commands_text_of_several_lines_is_refused(text):
         ("python train.py --note 'a b'", ["python", "train.py", "--note", "a b"]),
         ("python a|b c&d=1 x>5 '|' \"a > b\" \\>", ["python", "a|b", "c&d=1", "x>5", "|", "a > b", ">"]),
         (
-            "python train.py \\\n    --lr 0.1 \\\n --note 'it is\n\\\nso' \"a\\\nb\" \\\\\n",
-            ["python", "train.py", "--lr", "0.1", "--note", "it is\n\\\nso", "ab", "\\"],
+            "python train.py \\\n    --lr 0.1 \\\n --note 'it is\nso'\n",
+            ["python", "train.py", "--lr", "0.1", "--note", "it is\nso"],
         ),
-        ("# it's the long run\npython train.py --lr 0.1\n", ["python", "train.py", "--lr", "0.1"]),
-        ("python t.py 0.1 # was 0.2, it's too much\n# --epochs 9\n", ["python", "t.py", "0.1"]),
-        ("python t.py \\\n  # --wd '3 \\\n  --lr 0.1 \\\n  #--epochs 9", ["python", "t.py", "--lr", "0.1"]),
-        ("bash -c 'a # b\n# c\nd' a#b \\# \"# e\"", ["bash", "-c", "a # b\n# c\nd", "a#b", "#", "# e"]),
-        ("# the long run python train.py", []),
+        ("bash -c 'a # b\n# c\nd' a#b", ["bash", "-c", "a # b\n# c\nd", "a#b"]),
     ],
 )
-def test_a_commands_text_is_split_like_a_shell_line_without_its_comments(text, words):
+def test_a_commands_text_is_split_like_a_shell_line(text, words):
     assert read_spec({"command": (text, "command in job.yaml")}).command == tuple(words)
 
 
@@ -156,7 +137,7 @@ def test_no_words_at_all_can_be_asked_for():
 @pytest.mark.parametrize("key", KEYS)
 def test_an_empty_value_empties_a_list_or_variables_and_is_refused_for_every_other_key(key, where):
     where = where.replace("KEY", key)
-    if KEYS[key] in {read_words, read_name_list, read_command, read_directives, read_modules, read_variables}:
+    if KEYS[key] in {read_words, read_name_list, read_command, read_directives, read_variables}:
         assert not getattr(read_spec({key: ("", where)}), key)
         return
     with pytest.raises(RequestError) as error:
@@ -201,7 +182,6 @@ standing: practice
 verified: 2026-01-01
 launcher: {name: srun}
 """
-PBS = GOOD.replace("slurm", "pbs").replace("srun", "openmpi")
 
 
 @pytest.mark.parametrize(
@@ -213,11 +193,10 @@ PBS = GOOD.replace("slurm", "pbs").replace("srun", "openmpi")
         (GOOD + "account: {pattern: '('}\n", "pattern in account in .* is no regular expression"),
         (GOOD + "gpu_order: [0, 0]\n", "gpu_order in .* is 0 0, not each of a node's GPUs once"),
         (GOOD + "rendezvous: {suffix: 'a b'}\n", "'a b' is not one plain word"),
-        (PBS + "chunk: [ncpus=4, ncpus]\n", "has ncpus twice: ncpus=4 ncpus"),
         (GOOD + "queues: {a: {gpu: 1, gpuz: 4}}\n", "unknown key 'gpuz' in a in queues"),
         (GOOD + "queues: {a: {limits: [{nodes: 9-1}]}}\n", "ends before it begins"),
         (GOOD + "queues: {a: {limits: [{}]}}\n", "not a list of rules"),
-        (GOOD + "queues: {a: {like: b}}\n", "a in queues in .* is like 'b', which is not there"),
+        (GOOD + "queues: {a: {like: b}}\n", "queue a in .* is like 'b', which is not there"),
         (GOOD + "vars: {nodes: {required: true}}\n", "'nodes' in vars is a key of every job file"),
         (GOOD + "queue: b\nqueues: {a: {}}\n", "default queue 'b' is none of its queues"),
         (GOOD + "account: {required: yes}\n", "'yes' is not known"),
@@ -284,32 +263,12 @@ def test_what_the_user_said_is_taken_in_order(tmp_path):
     assert chosen_site(None, None, "", {"XDG_CONFIG_HOME": f"{tmp_path}/none"}) is None
 
 
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        ("stie: abci3\n", r"unknown key 'stie' in .* \(did you mean 'site'\?\)\nhint: its only key is site: NAME"),
-        ("site: abci3\nnodes: 4\n", "unknown key 'nodes' in"),
-        ("site:\n", "site in .* has no value"),
-        ("site: [abci3]\n", "site in .* has no value"),
-    ],
-)
-def test_a_config_file_that_does_not_choose_a_site_is_refused_and_not_ignored(text, words, tmp_path):
+@pytest.mark.parametrize("text", ["stie: abci3\n", "site:\n", "site: [abci3]\n"])
+def test_a_config_file_that_does_not_choose_a_site_is_refused_and_not_ignored(text, tmp_path):
     (tmp_path / "hpcddp").mkdir()
     (tmp_path / "hpcddp/config.yaml").write_text(text)
-    with pytest.raises(SiteError, match=words):
+    with pytest.raises(SiteError, match="chooses no site\nhint: site: NAME"):
         chosen_site(None, None, "", {"XDG_CONFIG_HOME": str(tmp_path)})
-
-
-@pytest.mark.parametrize("loop", ["hpcddp", "hpcddp/config.yaml", "hpcddp/sites"])
-def test_an_own_folder_that_cannot_be_read_is_refused_and_not_ignored(loop, tmp_path):
-    """A link to itself: root may read a folder without permissions."""
-    (tmp_path / loop).parent.mkdir(exist_ok=True)
-    (tmp_path / loop).symlink_to(tmp_path / loop)
-    env = {"XDG_CONFIG_HOME": str(tmp_path)}
-    look = site_files if loop.endswith("sites") else partial(chosen_site, None, None, "")
-    with pytest.raises(SiteError, match=r"cannot be read: .*\nhint: check the folders above it: namei -l /"):
-        look(env)
-    assert chosen_site("abci3", None, "", env)
 
 
 def test_a_site_is_found_by_the_whole_of_the_hosts_name():

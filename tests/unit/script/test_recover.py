@@ -76,14 +76,6 @@ def test_a_least_number_of_nodes_on_which_it_does_not_work_out_is_refused():
         plan("generic-slurm", nodes="4", max_restarts="1", min_nodes="3", parallel="data=-1,shard=4")
 
 
-def test_what_is_asked_for_is_told():
-    asked = plan("generic-slurm", nodes="4", max_restarts="3", spares="1", global_batch="64")
-    assert "started again up to 3 times, on 2 or 3 or 4 nodes, and 1 spare node" in asked.remarks
-    assert "on 2 nodes a rank takes 16 samples at once: max_micro_batch bounds it" in asked.remarks
-    bounded = plan("generic-slurm", nodes="4", max_restarts="1", global_batch="64", max_micro_batch="8")
-    assert not any("max_micro_batch" in remark for remark in bounded.remarks)
-
-
 @pytest.mark.parametrize(
     ("site", "directive"),
     [("generic-slurm", "#SBATCH --nodes=5\n"), ("generic-pbs", "#PBS -l select=5:"), ("generic-torque", "nodes=5:ppn")],

@@ -68,8 +68,8 @@ def test_a_site_may_come_from_set_and_from_a_file_of_ones_own(hpcddp, tmp_path, 
 @pytest.mark.parametrize(
     ("programs", "site", "reason"),
     [
-        ({"qsub": "echo pbs_version = 23.06.06"}, "generic-pbs", "says that it is PBS"),
-        ({}, "local", "there is no qsub and there is no sbatch"),
+        ({"qsub": "echo pbs_version = 23.06.06"}, "generic-pbs", "qsub is on PATH"),
+        ({}, "local", "no scheduler's submit command is on PATH"),
     ],
 )
 def test_the_scheduler_on_path_chooses_the_site(hpcddp, programs, site, reason, tmp_path):

@@ -88,22 +88,6 @@ def test_what_a_rank_has_started_ends_where_its_agent_is_killed(
     assert wait_until(lambda: find_left(marks, os.environ) == [])
 
 
-def test_signals_to_all_processes_of_a_job_end_no_rank_that_catches_them(
-    attempt: AttemptFolder, marks: dict[str, str], reports: Reports
-):
-    with start_rank(marks, f"until [ -e {attempt.path}/go ]; do sleep 0.05; done") as rank:
-        children = Path(f"/proc/{rank.pid}/task/{rank.pid}/children")
-        assert wait_until(
-            lambda: len(children.read_text().split()) == 2 and (bool(reports.read()) or 1 in reports.ranks)
-        )
-        for child in map(int, children.read_text().split()):
-            if b"read -r done" in Path(f"/proc/{child}/cmdline").read_bytes():
-                for number in (signal.SIGUSR1, signal.SIGTERM):
-                    os.kill(child, number)
-        Path(attempt.path, "go").touch()
-        assert hear_end(reports, rank) == 0
-
-
 def test_what_does_not_end_by_itself_is_killed(marks: dict[str, str]):
     told = list[str]()
     with subprocess.Popen([sys.executable, "-c", IGNORES], env=os.environ | marks, stdout=subprocess.PIPE) as left:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import signal
 import subprocess
 import sys
 
 import pytest
 
-from hpcddp.signals import ENDING, name_signal
 from hpcddp.supervisor.program import ended_by
 
 
@@ -50,14 +48,3 @@ def test_a_hangup_that_is_ignored_at_the_start_stays_ignored(ignored: str):
     done = subprocess.run(words, capture_output=True, text=True, check=True)
     hangup = [] if "HUP" in ignored else ["SIGHUP"]
     assert done.stdout.split() == sorted([*hangup, "SIGINT", "SIGALRM", "SIGQUIT", "SIGRTMIN+3", "SIGUSR1"])
-
-
-def test_every_signal_that_can_end_a_job_has_its_name():
-    named = {number: name_signal(number) for number in signal.valid_signals()}
-    assert all(
-        name == named[number] for number, name in ((one.value, one.name) for one in signal.Signals) if number < 64
-    )
-    assert named[signal.SIGRTMIN + 3] == "SIGRTMIN+3"
-    stays = {"SIGCHLD", "SIGCONT", "SIGURG", "SIGWINCH", "SIGKILL", "SIGSTOP", "SIGTSTP", "SIGTTIN", "SIGTTOU"}
-    faults = {"SIGILL", "SIGTRAP", "SIGBUS", "SIGFPE", "SIGSEGV", "SIGSYS", "SIGPIPE", "SIGXFSZ"}
-    assert set(named.values()) - {named[number] for number in ENDING} == stays | faults

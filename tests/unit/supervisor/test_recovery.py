@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 import shutil
@@ -13,9 +12,7 @@ from pathlib import Path
 import pytest
 
 from hpcddp.errors import HpcddpError
-from hpcddp.runs.chain import is_unfinished, note_opened
-from hpcddp.runs.folder import AttemptFolder, RunFolder, find_holder
-from hpcddp.runs.lock import HolderEnd, read_holder_end
+from hpcddp.runs.folder import AttemptFolder, RunFolder
 from hpcddp.runs.state import RunState, read_state, replace_state
 from hpcddp.schedulers.registry import CurrentJob
 from hpcddp.supervisor.events import ERROR, GONE, KILLED, SILENT, STUCK, UNHEARD, UNKNOWN, Event
@@ -23,7 +20,6 @@ from hpcddp.supervisor.follow import EndTime
 from hpcddp.supervisor.order import Line, Order
 from hpcddp.supervisor.rank import NOWHERE
 from hpcddp.supervisor.recovery import Recovery
-from hpcddp.supervisor.start_end import record_loss
 from hpcddp.supervisor.supervise import _is_finished
 
 # Starts a command on a host of a pretended cluster: one that is in `silent` hangs.
@@ -227,32 +223,6 @@ def test_what_an_attempt_has_left_is_the_next_one_s(cluster: Cluster):
     assert (state.attempt, state.step, state.status) == (again.name, 500, "unfinished")
 
 
-@pytest.mark.parametrize("name", ["plan.json", "state.json"])
-def test_where_the_next_attempt_cannot_be_written_the_run_stays_unfinished_and_a_chain_goes_on(
-    cluster: Cluster, name: str, monkeypatch: pytest.MonkeyPatch
-):
-    cluster.reach(9)
-    replace_state(cluster.attempt.run, RunState("unfinished", 9, 0, "lost", cluster.attempt.name))
-    replace = os.replace
-
-    def replace_on_a_full_disk(old: str, new: str) -> None:
-        if os.path.basename(new) == name:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), new)
-        replace(old, new)
-
-    monkeypatch.setattr(os, "replace", replace_on_a_full_disk)
-    recovery = cluster.recovery()
-    assert cluster.goes_on(recovery, KILL)
-    with pytest.raises(HpcddpError, match="cannot be written: no space left on device"):
-        recovery.begin_again(cluster.attempt)
-    assert not any(line.startswith("start ") for line in cluster.told)
-    state = read_state(cluster.attempt.run)
-    assert is_unfinished(state, cluster.attempt.name)
-    _, holder = find_holder(cluster.attempt.run)
-    assert holder is not None
-    assert read_holder_end(holder) == HolderEnd()
-
-
 def test_a_run_that_another_job_has_taken_is_not_started_again(cluster: Cluster):
     recovery = cluster.recovery()
     shutil.rmtree(cluster.attempt.run.path)
@@ -383,15 +353,6 @@ def test_ranks_are_started_again_max_restarts_times(cluster: Cluster):
     assert cluster.why_not == "they were already, 9 times (max_restarts)"
 
 
-def open_own_run(cluster: Cluster, name: str, status: str, step: int) -> RunFolder:
-    """As the script of the job does, and trains until this checkpoint."""
-    run = RunFolder(str(cluster.folder / "runs" / name))
-    note_opened(cluster.attempt, run)
-    os.makedirs(f"{run.checkpoints}/step-{step:08d}")
-    replace_state(run, RunState(status, step, 1, "as told", cluster.attempt.name))
-    return run
-
-
 CRASH, CLEAN_UP, BUG = KILL._replace(status=11), KILL._replace(status=15), Event(ERROR, 1, "n1", status=1 << 8)
 
 
@@ -400,22 +361,6 @@ def test_what_happens_to_ranks_whose_run_has_finished_does_not_matter_but_for_a_
     silent, gone = Event(SILENT, 1, "n1"), Event(GONE, 1, "n1")
     assert [_is_finished(cluster.attempt, cause) for cause in (CRASH, CLEAN_UP, BUG)] == [True] * 3
     assert [_is_finished(cluster.attempt, cause) for cause in (KILL, silent, gone)] == [False] * 3
-
-
-def test_a_loss_after_the_job_s_run_has_finished_is_one_of_the_run_that_the_script_has_opened_since(cluster: Cluster):
-    replace_state(cluster.attempt.run, RunState("finished", 9, 1, "done", cluster.attempt.name))
-    assert _is_finished(cluster.attempt, CRASH)
-    tuned = open_own_run(cluster, "tuned", "failed", 3)
-    assert not _is_finished(cluster.attempt, CRASH)
-    record_loss(cluster.attempt, KILL)
-    state = read_state(tuned)
-    assert state is not None
-    assert (state.status, state.step, state.reason) == ("unfinished", 3, str(KILL))
-    of_job = read_state(cluster.attempt.run)
-    assert of_job is not None
-    assert (of_job.status, of_job.step) == ("finished", 9)
-    open_own_run(cluster, "tuned", "finished", 6)
-    assert not _is_finished(cluster.attempt, CRASH)  # nobody knows whether the script has come to its end
 
 
 @pytest.mark.parametrize(

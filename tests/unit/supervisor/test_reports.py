@@ -312,17 +312,6 @@ def test_a_rank_that_ended_by_a_signal_is_hidden_from_the_launcher_while_others_
         pass
 
 
-def test_a_stall_is_one_notice_also_where_the_attempt_ends_by_it(told: Told):
-    waits, works = ("train.py:9", "all_reduce", 0.0, WAITS, 0, 0.0), ("train.py:7", "", 0.0, 0, 0, 0.0)
-    for seconds in (61.0, 300.0, 601.0):
-        for rank, (line, inside, _, *more) in enumerate((waits, works)):
-            told.say(rank, wire.PlainStand(rank, 2, line, inside, seconds, *more))
-        told.pass_by(1)
-    assert [(event.kind, event.rank) for event in told.reports.events] == [(STUCK, 1)]
-    assert len(told.reports.stalls) == 1
-    assert told.reports.stalls[0].startswith("no progress for 60 s. The ranks stand at:")
-
-
 def test_a_stall_of_the_runtime_s_ranks_is_one_notice_until_they_get_on(told: Told):
     places = Position("train.py:9 (in all_reduce)", WAITS), Position("train.py:7")
     told.say(0, wire.PlainStand(0, 2, "", "", 0.0, 0, 0, 0.0))  # before it opened the runtime

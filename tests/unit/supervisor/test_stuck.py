@@ -11,6 +11,8 @@ from hpcddp.runs.hang import Stand
 from hpcddp.runs.heartbeat import Beat, Position
 from hpcddp.supervisor.rank import (
     ENDS,
+    STARTING,
+    STATES,
     PlainHang,
     PlainRank,
     Rank,
@@ -215,3 +217,8 @@ def test_of_ranks_that_all_wait_none_is_said_to_be_waited_for() -> None:
     assert describe_late(0, ranks, 1000.0) == (
         f"waits at {SUM}; others wait at train.py:12, in main: dist.barrier() (in all_reduce)"
     )
+
+
+def test_each_state_of_a_rank_can_be_come_to_and_leads_to_states_of_the_table() -> None:
+    after = {state for row in STATES.values() for state in row.next.values() if state}
+    assert after | {STARTING} == {*STATES}

@@ -165,8 +165,12 @@ def train_normalised(argument: dict[str, Any]) -> None:
                 counts = rt.samples > 0
                 own = torch.autograd.grad(loss, inner[3].weight, retain_graph=True)[0] if counts else None
                 rt.backward(loss)
-                mean = torch.cat((each.running_mean, inner[2].running_mean))
-                state = {"mean": mean, "gradient": inner[3].weight.grad, "own": own}
+                state = {
+                    "mean": torch.cat((each.running_mean, inner[2].running_mean)),
+                    "gradient": inner[3].weight.grad,
+                    "own": own,
+                }
                 torch.save(state, f"{argument['folder']}/{rt.group.rank}-{rt.steps + 1}")
                 optimizer.step()
                 model.zero_grad()
+        torch.save(torch.cat((each.running_mean, inner[2].running_mean)), f"{argument['folder']}/{rt.group.rank}-end")

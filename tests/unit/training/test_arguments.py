@@ -15,9 +15,9 @@ import hpcddp
 from hpcddp.errors import RequestError
 from hpcddp.training.arguments import (
     read_names,
-    read_number,
     read_optional,
     read_timeout,
+    read_value,
     read_whole,
 )
 
@@ -58,10 +58,10 @@ def test_an_argument_of_the_runtime_is_read_before_anything_begins(given: dict[s
         (lambda: read_whole(None, "rt.epochs({})"), "rt.epochs(None): None is not a whole number"),
         (lambda: read_whole(2.5, "rt.epochs({})"), "2.5 is not a whole number of 1 or more\nhint: rt.epochs(1)"),
         (
-            lambda: read_number("x", "rt.save_best({})"),
+            lambda: read_value("x", "rt.save_best({})"),
             "rt.save_best('x'): 'x' is not one number\nhint: rt.save_best(0.5)",
         ),
-        (lambda: read_number(torch.ones(2), "f({})"), "f(a Tensor): a Tensor is not one number"),
+        (lambda: read_value(torch.ones(2), "f({})"), "f(a Tensor): a Tensor is not one number"),
     ],
 )
 def test_an_argument_of_a_method_is_read_alike(read: Callable[[], Any], says: str) -> None:
@@ -84,7 +84,7 @@ def test_an_unknown_way_to_rank_0_is_refused() -> None:
 def test_what_can_be_meant_is_taken() -> None:
     assert [read_whole(value, "{}") for value in (8, numpy.int64(8), torch.tensor(8))] == [8] * 3
     assert (read_optional(None, "{}"), read_whole(0, "{}", least=0)) == (None, 0)
-    assert [read_number(value, "{}") for value in (1, numpy.float32(1), torch.ones(1), numpy.array(1.0))] == [1.0] * 4
+    assert [read_value(value, "{}") for value in (1, numpy.float32(1), torch.ones(1), numpy.array(1.0))] == [1.0] * 4
     assert (read_names("lr"), read_names(["lr", "seed"])) == (("lr",), ("lr", "seed"))
     assert (read_timeout(None, "{}"), read_timeout(60, "{}")) == (None, 60.0)
 

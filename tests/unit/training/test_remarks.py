@@ -22,8 +22,7 @@ def test_what_an_idle_rank_carries_along_is_in_no_gradient_and_in_no_statistics(
 ) -> None:
     """4 samples in global batches of 3 on 3 ranks: in the second step ranks 1 and 2 have none."""
     run_ranks("batch_bodies:train_normalised", 3, {"folder": str(tmp_path)}).check()
-    before, after = (torch.load(tmp_path / f"1-{step}") for step in (1, 2))
-    assert torch.equal(before["mean"], after["mean"])
+    assert torch.equal(torch.load(tmp_path / "1-1")["mean"], torch.load(tmp_path / "1-end"))
     moved_before, moved = (torch.load(tmp_path / f"0-{step}") for step in (1, 2))
     assert not torch.equal(moved_before["mean"], moved["mean"])
     gradients = [torch.load(tmp_path / f"{rank}-2")["gradient"] for rank in range(3)]

@@ -7,8 +7,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 RunRanks = Callable[..., Any]
 
 
@@ -22,18 +20,13 @@ SAID: dict[str, tuple[str, ...]] = {
     **{f"Adagrad, {split}": () for split in ("ddp", "fsdp", "tensor")},
     "average, fsdp": ("an AveragedModel with parallel fsdp: it has whole weights",),
     "wrapped average, fsdp": (),
-}
-SLOW: dict[str, tuple[str, ...]] = {
     **{f"whole squares, {split}": () for split in ("ddp", "tensor", "fsdp")},
 }
 
 
-@pytest.mark.parametrize("said", [SAID, pytest.param(SLOW, marks=pytest.mark.slow)], ids=["quick", "slow"])
-def test_what_a_split_would_get_wrong_is_refused_and_what_is_right_is_not(
-    run_ranks: RunRanks, tmp_path: Path, said: dict[str, tuple[str, ...]]
-) -> None:
-    run_ranks("split_bodies:refuse_all", 2, {"cases": [*said], "folder": str(tmp_path)}).check()
+def test_what_a_split_would_get_wrong_is_refused_and_what_is_right_is_not(run_ranks: RunRanks, tmp_path: Path) -> None:
+    run_ranks("split_bodies:refuse_all", 2, {"cases": [*SAID], "folder": str(tmp_path)}).check()
     for rank in range(2):
         told = json.loads((tmp_path / f"{rank}.json").read_text())
-        assert {case: told[case] for case, words in said.items() if not words and told[case]} == {}
-        assert {case: told[case] for case, words in said.items() if not all(one in told[case] for one in words)} == {}
+        assert {case: told[case] for case, words in SAID.items() if not words and told[case]} == {}
+        assert {case: told[case] for case, words in SAID.items() if not all(one in told[case] for one in words)} == {}

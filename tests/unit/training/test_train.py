@@ -58,7 +58,7 @@ def test_a_model_that_is_none_is_told_once_and_ends_all_ranks(run_ranks: RunRank
     ("option", "value", "told"),
     [
         *(("--lr", value, f"'{value}' is not a number above 0") for value in ("x", "nan", "0")),
-        ("--epochs", "0", "--epochs '0' is below 1"),
+        ("--epochs", "0", "--epochs '0' is not a whole number of 1 or more"),
         ("--seed", "1.5", "'1.5' is not a whole number"),
     ],
 )
