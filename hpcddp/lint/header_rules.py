@@ -212,9 +212,6 @@ def limits(script: Script) -> Iterator[Said]:
             yield Said(request.size.line, e.message, e.hint)
 
 
-# Mistakes in how much is asked for, and how the processes are laid on it.
-
-
 # Options of mpirun that say how many processes, or how many on each node.
 _COUNTS = ("-np", "--np", "-n", "--n", "-c", "-npernode", "--npernode", "-N", "-ppn", "--ppn", "-perhost", "--map-by",
            "-map-by", "-pernode", "--pernode", "-H", "-host", "--host")  # fmt: skip

@@ -248,9 +248,6 @@ def _reads_global_rank(value: ast.expr) -> bool:
     return environment and bool(_GLOBAL & set(words(value))) and not any("LOCAL" in word for word in words(value))
 
 
-# Mistakes of a training script in its data: workers, samplers, shuffling, means.
-
-
 _SAMPLER = "DistributedSampler"
 _DISK_SETS = {"ImageFolder", "DatasetFolder", "CocoDetection", "ImageNet"}
 _DISK_READS = ("imread", "decode_image", "read_image", "read_video", "decode_jpeg")
@@ -346,9 +343,6 @@ def _is_called_in_loop(script: TrainingScript, node: ast.AST) -> bool:
             return True
         functions = {script.blocks[use].function for use in uses} - {None}
     return False
-
-
-# Mistakes of a training script around its model: the wrapper, the loop, what ranks do together, checkpoints.
 
 
 _WRAPPERS = ("DistributedDataParallel", "DDP")

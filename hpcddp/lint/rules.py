@@ -78,9 +78,6 @@ PYTHON_RULES: tuple[tuple[str, bool, Callable[[TrainingScript], Iterator[Said]]]
 )
 
 
-# A file through the table of mistakes.
-
-
 _KINDS = {True: "mistake", False: "warning"}
 
 

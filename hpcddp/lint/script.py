@@ -165,9 +165,6 @@ def _plain_values(commands: tuple[Command, ...]) -> dict[str, str]:
     }
 
 
-# What a rule says, and what a rule is.
-
-
 class Said(NamedTuple):
     """A mistake: its line, what is so, and what hpcddp would write."""
 

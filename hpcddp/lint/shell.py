@@ -86,7 +86,7 @@ def find_open_document(text: str) -> OpenDocument | None:
 
 
 class _ScriptReader:
-    """A pass over the text. A class because a dozen functions would hand the same six values to each other."""
+    """A pass over the text."""
 
     def __init__(self, text: str, around: Command) -> None:
         self.text = text
@@ -129,7 +129,7 @@ class _ScriptReader:
                 self.at += 1
             elif text.startswith("((", self.at) and (end := _arithmetic_end(text, self.at)):
                 self._add(text[self.at : end])
-                self._note_names(text[self.at : end])
+                self._record_names(text[self.at : end])
                 self.at = end
             elif c == "(" and self.word and _ASSIGNMENT.fullmatch(self.word) and self.word.endswith("="):
                 self._array()
@@ -199,7 +199,7 @@ class _ScriptReader:
             around = self.around._replace(line=self._line(start), captured=True, function=self.function)
             self.found += _ScriptReader(inner, around).read()
         else:
-            self._note_names(whole)
+            self._record_names(whole)
         self._add((_MARK if len(whole) > 1 else "") + whole)
         self.at = max(end, start + 1)
 
@@ -210,7 +210,7 @@ class _ScriptReader:
         self._add(self.text[self.at + 1 : end])
         self.at = max(end, self.at + 1)
 
-    def _note_names(self, text: str) -> None:
+    def _record_names(self, text: str) -> None:
         """The words in an expansion that may be variables: arithmetic names them without a `$`."""
         names = re.findall(r"[A-Za-z_]\w*", re.sub(r"'[^']*'", "", text))
         self.expands += [name for name in names if name not in self.expands]
@@ -263,7 +263,7 @@ class _ScriptReader:
                 if found[1]:
                     self.early.append(found[2])
                 else:
-                    self._note_names(found[2])
+                    self._record_names(found[2])
             self.output = word if operator[0][0] == ">" and operator[0] != ">&" else self.output
 
     def _skip_documents(self) -> None:
@@ -280,7 +280,7 @@ class _ScriptReader:
                 self.expands = list(self.found[reader].expands)
                 body = re.sub(r"\\.", "", body, flags=re.DOTALL)
                 for found in re.finditer(r"\$(\w+|\{[^}]*\}|\(.*?\))|`.*?`", body):
-                    self._note_names(found[0])
+                    self._record_names(found[0])
                 self.found[reader] = self.found[reader]._replace(expands=tuple(self.expands))
                 self.expands = []
             self.at = closing.end() if closing else len(self.text)
@@ -298,12 +298,12 @@ class _ScriptReader:
         output, self.output = self.output, ""
         early, self.early = tuple(self.early), []
         while marked and marked[0] in _RESERVED:
-            self._note_brace(marked.pop(0))
+            self._record_brace(marked.pop(0))
         if marked[:1] == ["function"] and len(marked) > 1:
             self.function = marked[1]
             marked = marked[2:]
             while marked and marked[0] == "{":
-                self._note_brace(marked.pop(0))
+                self._record_brace(marked.pop(0))
         words = [word.replace(_MARK, "") for word in marked]
         sets: list[tuple[str, str]] = []
         declares = bool(words) and words[0] in _DECLARES
@@ -343,7 +343,7 @@ class _ScriptReader:
             around = self.found[-1]._replace(launched=launched or self.around.launched, into=())
             self.found += _ScriptReader(script, around).read()
 
-    def _note_brace(self, word: str) -> None:
+    def _record_brace(self, word: str) -> None:
         """A reserved word that opens or closes a function."""
         if word == "{":
             self.braces.append(self.function)

@@ -7,8 +7,6 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-# Expressions of Python code: their names, their literals, what is assigned to what.
-
 
 def assigned(node: ast.AST) -> Iterator[tuple[ast.expr, ast.expr]]:
     """Each target and its value; of `a, b = x` each with x."""
@@ -235,10 +233,10 @@ def read_training_script(tree: ast.Module) -> TrainingScript:
         node, block = todo.pop()
         script.nodes.append(node)
         script.blocks[node] = block
-        _note(script, node, block)
+        _record(script, node, block)
         todo += reversed(list(_children(node, block)))
-    _note_names_by_rank(script)
-    _note_reached(script)
+    _find_names_by_rank(script)
+    _find_reached(script)
     return script
 
 
@@ -274,7 +272,7 @@ def _leaves(statement: ast.stmt) -> bool:
     return isinstance(statement, _STEP_ENDS)
 
 
-def _note(script: TrainingScript, node: ast.AST, block: CodeBlock) -> None:
+def _record(script: TrainingScript, node: ast.AST, block: CodeBlock) -> None:
     if isinstance(node, ast.Call):
         script.calls.setdefault(last_word(node.func), []).append(node)
     elif isinstance(node, ast.Import):
@@ -292,7 +290,7 @@ def _note(script: TrainingScript, node: ast.AST, block: CodeBlock) -> None:
         script.targets[value] = last_word(target)
 
 
-def _note_names_by_rank(script: TrainingScript) -> None:
+def _find_names_by_rank(script: TrainingScript) -> None:
     """`save = rank == 0`, a saver that only rank 0 makes: a condition on such a name chooses ranks."""
     pairs = [(node, last_word(target), value) for node in script.nodes for target, value in assigned(node)]
     empty = {name for _, name, value in pairs if isinstance(value, ast.Constant) and not value.value}
@@ -306,7 +304,7 @@ def _note_names_by_rank(script: TrainingScript) -> None:
         script.some_ranks.clear()
 
 
-def _note_reached(script: TrainingScript) -> None:
+def _find_reached(script: TrainingScript) -> None:
     """The functions that every rank enters: used somewhere that every rank reaches, and nowhere on some ranks only."""
     functions: dict[str, list[ast.AST]] = {}
     for node in script.nodes:

@@ -37,13 +37,11 @@ CASES = {
         [
             (1, "torch.cuda.set_device(rank % torch.cuda.device_count())"),
             (2, "n = torch.cuda.device_count()\ndevice = dist.get_rank() % n"),
-            (1, "gpu = int(os.environ['SLURM_PROCID']) % args.gpus_per_node"),
         ],
         [
             "torch.cuda.set_device(local_rank % torch.cuda.device_count())",
             "if rank % torch.cuda.device_count() == 0:\n    save()",
             "print('rank %d' % torch.cuda.device_count())",
-            "share = rank % 3",
             "def main(rank):\n    torch.cuda.set_device(rank % torch.cuda.device_count())\nmp.spawn(main)",
         ],
     ),
@@ -57,16 +55,14 @@ CASES = {
             "os.environ.setdefault('MASTER_PORT', '29500')",
             "if 'MASTER_PORT' not in os.environ:\n    os.environ['MASTER_PORT'] = '29500'",
             "os.environ['MASTER_PORT'] = str(free_port())",
-            "parser.add_argument('--url', default='tcp://localhost:23456')",
             "dist.init_process_group('gloo', init_method='tcp://localhost:23456', rank=0, world_size=1)",
         ],
     ),
     "A6": Cases(
-        [(1, "model = torch.nn.DataParallel(model)"), (1, "model = nn.DataParallel(model, device_ids=[0, 1])")],
+        [(1, "model = torch.nn.DataParallel(model)")],
         [
             "model = DistributedDataParallel(model, device_ids=[0])",
             "model = DDP(model) if several else nn.DataParallel(model)",
-            "assert not isinstance(model, nn.DataParallel)",
         ],
     ),
     "A7": Cases(
@@ -92,7 +88,6 @@ CASES = {
             f"{IMAGES}DataLoader(data, batch_size=64, num_workers=8)",
             f"{IMAGES}DataLoader(data, **options)",
             f"{IMAGES}DataLoader(TensorDataset(x, y), batch_size=64)",
-            "DataLoader(data, batch_size=64)",
         ],
     ),
     "A9": Cases(
@@ -105,14 +100,12 @@ CASES = {
             "os.environ.setdefault('MASTER_ADDR', 'localhost')",
             "os.environ['MASTER_ADDR'] = first_host()",
             "if world_size == 1:\n    os.environ['MASTER_ADDR'] = 'localhost'",
-            "dist.init_process_group('nccl', init_method='env://')",
             "try:\n    a = os.environ['MASTER_ADDR']\nexcept KeyError:\n    os.environ['MASTER_ADDR'] = 'localhost'",
         ],
     ),
     "A10": Cases(
         [
             (2, "rank = dist.get_rank()\ntorch.cuda.set_device(rank)"),
-            (1, "torch.cuda.set_device(torch.distributed.get_rank())"),
             (2, "rank = dist.get_rank()\nmodel.to(f'cuda:{rank}')"),
             (2, "accelerator = Accelerator()\ntorch.cuda.set_device(accelerator.process_index)"),
             (2, "rank = int(os.environ['SLURM_PROCID'])\nmodel = DDP(net.to(rank))"),
@@ -126,10 +119,8 @@ CASES = {
         [
             "torch.cuda.set_device(accelerator.local_process_index)",
             "rank = int(os.environ['LOCAL_RANK'])\ntorch.cuda.set_device(rank)",
-            "def main(rank, world_size):\n    torch.cuda.set_device(rank)",
             "def setup():\n    rank = dist.get_rank()\n    rank = rank % 4\n    torch.cuda.set_device(rank)",
             "rank = int(os.environ['LOCAL_RANK'])\nos.environ['CUDA_VISIBLE_DEVICES'] = str(rank)\nx.cuda(rank)",
-            "rank = dist.get_rank()\nmodel.to(device)\nos.environ['RANK'] = str(rank)",
         ],
     ),
     "A11": Cases(
@@ -186,8 +177,6 @@ CASES = {
             f"{DDP}log = None\nif rank == 0:\n    log = Log()\nif log:\n    torch.save(model.state_dict(), 'c')",
             "torch.save(model.state_dict(), 'last.pt')",
             f"{DDP}def save(state):\n    torch.save(state, 'c.pt')",  # who calls it is not seen
-            f"{DDP}buffer = io.BytesIO()\ntorch.save(model.state_dict(), buffer)",
-            f"{DDP}r = dist.get_rank()\nr == 0 and torch.save(model.state_dict(), 'c.pt')",
             f"{DDP}torch.save(model.state_dict(), 'c.pt') if rank == 0 else None",
         ],
     ),
@@ -200,7 +189,6 @@ CASES = {
             "opt = torch.optim.AdamW(model.parameters())\nmodel = DistributedDataParallel(model)",
             "model = FSDP(model)\nopt = torch.optim.AdamW(model.parameters())",
             "fully_shard(model)\nopt = torch.optim.AdamW(model.parameters())",
-            "opt = torch.optim.AdamW(head.parameters())\nmodel = FSDP(model)",
             "opt = AdamW(model.parameters())\nmodel = FSDP(model, use_orig_params=True)",
         ],
     ),
@@ -216,14 +204,12 @@ CASES = {
     "A20": Cases(
         [
             (2, "if __name__ == '__main__':\n    mp.spawn(main, nprocs=torch.cuda.device_count())"),
-            (1, "torch.multiprocessing.spawn(main, nprocs=4)"),
             (1, "notebook_launcher(main, num_processes=4)"),
             (3, "def f(i):\n    dist.init_process_group('nccl')\nmp.Process(target=f, args=[0]).start()"),
             (1, "subprocess.run(['torchrun', '--nproc-per-node', '4', 'train.py'])"),
         ],
         [
             "if args.multiprocessing_distributed:\n    mp.spawn(main, nprocs=4)\nelse:\n    main(0)",
-            "engine.spawn(enemy)",
             f"def read(i):\n    pass\n{INIT}mp.Process(target=read).start()",
             "subprocess.run(['nvidia-smi'])",
             "logging.info('start me with torchrun')",
@@ -240,9 +226,7 @@ CASES = {
             f"{INIT}if rank == 0:\n    f()\n    dist.barrier()\nelse:\n    dist.barrier()",
             f"{INIT}if rank != 0:\n    dist.barrier()\nf()\nif rank == 0:\n    dist.barrier()",
             f"{INIT}if rank != -1:\n    dist.barrier()",
-            f"{INIT}if rank == 0:\n    dist.send(x, 1)",
             f"{INIT}if rank == 0:\n    dist.barrier(group=first_two)",
-            f"{INIT}if rank == 0:\n    functools.reduce(f, x)",
         ],
     ),
     "A29": Cases(

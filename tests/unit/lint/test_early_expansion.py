@@ -137,11 +137,3 @@ def test_every_launchers_variables_are_known(variable):
 )
 def test_what_is_right_on_one_node_or_in_each_rank_is_not_blamed(text):
     assert not blamed(text)
-
-
-def test_the_hint_has_the_scheduler_s_launcher_and_each_name_once():
-    pbs = "#!/bin/bash\n#PBS -N x -r n -l select=2:ncpus=4:mpiprocs=1:ompthreads=1\n"
-    text = f"{pbs}pbsdsh -- python t.py ${{X:+$PBS_TASKNUM}} $PBS_TASKNUM\n"
-    found = [f for f in lint_script("job.sh", read_script(text, None, lambda _: True)) if f.rule == "A26"]
-    assert [f.what.count("$PBS_TASKNUM") for f in found] == [1]
-    assert "mpirun bash -c" in found[0].instead
