@@ -340,15 +340,15 @@ class Checkpointer:
         self._saved_at = position["step"]
         exact = {"exact": self._provenance} if self._provenance else {}
         tail = {"tail_s": self._saves.watch.pace.tail_s}  # the next attempt judges by it whether the tail fits
-        self._note(self._writer.save(self._tracked, position, {**entries, **exact, **tail}))
+        self._record(self._writer.save(self._tracked, position, {**entries, **exact, **tail}))
         self._saves.save_returns()
 
     def poll(self, *, wait: bool) -> None:
-        """Note a checkpoint that was written beside the training. LaunchError if that failed."""
+        """Record a checkpoint that a thread has written, if any. LaunchError if that failed."""
         if self._writer is not None:
-            self._note(self._writer.poll(wait=wait))
+            self._record(self._writer.poll(wait=wait))
 
-    def _note(self, saved: WrittenCheckpoint | None) -> None:
+    def _record(self, saved: WrittenCheckpoint | None) -> None:
         if saved is not None:
             self._saved = saved
             self._saves.record_saved(saved.position["step"], saved.position["epoch"], saved.seconds)

@@ -1,6 +1,6 @@
 """The settings of a run on its ranks: what the script gives, what is recorded, what a checkpoint was trained with.
 
-Loading a checkpoint puts its own settings back; those that were accepted since are brought into the objects after it.
+Loading a checkpoint puts its settings back; those that were accepted since are applied to the objects after it.
 Settings are compared as the scripts gave them: a learning rate that a scheduler has moved since is no difference.
 """
 
@@ -179,9 +179,9 @@ def describe_settings(objects: Mapping[str, Any]) -> Settings:
     names: dict[int, str] = {}
     for name, thing in objects.items():
         if isinstance(thing, nn.Module):
-            own = name_parameters(thing)
-            names = {id(one): f"{name}.{path}" for path, one in own.items()} | names
-            listed = [f"{path} {'x'.join(map(str, one.shape))}" for path, one in own.items()]
+            parameters = name_parameters(thing)
+            names = {id(one): f"{name}.{path}" for path, one in parameters.items()} | names
+            listed = [f"{path} {'x'.join(map(str, one.shape))}" for path, one in parameters.items()]
             found[name] = {"parameters": listed}
         elif not isinstance(thing, Optimizer):
             plain = _read_plain(thing.state_dict()) if isinstance(thing, LRScheduler) else {}
@@ -228,9 +228,9 @@ class GivenSettings:
             for name, optimizer in self._optimizers.items()
             for nth, group in enumerate(optimizer.param_groups)
         }
-        self.unloaded = {name for name in objects if not self._takes_state(name)}
+        self.unloaded = {name for name in objects if not self._is_loaded(name)}
 
-    def _takes_state(self, name: str) -> bool:
+    def _is_loaded(self, name: str) -> bool:
         """Whether the object gets the checkpoint's state: not so where the checkpoint has none of its class, nor a
         schedule with other settings, which is built anew."""
         at, to = self._settings.at.get(name), self._settings.to.get(name)

@@ -12,7 +12,6 @@ import pytest
 import torch
 
 from hpcddp.training import watchdog
-from hpcddp.training.activity import at_files
 from hpcddp.training.checkpoint import files, sharded
 
 
@@ -66,11 +65,3 @@ def test_a_whole_model_is_written(tmp_path: Path, noted: list[bool]):
     alone: Any = SimpleNamespace(is_first=True, world_size=1, device=torch.device("cpu"))
     files.write_whole(torch.nn.Linear(2, 1), tmp_path / "model.pt", alone)
     assert noted == [True]
-
-
-def test_who_is_at_files_twice_is_there_until_the_last_one_ends():
-    with at_files():
-        with at_files():
-            pass
-        assert watchdog.is_at_files()
-    assert not watchdog.is_at_files()

@@ -73,25 +73,6 @@ def test_a_value_of_each_ranks_own_share_of_the_data_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("damaged", "words"),
-    [
-        ("[]", "holds no JSON object"),
-        ('{"value": NaN, "mode": "max", "step": 2}', "its value is nan"),
-    ],
-)
-def test_a_damaged_best_json_is_refused_in_two_lines(tmp_path: Path, damaged: str, words: str) -> None:
-    path = tmp_path / "run/checkpoints/best.json"
-    path.parent.mkdir(parents=True)
-    path.write_text(damaged)
-    with pytest.raises(RequestError, match=words) as refusal:
-        train(tmp_path / "run", [1.0])
-    assert refusal.value.message.startswith(str(path))
-    assert "\n" not in refusal.value.message
-    assert refusal.value.hint == f"look at it: head {path}; then restore it, or remove it"
-    assert path.read_text() == damaged
-
-
-@pytest.mark.parametrize(
     ("options", "words"),
     [({"mode": "most"}, r"rt.save_best\(value, 'most'\) cannot be"), ({"inside": True}, "inside the loop")],
 )

@@ -149,11 +149,6 @@ def test_a_checkpoint_that_cannot_be_read_for_a_moment_is_read_again(
     assert capsys.readouterr().err == ""
 
 
-def _make_manifest_a_folder(path: Path) -> None:
-    (path / "manifest.json").unlink()
-    (path / "manifest.json").mkdir()  # root may read everything, and no folder
-
-
 @pytest.mark.parametrize(
     ("is_file_away", "words"), [(True, "stale file handle"), (False, "manifest.json cannot be read: is a directory")]
 )
@@ -165,7 +160,8 @@ def test_a_checkpoint_that_cannot_be_read_is_no_damaged_one(
     if is_file_away:
         monkeypatch.setattr(files, "_hash_file", Disk(float("inf"), errno.ESTALE).hash_file)
     else:
-        _make_manifest_a_folder(paths[1])
+        (paths[1] / "manifest.json").unlink()
+        (paths[1] / "manifest.json").mkdir()  # root may read everything, and no folder
     told = f"rank 0 on here cannot read checkpoint {paths[1]}, which stays as it is: .*{words}"
     with pytest.raises(LaunchError, match=told):
         choose_newest(ALONE, tmp_path, "")

@@ -15,7 +15,6 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.swa_utils import AveragedModel
 
-from hpcddp.training.checkpoint import tracked
 from hpcddp.training.checkpoint.tracked import hash_states
 from hpcddp.training.torch_compat import destroy_process_group
 
@@ -82,13 +81,6 @@ def test_memory_formats_and_views_hash_as_what_they_hold() -> None:
     wide[:, 0] = model[0].bias.detach()
     model[0].bias = nn.Parameter(wide[:, 0])
     assert hash_states({"model": model}) == before
-
-
-def test_pieces_give_the_hash_of_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    model = small_model()
-    whole = hash_states({"model": model})
-    monkeypatch.setattr(tracked, "_PIECE", 5)
-    assert hash_states({"model": model}) == whole
 
 
 @pytest.mark.usefixtures("alone")

@@ -49,17 +49,6 @@ def test_the_weights_of_a_step_average_to_one_over_the_ranks() -> None:
             assert sum(batch.samples for batch in alike) == alike[0].total
 
 
-def test_a_sample_is_augmented_alike_on_any_rank_and_in_any_worker() -> None:
-    def drawn(world_size: int, workers: int) -> dict[int, list[float]]:
-        batches = [b for rank in range(world_size) for b in _loader(Noisy(), world_size, rank, workers)]
-        return {int(i): x.tolist() for b in batches for x, i in zip(b.x[: b.samples], b.y[: b.samples], strict=True)}
-
-    expected = drawn(1, 0)
-    assert len(expected) == 30
-    assert drawn(3, 0) == expected
-    assert drawn(2, 2) == expected
-
-
 def test_workers_that_outlive_an_epoch_draw_in_the_next_what_no_workers_draw() -> None:
     def drawn(world_size: int, workers: int) -> dict[tuple[int, int], list[float]]:
         loaders = [_loader(Noisy(), world_size, rank, workers) for rank in range(world_size)]

@@ -10,10 +10,7 @@ import torch
 from torch.utils.data import TensorDataset
 
 import hpcddp
-from hpcddp.ranks.launch import Launch
-from hpcddp.ranks.predict import predict_environment
 from hpcddp.runs.jsonfile import SchemaError
-from hpcddp.training.rendezvous.store import opened_store
 
 
 @pytest.fixture
@@ -59,12 +56,3 @@ def test_a_schema_that_is_found_later_does_not_make_the_run_a_failed_one(
     with pytest.raises(SchemaError), hpcddp.runtime(global_batch=8, run_dir=str(run)):
         raise SchemaError("manifest.json has schema 2", "use the hpcddp that wrote it")
     assert (run / "state.json").read_bytes() == before
-
-
-def test_a_run_folder_of_another_schema_is_refused_before_rank_0_writes_its_address_there(tmp_path: Path) -> None:
-    (tmp_path / "run.json").write_text(json.dumps({"schema": 2}))
-    env = predict_environment("mpich", ["node1", "node2"], [1, 1], 0) | {"PBS_JOBID": "17"}
-    launch = Launch(env | {"HPCDDP_RUN_DIR": str(tmp_path)}, "node1")
-    with pytest.raises(SchemaError, match=r"run\.json has schema 2"), opened_store(launch, "file", "opening-0", 5.0):
-        pass
-    assert [path.name for path in tmp_path.iterdir()] == ["run.json"]

@@ -294,35 +294,6 @@ def test_an_attempt_whose_run_was_taken_writes_nothing_more(tmp_path: Path, erro
     assert is_held_by(run, "other")
 
 
-def test_a_resume_that_does_not_fit_leaves_the_run_at_its_step(tmp_path: Path) -> None:
-    _lose(tmp_path / "x")
-    model, data = torch.nn.Linear(2, 3), DataLoader(TensorDataset(torch.ones(6, 2)), batch_size=2)
-    with pytest.raises(HpcddpError), hpcddp.runtime(run_dir=str(tmp_path / "x")) as rt:
-        rt.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1), data)
-    state = read_state(RunFolder(str(tmp_path / "x")))
-    assert state is not None
-    assert (state.status, state.step) == ("failed", 1)
-
-
-FAILS = """import hpcddp
-with hpcddp.runtime(global_batch=4, run_dir="own"):
-    raise ZeroDivisionError
-"""
-
-
-def test_what_is_refused_ends_a_script_in_two_lines_and_its_own_errors_keep_their_traceback(
-    tmp_path: Path, run_python: RunPython
-) -> None:
-    """Which values of the variable are wrong: test_progress.py."""
-    (tmp_path / "own.py").write_text(FAILS)
-    done = run_python(tmp_path, "own.py", HPCDDP_PROGRESS="abc")
-    told = "hpcddp: HPCDDP_PROGRESS is 'abc', which is no number of seconds above 0\nhint: HPCDDP_PROGRESS=30, or off\n"
-    assert (done.returncode, done.stderr) == (2, told)
-    done = run_python(tmp_path, "own.py")
-    assert (done.returncode, done.stderr.splitlines()[-1].endswith("ZeroDivisionError")) == (1, True)
-    assert "Traceback" in done.stderr
-
-
 FOLDS = """
 import json, os, signal, sys, torch, hpcddp
 from torch.utils.data import DataLoader, TensorDataset

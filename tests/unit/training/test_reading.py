@@ -93,21 +93,3 @@ def test_a_loader_after_the_first_is_training_data_if_it_is_shuffled(shuffle: bo
     with hpcddp.runtime() as rt:
         _, second = rt.prepare(DataLoader(DATA, 8, shuffle=True), DataLoader(DATA, 8, shuffle=shuffle))
     assert type(second) is kind
-
-
-def test_the_training_data_are_read_without_training_through_a_second_dataloader() -> None:
-    model = torch.nn.Linear(1, 1)
-    with hpcddp.runtime() as rt:
-        prepared = rt.prepare(
-            model, torch.optim.SGD(model.parameters(), lr=0.1), DataLoader(DATA, 8, shuffle=True), DataLoader(DATA, 8)
-        )
-        model, optimizer, loader, reading = prepared
-        mean = rt.sum(sum(float(x.sum()) for (x,) in reading)) / rt.sum(sum(len(x) for (x,) in reading))
-        assert mean == 11.5
-        for _ in rt.epochs(2):
-            for (x,) in loader:
-                optimizer.zero_grad()
-                rt.backward(model(x / 24 - mean / 24).square().mean())
-                optimizer.step()
-            assert sum(len(x) for (x,) in reading) == 24
-        assert rt.steps == 6

@@ -81,11 +81,3 @@ def test_a_rank_that_fails_ends_the_run_and_is_named_once(run_ranks: RunRanks, t
     state = _state(tmp_path)
     assert state["status"] == "failed"
     assert f"rank 1 on {os.uname().nodename} failed: ValueError: a broken sample" in state["reason"]
-
-
-def test_a_rank_that_is_killed_does_not_leave_the_others_hanging(run_ranks: RunRanks, tmp_path: Path) -> None:
-    outcome = _train(run_ranks, tmp_path, 3, fault={"rank": 2, "step": 2, "how": "SIGKILL"})
-    assert outcome.statuses[2] == -9
-    assert 0 not in outcome.statuses
-    assert None not in outcome.statuses, "a rank hangs"
-    assert _state(tmp_path)["status"] == "failed"

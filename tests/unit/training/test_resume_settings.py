@@ -49,13 +49,13 @@ def attempt(
     loader_first: bool = True,
     epochs: int = 4,
     shuffle: bool = True,
-    make: type[torch.optim.Optimizer] = torch.optim.SGD,
+    make: Any = torch.optim.SGD,
     **options: Any,
 ) -> Seen:
     """Train to this step and stop."""
     torch.manual_seed(0)
     model = nn.Sequential(*(nn.Linear(2, 2) for _ in range(layers)))
-    optimizer = make(model.parameters(), lr=lr, weight_decay=decay)  # type: ignore[call-arg]  # of SGD and Adam
+    optimizer = make(model.parameters(), lr=lr, weight_decay=decay)
     scheduler = schedule(optimizer) if schedule else None
     data = TensorDataset(torch.arange(2.0 * samples).view(-1, 2) / samples, torch.ones(samples, 2))
     seen = Seen()
@@ -148,17 +148,9 @@ def test_kept_settings_are_the_recorded_ones_in_each_start(tmp_path: Path) -> No
     }
     parts = [attempt(tmp_path / "run", steps=4, **kept), attempt(tmp_path / "run", steps=6, **kept)]
     assert [*parts[0], *parts[1]] == whole[2:]
-    ends = [
-        json.loads((tmp_path / name / "attempts").parent.joinpath("state.json").read_text())
-        for name in ("whole", "run")
-    ]
+    ends = [json.loads((tmp_path / name / "state.json").read_text()) for name in ("whole", "run")]
     assert ends[0]["weights_sha256"] == ends[1]["weights_sha256"]
     assert read(tmp_path / "run")["settings"]["optimizer"]["lr"] == 0.1
-
-
-def test_a_learning_rate_times_the_ranks_can_be_kept_in_the_job_file_without_a_difference_yet(tmp_path: Path) -> None:
-    attempt(tmp_path / "run", steps=2, keep="lr", lr=0.4)
-    assert attempt(tmp_path / "run", steps=3, keep="lr", lr=0.2) == [0.1]
 
 
 def test_an_accepted_value_is_not_lost_by_an_attempt_that_died_before_its_first_checkpoint(tmp_path: Path) -> None:
@@ -205,12 +197,6 @@ def test_an_accepted_schedule_is_built_anew_and_brought_to_the_runs_step(tmp_pat
     assert attempt(tmp_path / "run", steps=40, schedule=schedule(40), accept="scheduler") == whole[20:]
 
 
-def test_an_accepted_schedule_that_is_over_already_is_refused(tmp_path: Path) -> None:
-    attempt(tmp_path / "run", steps=20, schedule=SCHEDULES["one cycle"](40))
-    with pytest.raises(RequestError, match=r"scheduler was accepted, and cannot be brought to the run's step: Tried"):
-        attempt(tmp_path / "run", steps=30, schedule=SCHEDULES["one cycle"](10), accept="scheduler")
-
-
 def test_a_schedule_and_a_learning_rate_can_be_accepted_and_kept_at_once(tmp_path: Path) -> None:
     whole = attempt(tmp_path / "whole", steps=10, schedule=SCHEDULES["cosine"](40))
     attempt(tmp_path / "run", steps=5, schedule=SCHEDULES["cosine"](20))
@@ -241,6 +227,34 @@ def test_an_object_that_came_went_or_changed_its_class_is_accepted_with_its_own_
     assert attempt(tmp_path / "run", steps=4, accept="scheduler") == [0.1]
     adam: dict[str, Any] = {"make": torch.optim.Adam, "accept": "class"}
     assert len(attempt(tmp_path / "run", steps=6, **adam).optimizer.state) == 2
+
+
+def grouped(*kinds: int) -> Callable[..., torch.optim.Optimizer]:
+    """Weights (2) and biases (1) in a group each, in this order."""
+
+    def make(parameters: Any, **options: Any) -> torch.optim.Optimizer:
+        every = list(parameters)
+        return torch.optim.SGD([{"params": [p for p in every if p.dim() == kind]} for kind in kinds], **options)
+
+    return make
+
+
+SGD: Any = torch.optim.SGD
+MOVED: dict[str, tuple[Any, Any, str]] = {
+    "another order": (SGD, lambda all_of, **options: SGD([*all_of][::-1], **options), "optimizer.parameters: model.0."),
+    "groups swapped": (grouped(2, 1), grouped(1, 2), "optimizer[1].parameters: model.0.bias"),
+    "a group more": (SGD, grouped(2, 1), "optimizer[1]: none -> SGD"),
+}
+
+
+@pytest.mark.parametrize("name", MOVED)
+def test_parameters_that_would_get_the_state_of_others_are_neither_accepted_nor_kept(tmp_path: Path, name: str) -> None:
+    before, after, words = MOVED[name]
+    attempt(tmp_path / "run", steps=2, make=before)
+    with pytest.raises(RequestError) as refused:
+        attempt(tmp_path / "run", steps=4, make=after)
+    assert words in refused.value.message
+    assert refused.value.hint.startswith("keep the parameters and their order as they were; a run of its own")
 
 
 def test_an_exact_attempt_of_a_run_that_was_not_is_accepted_as_one_that_is_not_exact(

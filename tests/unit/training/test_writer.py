@@ -50,20 +50,6 @@ def test_everything_resumes_bit_by_bit_where_it_was(run_ranks: RunRanks, tmp_pat
     assert [line["loss"] for line in lines if line["kind"] == "step"] == ours["losses"], "without the scaler's scale"
 
 
-@pytest.mark.slow
-def test_averaged_weights_and_the_scaler_resume_on_another_number_of_ranks(run_ranks: RunRanks, tmp_path: Path) -> None:
-    # BatchNorm depends on the split, and so do draws in the loop: each micro batch has its own
-    everything = {**EVERYTHING, "norm": False, "draws": False}
-    run_ranks(BODY, 1, {**everything, "out": str(tmp_path / "whole")}).check()
-    for stop_at, world_size in ((2, 2), (6, 3), (None, 1)):
-        argument = {**everything, "stop_at": stop_at, "run_dir": str(tmp_path / "run"), "out": str(tmp_path / "chain")}
-        run_ranks(BODY, world_size, argument).check()
-    ours, theirs = (torch.load(tmp_path / name)["states"] for name in ("chain", "whole"))
-    assert _same(ours, theirs, 1e-12)
-    assert int(ours["ema"]["n_averaged"]) == 9
-    assert ours["scaler"] == theirs["scaler"]
-
-
 def test_a_manifest_lists_every_file_and_a_damaged_part_makes_the_one_before_it_be_taken(
     run_ranks: RunRanks, tmp_path: Path
 ) -> None:
