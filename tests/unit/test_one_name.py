@@ -15,7 +15,6 @@ PROTOCOLS = {
     "SCHEDULER": "schedulers",
     "attach": "integrations",
     "build_parser": "cli",
-    "find_hosts": "schedulers",
     "parse_job": "schedulers",
     "parse_jobs": "schedulers",
     "run": "cli",
