@@ -187,7 +187,7 @@ class Runtime:
         number of batches on every rank.
 
         `batch_size` is the global batch; a DataLoader brings its own, and `drop_last`. BatchNorm's running statistics
-        are averaged over the ranks when a loop over it starts, so each loop is a collective.
+        are averaged over the ranks when a loop over it starts. A collective, and so is each loop over it.
         """
         return self._preparation.evaluation_loader(data, batch_size)
 
