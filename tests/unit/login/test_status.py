@@ -125,14 +125,10 @@ def test_an_array_as_a_whole_is_none_of_its_jobs(here: Path, program: Program) -
     assert status("s").why == "1 running, 1 queued"
 
 
-@pytest.mark.parametrize(("end", "state"), [("2099-01-01T00:00:00", "queued"), ("2026-01-01T13:00:00", "finished")])
-def test_what_the_ranks_have_finished_is_over_and_what_a_status_says_alone_may_start_again(
-    here: Path, program: Program, end: str, state: str
-) -> None:
-    """The end that squeue shows of a job that is to start again is that of its next start."""
-    squeue(program, f"12|12|N/A|COMPLETING|2026-01-01T12:30:00|{end}|None|(null)|")
+def test_of_what_the_ranks_have_finished_nobody_is_asked(here: Path, program: Program) -> None:
+    squeue(program, "12|12|N/A|COMPLETING|2026-01-01T12:30:00|2026-01-01T13:00:00|None|(null)|")
     attempt = held(RunFolder("runs/a"), "12", status=0)
-    assert status("a").state == state
+    assert status("a").state == "finished"
     assert (here.parent / "asked").read_text() == "x\n"
     write_state(attempt, "finished", step=9, epoch=1, reason="done")
     assert status("a").state == "finished"
