@@ -118,17 +118,6 @@ def test_of_an_array_on_pbs_each_job_is_named_and_never_the_array(here: Path, pr
     assert Path(point.stop_request("48-1.pbs1")).exists()
 
 
-def test_a_job_that_nobody_would_hear_is_deleted_by_its_scheduler(
-    here: Path, program: Program, capsys: pytest.CaptureFixture[str]
-) -> None:
-    submitted(RunFolder("runs/a"), "47.pbs1", scheduler="pbs")
-    program("qstat", 'echo \'{"Jobs": {"47.pbs1": {"job_state": "R"}}}\'')
-    program("qdel", NOTE)
-    assert main(["cancel", "a"]) == 0
-    assert called(here) == ["qdel 47.pbs1"]
-    assert "was cancelled by qdel, which leaves it the scheduler's own grace" in capsys.readouterr().err
-
-
 def test_a_job_that_ended_meanwhile_is_no_error_and_a_refusal_is(
     here: Path, program: Program, capsys: pytest.CaptureFixture[str]
 ) -> None:

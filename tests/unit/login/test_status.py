@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from hpcddp.cli.main import main
-from hpcddp.login.background import process_lives
 from hpcddp.login.find_run import find_run, find_runs
 from hpcddp.login.judge import RunStatus, find_status
 from hpcddp.login.status_text import format_statuses
@@ -125,14 +124,10 @@ def test_an_array_as_a_whole_is_none_of_its_jobs(here: Path, program: Program) -
     assert status("s").why == "1 running, 1 queued"
 
 
-@pytest.mark.parametrize(("end", "state"), [("2099-01-01T00:00:00", "queued"), ("2026-01-01T13:00:00", "finished")])
-def test_what_the_ranks_have_finished_is_over_and_what_a_status_says_alone_may_start_again(
-    here: Path, program: Program, end: str, state: str
-) -> None:
-    """The end that squeue shows of a job that is to start again is that of its next start."""
-    squeue(program, f"12|12|N/A|COMPLETING|2026-01-01T12:30:00|{end}|None|(null)|")
+def test_of_what_the_ranks_have_finished_nobody_is_asked(here: Path, program: Program) -> None:
+    squeue(program, "12|12|N/A|COMPLETING|2026-01-01T12:30:00|2026-01-01T13:00:00|None|(null)|")
     attempt = held(RunFolder("runs/a"), "12", status=0)
-    assert status("a").state == state
+    assert status("a").state == "finished"
     assert (here.parent / "asked").read_text() == "x\n"
     write_state(attempt, "finished", step=9, epoch=1, reason="done")
     assert status("a").state == "finished"
@@ -269,52 +264,7 @@ def test_a_word_that_no_run_has_is_refused_with_those_that_are_there(
         assert "hint: one of: a" in said
 
 
-def test_a_run_with_a_number_that_is_none_of_a_sweeps_is_not_of_it(here: Path, program: Program) -> None:
-    sweep = RunFolder("runs/s")
-    submitted(sweep, "12", array="1-2")
-    Path(sweep.sweep).write_text(json.dumps({"schema": 1, "axes": {}, "array": "1-2"}))
-    held(RunFolder("runs/s.1"), "13", attempt="12-1.1", status=0)
-    held(RunFolder("runs/s.50"), "50", status=3)
-    squeue(program, "12|12|2|RUNNING|2026-01-01T12:00:00|N/A|None|")
-    one = status("s")
-    assert (one.why, one.size) == ("1 running, 1 finished", 2)
-    import os
-
-    found = {run.name: run.sweep for run in find_status(find_runs([]), os.environ).runs}
-    assert found == {"s": "", "s.1": "runs/s", "s.50": ""}
-
-
-def test_the_id_of_an_array_is_the_array_although_its_last_job_has_the_same(here: Path) -> None:
-    sweep = RunFolder("runs/s")
-    submitted(sweep, "12", array="1-2")
-    Path(sweep.sweep).write_text(json.dumps({"schema": 1, "axes": {}, "array": "1-2"}))
-    held(RunFolder("runs/s.2"), "12", attempt="12-2.1")
-    assert find_run("12").path == "runs/s"
-    assert find_run("12_2").path == "runs/s.2"
-
-
-def test_a_job_of_before_a_reboot_has_ended(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import os
-
-    one = submitted(RunFolder("runs/a"), "local-1", scheduler="local")
-    here_now = "boot-2 pid:[1]"
-    monkeypatch.setattr("hpcddp.login.background.find_machine", lambda: here_now)
-    for host, machine, alive in (
-        (os.uname().nodename, "boot-1 pid:[1]", False),
-        (os.uname().nodename, "boot-2 pid:[2]", None),
-        ("other", "boot-1 pid:[1]", None),
-    ):
-        assert process_lives(one._replace(host=host, machine=machine)) is alive
-
-
 WHY = "rank 3 on node7: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 20.00 GiB; checkpoint at step 400"
-
-
-def test_a_finished_run_has_no_turn_in_its_chain_left() -> None:
-    for state, said in (("finished", False), ("unfinished", True)):
-        runs = [RunStatus("a", "runs/a", state, "12", (1, 3)), RunStatus("b", "runs/b", state, "13", (1, 3))]
-        for text in (format_statuses(runs, 0, 80), format_statuses(runs[:1], 0, 80)):
-            assert ("link 1 of at most 3" in text) is said
 
 
 @pytest.mark.parametrize("width", [60, 120])

@@ -265,20 +265,6 @@ def test_resume_names_the_folder_and_takes_the_new_words(
     assert "there is no such run\nhint: hpcddp status" in capsys.readouterr().err
 
 
-def test_what_is_rendered_again_for_the_same_day_has_the_same_stamp(
-    here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def render() -> str:
-        assert main(["render", *SLURM, "--name", "a", "--fresh", *TRAIN]) == 0
-        return capsys.readouterr().out
-
-    monkeypatch.delenv("SOURCE_DATE_EPOCH")
-    assert render() != render()
-    monkeypatch.setenv("SOURCE_DATE_EPOCH", "1764125700")
-    assert render() == render()
-    assert " --fresh 20251126T025500" in render()
-
-
 def test_of_a_sweep_that_is_submitted_again_only_what_is_left_is_queued(
     here: Path, program: Program, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -350,17 +336,6 @@ def test_where_a_later_job_is_refused_the_error_says_how_many_are_queued(
     program("sbatch", "[ -e one ] && { echo 'sbatch: error: no more' >&2; exit 1; }; touch one; echo 100")
     assert submit(*sweep) == 5
     assert "1 of 2 jobs are queued, 100 to 100" in capsys.readouterr().err
-
-
-def test_a_dry_run_prints_the_script_and_does_nothing(
-    here: Path, program: Program, capsys: pytest.CaptureFixture[str]
-) -> None:
-    program("sbatch", "echo called > called; echo 1")
-    assert submit("--dry-run", *TRAIN) == 0
-    out = capsys.readouterr()
-    assert out.out.startswith("#!/bin/bash\n#SBATCH")
-    assert "sbatch --parsable would get this script" in out.err
-    assert os.listdir(here) == []
 
 
 @pytest.mark.parametrize(
@@ -435,19 +410,6 @@ def test_each_scheduler_says_the_id_in_its_own_way(
 
 def _launcher(site: str) -> str:
     return "srun" if "slurm" in site else "openmpi"
-
-
-def test_the_folder_of_an_array_has_the_values_of_its_newest_job(here: Path, program: Program) -> None:
-    program("sbatch", SBATCH)
-    program("squeue", "")
-    for axis in ("x=1-6", "y=7,8"):
-        name = axis[0]
-        assert submit("--name", "s", "--set", f"sweep.{axis}", "--", "python", "-c", "pass", f"{{{name}}}") == 0
-    about = json.loads((here / "runs/s/sweep.json").read_text())
-    assert (about["axes"], about["array"]) == ({"y": ["7", "8"]}, "1-2")
-    program("sbatch", "echo 'sbatch: error: no more' >&2; exit 1")
-    assert submit("--name", "s", "--set", "sweep.z=1-3", "--", "python", "-c", "pass", "{z}") == 5
-    assert json.loads((here / "runs/s/sweep.json").read_text()) == about
 
 
 def test_after_means_the_newest_job_of_a_run_and_all_runs_of_a_sweep(

@@ -24,11 +24,6 @@ def test_the_interpreter_its_path_and_its_options_are_no_part_of_a_command(words
     assert identify_command(words.split()) == ("python", "train.py", "--lr", "1")
 
 
-def test_a_program_is_known_by_its_name_and_nothing_is_no_command() -> None:
-    assert identify_command(["/apps/bin/solve", "-u"]) == identify_command(["solve", "-u"]) == ("solve", "-u")
-    assert identify_command([]) == ()
-
-
 @pytest.mark.parametrize(
     ("words", "name"),
     [
@@ -107,11 +102,6 @@ def test_the_index_of_an_array_is_no_decimal_of_a_value(words: str, single: str)
     array = name_command(["python", "train.py", *words.split()], indexed=True)
     assert name_command(["python", "train.py", *single.split()]) != f"{array}.1"
     assert name_command(["python", "train.py", "--amp"], indexed=True) == "train-amp+"
-
-
-@pytest.mark.parametrize("option", ["--tokenizer", "--max-tokens", "--key-dim", "--secretary", "--monkey"])
-def test_an_option_that_only_sounds_like_a_secret_is_shown(option: str) -> None:
-    assert name_command(["python", "train.py", option, "bpe"]) == f"train{option[1:]}+bpe"
 
 
 @pytest.mark.parametrize(

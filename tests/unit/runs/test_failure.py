@@ -39,12 +39,6 @@ def test_what_torch_warns_of_after_a_traceback_is_left_out() -> None:
     assert choose_lines(TRACEBACK + remark + remark[8:])[-1] == "ValueError: bad"
 
 
-def test_a_traceback_with_a_rank_before_each_line_is_one() -> None:
-    text = "".join(f"[rank1]: {line}\n" for line in TRACEBACK.splitlines())
-    assert choose_lines(text)[0] == "[rank1]: Traceback (most recent call last):"
-    assert choose_lines(text)[-1] == "[rank1]: ValueError: bad"
-
-
 def test_a_long_traceback_is_shortened_in_its_middle() -> None:
     lines = ["Traceback (most recent call last):", *(f"  frame {n}" for n in range(40)), "ValueError: bad"]
     shown = choose_lines("\n".join(lines))

@@ -214,11 +214,3 @@ def test_what_killed_writers_have_left_goes_when_the_run_is_taken(run: RunFolder
         Path(run.checkpoints, name, "state.pt").write_text("…")
     take_run(run, here("41", NO_PROCESS), ask_nobody)
     assert sorted(os.listdir(run.checkpoints)) == sorted(stays)
-
-
-def test_a_second_that_is_refused_removes_nothing(run: RunFolder, sleeper: int) -> None:
-    take_run(run, here("41", sleeper), ask_nobody)
-    Path(run.checkpoints, "step-00000006.tmp-elsewhere.7").mkdir(parents=True)
-    with pytest.raises(HeldError):
-        take_run(run, here("42"), ask_nobody)
-    assert os.listdir(run.checkpoints) == ["step-00000006.tmp-elsewhere.7"]

@@ -13,7 +13,7 @@ import pytest
 from hpcddp.cli.main import main
 from hpcddp.errors import RequestError
 from hpcddp.ranks.predict import predict_environment
-from hpcddp.runs.chain import Link, find_before, start_attempt
+from hpcddp.runs.chain import Link, find_before, find_follow_up, start_attempt, write_follow_up
 from hpcddp.runs.compare import read_run
 from hpcddp.runs.folder import RunFolder, list_attempts
 from hpcddp.runs.jsonfile import SchemaError
@@ -38,6 +38,10 @@ def test_the_next_attempt_of_a_chain_starts_where_the_last_one_stopped(chain_run
     assert find_before(attempt) == Link("42.pbs1.1", 2, 2, 3)
     decision, link = start_attempt(attempt, 3)
     assert (decision.reason, link, link.left) == ("", Link("43.pbs1.1", 3, 4, 3), 0)
+    write_follow_up(attempt, "44.pbs1")
+    again = chain_run.attempt("43.pbs1.2")  # another start of the same job is the same link
+    assert find_follow_up(again) == "44.pbs1"
+    assert start_attempt(again, 3)[1].turn == 3
 
 
 @pytest.mark.parametrize(

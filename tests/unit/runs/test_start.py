@@ -11,7 +11,7 @@ import pytest
 from hpcddp.errors import RequestError
 from hpcddp.runs.folder import RunFolder
 from hpcddp.runs.lock import HeldError, read_holds, release_run
-from hpcddp.runs.start import Outlook, RunRequest, inspect_run, make_stamp, read_about, set_run_aside, start_run
+from hpcddp.runs.start import Outlook, RunRequest, inspect_run, read_about, set_run_aside, start_run
 from hpcddp.runs.state import write_state
 
 COMMAND = ("python", "train.py")
@@ -92,11 +92,6 @@ def test_fresh_does_not_set_the_folder_aside_that_the_job_works_in(
     monkeypatch.chdir(os.path.join(folder, "src") if run_dir == ".." else folder)
     with pytest.raises(RequestError, match=r"aside, and the job works in that folder\nhint: .*--name"):
         begin(RunRequest(os.path.join(os.getcwd(), run_dir), COMMAND, fresh="1"), "local-2")
-
-
-def test_inspecting_a_run_writes_nothing(folder: str) -> None:
-    inspect_run(RunRequest(folder, COMMAND, make_stamp()))
-    assert not os.path.exists(os.path.dirname(folder))
 
 
 def test_fresh_acts_once(folder: str) -> None:
