@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class RankEnvironment(NamedTuple):
-    """This process's place among the ranks, and where rank 0 is. None: the launcher does not say."""
+    """Place of this process among the ranks, and where rank 0 is. None: the launcher does not say."""
 
     launcher: str
     rank: int
@@ -35,7 +35,7 @@ class RankEnvironment(NamedTuple):
 
 
 def env() -> RankEnvironment:
-    """This process's place, from what its launcher set. Imports no torch.
+    """Place of this process, from what its launcher set. Imports no torch.
 
     Raises LaunchError if the environment contradicts itself.
     """

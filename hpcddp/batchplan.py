@@ -28,7 +28,7 @@ def split_evenly(total: int, parts: int) -> tuple[int, ...]:
 
 
 class Piece(NamedTuple):
-    """One micro batch of one rank: `samples` of the global batch from `start` on."""
+    """A micro batch of one rank: `samples` of the global batch from `start` on."""
 
     start: int
     samples: int
@@ -44,7 +44,7 @@ class BatchPlan(NamedTuple):
     slices: int | None = None
 
     def pieces(self, rank: int, total: int | None = None) -> Iterator[Piece]:
-        """This rank's micro batches of a global batch of `total` samples (None: a whole one), in order.
+        """Micro batches of this rank in a global batch of `total` samples (None: a whole one), in order.
 
         Over all ranks they are [0, total), each sample once. Without slices every rank gets the same number of them;
         fewer than `accumulation_steps` if `total` is small. A piece has no samples where there are not enough.

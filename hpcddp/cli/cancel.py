@@ -29,6 +29,6 @@ def build_parser() -> VerbParser:
 
 
 def run(args: argparse.Namespace, env: Mapping[str, str]) -> int:
-    """What was done is said on stderr."""
+    """Print what was done on stderr."""
     print_messages(cancel_runs(find_runs(args.runs), env, now=args.now))
     return 0

@@ -126,8 +126,9 @@ def plan_check(args: argparse.Namespace, allocation: Allocation | None, env: Map
     patience = parse_count(args.patience or "1", "--patience")
     run_dir = env.get("HPCDDP_RUN_DIR", "")
     folder = run_dir if os.path.isdir(run_dir) else os.getcwd()
-    own = {name: env.get(name, "") for name in EXPORTED_ALWAYS} | {"HPCDDP_PYTHON": python, **variables}
-    return CheckRequest(tuple(words), python, tuple(hosts), gpus, folder, args.line or "", args.fast, patience, own)
+    variables = {name: env.get(name, "") for name in EXPORTED_ALWAYS} | {"HPCDDP_PYTHON": python, **variables}
+    line = args.line or ""
+    return CheckRequest(tuple(words), python, tuple(hosts), gpus, folder, line, args.fast, patience, variables)
 
 
 def _plan_launch(allocation: Allocation | None, env: Mapping[str, str]) -> tuple[list[str], dict[str, str]]:

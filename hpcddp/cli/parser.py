@@ -83,7 +83,7 @@ class VerbParser(argparse.ArgumentParser):
         return RequestError(f"{self.prog}: there is no -- before the command {command}", f"put it there: -- {command}")
 
     def _refuse_option(self, word: str, words: Sequence[str]) -> RequestError:
-        """What to type instead of an option that this verb does not have, by its meaning or else by its spelling."""
+        """The error for an option that this verb does not have, with the one that means it or is spelt like it."""
         option, _, value = word.partition("=")
         if option[:1] == "-" and option[1:2].isalpha() and option[2:].isdigit():  # -n2
             option, value = option[:2], option[2:]

@@ -1,4 +1,4 @@
-"""What the command line prints: messages on stderr, and on stdout text for people or bytes for programs."""
+"""Output of the command line: messages on stderr; on stdout text for people, or bytes for programs."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def shown_bytes(line: bytes) -> bytes:
 
 
 def refusal() -> str:
-    """What a failed render and a mistyped verb leave on a pipe."""
+    """The text that a failed render and a mistyped verb leave on a pipe."""
     return refused_lines("hpcddp-render-failed") + "echo 'hpcddp: render failed, so there is no job here' >&2\nexit 2\n"
 
 

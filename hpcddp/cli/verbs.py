@@ -34,7 +34,7 @@ def unknown_verb(argv: list[str]) -> RequestError:
 
 
 def format_verbs() -> str:
-    """What `hpcddp --help` prints."""
+    """The text that `hpcddp --help` prints."""
     width = max(map(len, VERBS))
     verbs = "\n".join(f"  {verb:{width}}  {text}" for verb, text in VERBS.items())
     return (
@@ -49,7 +49,7 @@ def format_verbs() -> str:
 
 
 def format_example(lines: str) -> str:
-    """What to type, indented."""
+    """Lines to type, indented."""
     return "example:\n" + "".join(f"  {line}\n" for line in lines.splitlines())
 
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class ContainerRuntime(Record):
-    """One container runtime.
+    """A container runtime.
 
     `line`: the command up to what runs in the container, in groups as the script's lines are. `gpu_options`: by the
     GPUs' vendor, what shows them to the container. `path_variables`: what is put before the container's own PATH.

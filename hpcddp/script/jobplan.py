@@ -49,7 +49,7 @@ class PlannedBy(Record):
 
 
 class JobPlan(Record):
-    """One decided job. Templates print these values as they stand; `remarks` are for stderr.
+    """A decided job. Templates print these values as they stand; `remarks` are for stderr.
 
     `allocated_nodes`: with spare ones. `rank_maker`: what makes the ranks of each node, if the command itself does.
     `data_size`: ranks that see different samples. `slots`: places
@@ -309,7 +309,7 @@ class JobPlan(Record):
 
     @property
     def queue_word(self) -> str:
-        """What stands where the queue's name goes, which is another word where the site has one; "" where none is
+        """The word where the queue's name goes, which is another word where the site has one; "" where none is
         printed. To PBS a reservation is a queue."""
         if self.options.reservation and find_scheduler(self.site.scheduler).directives.reservation_is_queue:
             return self.options.reservation.partition(".")[0]
@@ -451,7 +451,7 @@ def plan_record(plan: JobPlan) -> dict[str, Any]:
 
 
 class Placement(NamedTuple):
-    """One rank's place. Ranks fill a node before the next one, as every rendered launch line asks for.
+    """A rank's place. Ranks fill a node before the next one, as every rendered launch line asks for.
 
     `gpu` is the device that the rank takes if it sees all of its node's; None where the job has no GPUs. `gpus` are all
     that it takes, of which that is the first.

@@ -18,7 +18,7 @@ HOST_SUFFIX, INTERFACE = "HPCDDP_HOST_SUFFIX", "HPCDDP_INTERFACE"
 
 
 class Limit(Record):
-    """One rule: jobs of this many nodes and GPUs in all (first, last; None: any) run at most `walltime_s`, at least
+    """A rule: jobs of this many nodes and GPUs in all (first, last; None: any) run at most `walltime_s`, at least
     `least_s`, and use at most `node_hours`."""
 
     nodes: tuple[int, int] | None = None
@@ -147,7 +147,7 @@ class SiteContainer(Record):
 
 
 class Site(Record):
-    """One cluster's profile. `chunk`: what a chunk of select asks for; `size`, `queue_option` and `gpus_option`: how
+    """A cluster's profile. `chunk`: what a chunk of select asks for; `size`, `queue_option` and `gpus_option`: how
     size, queue and GPUs are written ("": the scheduler's own way); `rejects`: options that this site refuses;
     `asks_memory`: whether a job on a part of a node names its part of the memory, since it would get less;
     `overlay`: the file with the user's corrections, "" if there is none."""

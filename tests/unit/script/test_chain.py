@@ -189,13 +189,6 @@ def test_a_run_goes_on_until_it_is_finished_although_an_attempt_is_killed(schedu
     assert "attempt 3 of at most 5, from step 7" in ends[2].said
 
 
-def test_a_follow_up_is_found_behind_a_sites_banner(pbs, tmp_path):
-    (tmp_path / "banner").write_text("\n-----\n  Welcome to the Example3 Supercomputer\n--> Checking 3 things...OK\n")
-    (end,) = pbs.run("finished 9")
-    assert "job 42" in end.said
-    assert (tmp_path / "cancelled").read_text().startswith("42")
-
-
 def test_a_chain_goes_on_until_the_runs_that_its_script_has_opened_are_finished(pbs):
     ends = pbs.run("done +fold0=5", "killed +fold0=9+fold1=3", "done +fold1=9", "done +fold2=9")
     assert [end.status for end in ends] == [0, -9, 0]
@@ -203,13 +196,6 @@ def test_a_chain_goes_on_until_the_runs_that_its_script_has_opened_are_finished(
     assert "attempt 2 of at most 5, from step 5 of the runs of its script together" in ends[1].said
     assert "attempt 3 of at most 5, from step 12 of the runs of its script together" in ends[2].said
     assert "nothing is left to do: 44.pbs1 is cancelled" in ends[2].said
-
-
-def test_a_chain_goes_on_behind_a_job_that_was_killed_between_two_runs_of_its_script(pbs):
-    ends = pbs.run("killed +fold0=9", "done +fold1=9", "done +fold2=9")
-    assert [end.status for end in ends] == [-9, 0]
-    assert "attempt 2 of at most 5, from step 9 of the runs of its script together" in ends[1].said
-    assert "nothing is left to do: 43.pbs1 is cancelled" in ends[1].said
 
 
 def test_the_same_step_twice_ends_the_chain_without_a_launch(pbs):
@@ -231,15 +217,6 @@ def test_a_failed_attempt_cancels_its_follow_up_and_keeps_its_status(pbs):
     (end,) = pbs.run("failed 5", "finished 9")
     assert end.status == 1
     assert (pbs.folder / "cancelled").read_text() == "42.pbs1\n"
-
-
-def test_a_job_that_was_killed_behind_its_training_is_followed_once(pbs):
-    """Its program may have been in an evaluation."""
-    ends = pbs.run("killed-finished 9", "killed-finished 9", "finished 9")
-    assert [end.status for end in ends] == [-9, -9, 1]
-    assert "attempt 2 of at most 5, from step 9" in ends[1].said
-    assert "no step is left, and attempt 42.pbs1.1 did not end well after that" in ends[2].said
-    assert pbs.state["status"] == "finished"
 
 
 @pytest.mark.parametrize(
@@ -271,16 +248,6 @@ def test_no_more_attempts_than_asked_for_run(pbs):
     ends = pbs.run("unfinished 5", "unfinished 7", "unfinished 9", chain="2")
     assert [end.status for end in ends] == [0, 85]
     assert "unfinished: step 7" in ends[1].said
-
-
-def test_a_chain_that_a_rank_of_launch_has_submitted_is_one_chain(pbs):
-    """The rank's environment says that its own job is one of several starts in an allocation; the chain is not."""
-    pbs.env = {"HPCDDP_LAUNCH": "17"}
-    ends = pbs.run("unfinished 5", "finished 9", fresh="true")
-    assert [end.status for end in ends] == [0, 0]
-    assert "attempt 2 of at most 5, from step 5" in ends[1].said
-    assert pbs.state["status"] == "finished"
-    assert "HPCDDP_LAUNCH" not in (pbs.folder / "variables").read_text()
 
 
 def test_a_server_that_takes_no_follow_up_is_told_with_the_command_and_the_training_runs(pbs):

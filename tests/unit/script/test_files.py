@@ -128,11 +128,6 @@ def test_a_commands_text_is_split_like_a_shell_line(text, words):
     assert read_spec({"command": (text, "command in job.yaml")}).command == tuple(words)
 
 
-def test_no_words_at_all_can_be_asked_for():
-    assert read_spec({"modules": ("[]", "--set modules")}).modules == ()
-    assert read_spec({"modules": ([], "modules in job.yaml")}).modules == ()
-
-
 @pytest.mark.parametrize("where", ["KEY in job.yaml", "--set KEY"])
 @pytest.mark.parametrize("key", KEYS)
 def test_an_empty_value_empties_a_list_or_variables_and_is_refused_for_every_other_key(key, where):
@@ -209,11 +204,6 @@ def test_a_wrong_site_file_is_refused(text, words, tmp_path):
     path.write_text(text)
     with pytest.raises(SiteError, match=words):
         load_site("my", str(path))
-
-
-def test_a_mark_of_the_byte_order_before_the_text_is_no_part_of_it(tmp_path):
-    (tmp_path / "job.yaml").write_bytes(b"\xef\xbb\xbfnodes: 2\n")
-    assert load_yaml(str(tmp_path / "job.yaml")) == ({"nodes": "2"}, "nodes: 2\n")
 
 
 def test_an_own_site_is_found_by_name_and_by_path_and_wins_over_a_shipped_one(tmp_path):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import re
 
 import pytest
@@ -95,26 +94,3 @@ def test_queue_and_account_are_one_plain_word_or_refused(key, text):
 def test_a_raw_directive_is_one_option_that_the_script_does_not_print_itself(directive):
     with pytest.raises(RequestError):
         plan("generic-pbs", directives=[directive])
-
-
-def test_the_local_site_takes_no_directives():
-    with pytest.raises(RequestError, match="no scheduler"):
-        plan("local", directives=["-W umask=022"])
-
-
-@pytest.mark.skipif(not settings.default.derandomize, reason="drawn at random")
-def test_the_same_examples_are_drawn_whatever_modules_are_loaded(tmp_path, monkeypatch):
-    drawn: list[list[str]] = [[], []]
-
-    @settings(max_examples=200)
-    @given(text=carried)
-    def draw(text):
-        drawn[-1].append(text)
-
-    draw()
-    drawn.reverse()
-    (tmp_path / "constants_of_its_own.py").write_text(f"WORDS = {[f'word{number}' for number in range(500)]}")
-    monkeypatch.syspath_prepend(tmp_path)
-    importlib.import_module("constants_of_its_own")
-    draw()
-    assert drawn[0] == drawn[1]

@@ -44,10 +44,6 @@ def test_a_new_site_is_written_where_it_is_found_and_never_over_another(run, tmp
     assert (again.returncode, "is there already" in again.stderr) == (2, True)
 
 
-def test_a_name_that_is_no_file_name_is_refused(run, tmp_path):
-    assert run(["hpcddp", "sites", "new", "../x"], env={"HOME": str(tmp_path)}).returncode == 2
-
-
 GPU_TYPE = """\
 # https://docs.example.org/
 schema: 1

@@ -89,14 +89,6 @@ def test_the_nearest_number_of_nodes_is_one_that_a_rule_about_gpus_takes():
         assert error.value.hint == f"nearest: {hint}", nodes
 
 
-def test_node_hours_bound_the_walltime_of_large_jobs():
-    rule = Limit((1, 4), None, 2)
-    site = Site("s", "s.yaml", "", "", "slurm", "documented", "2026-01-01", queues={"debug": Queue(limits=(rule,))})
-    check_limits(site, "debug", 4, 1800)
-    with pytest.raises(RequestError, match="at most 2 node-hours: 4 nodes run at most 00:30:00"):
-        check_limits(site, "debug", 4, 1801)
-
-
 @pytest.mark.parametrize(
     ("name", "nearest"),
     [
@@ -132,13 +124,6 @@ def test_two_sweeps_of_one_command_have_two_names_and_a_single_point_is_called_a
     assert re.fullmatch("t-lr\\+lr-lr-1-2-[0-9a-f]{10}", name(lr=["1", "2"]))
     assert len({name(lr=["1", "2"]), name(lr=["2", "1"]), name(lr=["1", "2", "3"])}) == 3
     assert name(lr=["1"]) == "t-lr1"
-
-
-@pytest.mark.parametrize("size", ["1", "9408"])
-def test_no_line_grows_with_the_number_of_nodes(size):
-    text = script("generic-slurm", nodes=size)
-    assert len(text) < 4000
-    assert f"--nodes={size}\n" in text
 
 
 @pytest.mark.parametrize(

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import re
 import sys
 import time
-from pathlib import Path
 
 import pytest
 
-import hpcddp
 from hpcddp.errors import RequestError, SiteError
-from hpcddp.script.container import CONTAINER_RUNTIMES
 
 from .conftest import StubbedNode, plan, script
 
@@ -95,13 +91,6 @@ def test_the_python_of_the_modules_is_found_when_the_job_runs(node: StubbedNode)
     assert node.environment["HPCDDP_PYTHON"] == f"{node.folder}/bin/python3"
 
 
-def test_a_relative_environment_hangs_from_the_folder_of_the_job(node: StubbedNode):
-    (node.folder / "proj/.venv/bin").mkdir(parents=True)
-    (node.folder / "proj/.venv/bin/python").symlink_to(node.folder / "env/python")
-    assert node.run(script("generic-slurm", venv="proj/.venv")).returncode == 0
-    assert node.environment["HPCDDP_PYTHON"] == f"{node.folder}/proj/.venv/bin/python"
-
-
 @pytest.mark.parametrize(("site", "launcher"), [("local", None), ("generic-pbs", "torchrun"), ("generic-slurm", None)])
 def test_files_are_on_the_nodes_own_disk_before_the_ranks_start(site, launcher, node: StubbedNode):
     skip = '#!/bin/bash\nwhile [ "$1" != bash ] && [ "$1" != "$HPCDDP_PYTHON" ]; do shift; done\nexec "$@"\n'
@@ -123,12 +112,6 @@ def test_a_file_that_is_not_there_to_be_staged_ends_the_job(node: StubbedNode):
     text = script("generic-slurm", node.planned_by, stage_in=["none"], stage_dir="/tmp", launcher="torchrun")
     assert node.run(text).returncode != 0
     assert not (node.folder / "arguments").exists()
-
-
-def test_without_a_known_disk_the_option_is_named():
-    with pytest.raises(SiteError, match="own disk") as error:
-        plan("generic-slurm", stage_in=["x"])
-    assert "stage_dir" in error.value.hint
 
 
 def test_a_grid_engine_job_reads_its_hosts_from_the_pe_hostfile(node: StubbedNode):
@@ -165,15 +148,6 @@ def test_cpus_are_bound_by_mask_only_where_the_whole_node_is_the_jobs():
     assert "mask_cpu" not in script("lumi-g", **lumi, ranks_per_node="4")
     assert "mask_cpu" not in script("lumi-g", **lumi, queue="small-g")
     assert "mask_cpu" not in script("lumi-g", **lumi, launcher="torchrun", nodes="2")
-
-
-def test_what_differs_between_container_runtimes_stands_in_their_rows_only():
-    package = Path(hpcddp.__file__).parent
-    code = [*(package / "script").glob("*.py"), *(package.parent / "templates").rglob("*.j2")]
-    rows = package / "script/container.py"
-    named = {path.name: set(re.findall(r"\w+", path.read_text())) & {*CONTAINER_RUNTIMES} for path in code}
-    assert named.pop(rows.name)
-    assert {path: words for path, words in named.items() if words} == {}
 
 
 @pytest.mark.parametrize("launcher", ["openmpi", "srun", "torchrun"])

@@ -76,11 +76,3 @@ def test_what_contradicts_the_request_is_refused(command: str, more: dict[str, o
         plan_rank_maker(spec(command, **more))
     assert what in caught.value.message
     assert "4" not in caught.value.hint or "4" in command, "a number that nobody said"
-
-
-def test_the_number_of_ranks_is_found_behind_a_flag_that_is_not_known() -> None:
-    assert plan_rank_maker(spec("trl sft --bf16 --num_processes 2"))[0].ranks_per_node == 2
-
-
-def test_on_one_node_an_agent_may_stand_alone() -> None:
-    assert plan_rank_maker(spec("torchrun --standalone train.py"))[1].maker == "torchrun"

@@ -72,12 +72,6 @@ def test_each_start_of_a_job_is_an_attempt_of_its_own(site, variables, attempt, 
     assert [path.parts[-3] for path in node.folder.glob("runs/x*/attempts/*/logs/job.log")] == [attempt]
 
 
-def test_a_job_that_is_started_again_has_an_attempt_of_its_own(node: StubbedNode):
-    text = script("generic-slurm", node.planned_by, name="x")
-    assert [node.run(text).returncode for _ in range(2)] == [0, 0]
-    assert node.environment["HPCDDP_ATTEMPT"] == "77.2"
-
-
 @pytest.mark.parametrize("site", SITES)
 def test_the_rank_sees_the_contracts_variables(site, node: StubbedNode):
     before = time.time()
@@ -102,21 +96,9 @@ def test_a_job_sets_what_a_person_sets_of_hpcddp_and_nothing_else_of_it(node: St
         script("generic-pbs", node.planned_by, env={"HPCDDP_RUN_DIR": "x"})
 
 
-def test_on_this_machine_an_attempt_is_named_by_its_time_and_has_no_deadline_that_nobody_gave(node: StubbedNode):
-    assert node.run(script("local", node.planned_by)).returncode == 0
-    assert node.environment["HPCDDP_ATTEMPT"].startswith("local-20")
-    assert node.environment["HPCDDP_DEADLINE"] == ""
-
-
 @pytest.mark.parametrize(("site", "variable"), [("generic-pbs", "PBS_NODEFILE"), ("generic-slurm", "SLURM_JOB_ID")])
 def test_a_script_that_does_not_run_in_a_job_starts_nothing(site, variable, node: StubbedNode):
     done = node.run(script(site, node.planned_by), **{variable: ""})
-    assert done.returncode != 0
-    assert not (node.folder / "arguments").exists()
-
-
-def test_a_module_that_is_not_there_ends_the_job(node: StubbedNode):
-    done = node.run("module() { return 1; }\n" + script("generic-pbs", node.planned_by, modules="no-such/1.0"))
     assert done.returncode != 0
     assert not (node.folder / "arguments").exists()
 

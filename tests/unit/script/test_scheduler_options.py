@@ -90,36 +90,22 @@ def test_what_a_scheduler_or_a_site_cannot_do_is_refused_and_never_left_out(site
             "--mem-per-cpu=4G",
             "'--mem=64G' and '--mem-per-cpu=4G': Slurm refuses options that exclude each other",
         ),
-        (
-            "slurm",
-            {"mem_gb": "64"},
-            "--mem-per-g=4G",
-            "'--mem=64G' and '--mem-per-g=4G': Slurm refuses options that exclude each other",
-        ),
         ("slurm", {}, "--gres=gpu:a100:2", "Slurm refuses options that ask for GPUs with a type and without one"),
-        ("slurm", {"gpu_type": "a100"}, "-G 2", "Slurm refuses options that ask for GPUs with a type and without one"),
-        ("slurm", {}, "--gres=lustre:1,gpu:2", "Slurm would count GPUs by one of them"),
         ("slurm", {}, "--gpus-per-node=1", "Slurm would read only one of them"),
         ("slurm", {}, "--gpus-per-socket=1", "Slurm takes it with --sockets-per-node or --extra-node-info only"),
-        ("slurm", {"gpus_per_node": "0"}, "--mem-per-gpu=1G", "Slurm takes it with --gres or --gpus or"),
         ("slurm", {}, "--cpus-per-gpu=2", "Slurm refuses options that exclude each other"),
-        ("slurm", {}, "--ntasks-per-tres=1", "Slurm refuses options that exclude each other"),
         ("slurm", {}, "-m arbitrary", "Slurm takes it with --nodelist or --nodefile only"),
-        ("slurm", {"exclusive": "true"}, "--oversub", "Slurm would read only one of them"),
         ("slurm", {}, "--tasks-per-node=4", "is printed by the script itself"),
-        ("slurm", {}, "--ntasks-per-nod=4", "is printed by the script itself"),
         ("slurm", {}, "--array=1-3", "is printed by the script itself\nhint: use the job key array"),
         ("slurm", {}, "-o x", "'--output=%x-%j.out' and '-o x': Slurm would read only one of them"),
         ("slurm", {}, "--test-only", "would queue no job, or wait for its end"),
         ("pbs", {}, "-l mem=4gb", "PBS refuses options that exclude each other"),
-        ("pbs", {}, "-l software=x,mem=4gb", "PBS refuses options that exclude each other"),
         ("pbs", {}, "-l nodes=2:ppn=4", "is printed by the script itself"),
         ("pbs", {}, "-W block=true", "would queue no job, or wait for its end"),
         ("gridengine", {}, "-l gpu=1,h_rt=60", "is printed by the script itself"),
         ("gridengine", {}, "-t 1-3", "is printed by the script itself\nhint: use the job key array"),
         ("gridengine", {}, "-wd /x", "Grid Engine refuses options that exclude each other"),
         ("gridengine", {"constraint": "mem_free=4G"}, "-l mem_free=8G", "Grid Engine would read only one of them"),
-        ("gridengine", {}, "-sync y", "would queue no job, or wait for its end"),
     ],
 )
 def test_a_directive_that_excludes_or_repeats_what_the_script_prints_is_refused(site, asked, directive, message):
@@ -317,12 +303,6 @@ def test_totals_of_several_nodes_are_whole_nodes(asked):
     with pytest.raises(RequestError, match="2 nodes are whole nodes, of 48 CPUs each") as error:
         plan("gadi", account="a", walltime="1:00:00", storage="x", **asked)
     assert error.value.hint == "--gpus-per-node 4, or --nodes 1"
-
-
-def test_a_torque_name_is_short():
-    asked = {"gpus_per_node": "0", "cpus_per_rank": "1", "walltime": "1:00:00"}
-    job = plan("generic-torque", **asked, name="a" * 20)
-    assert (len(job.job_name), job.job_name[:9], job.name) == (15, "aaaaaaaa_", "a" * 20)
 
 
 @pytest.mark.parametrize("where", ["--set directives", "directives in job.yaml"])

@@ -50,10 +50,6 @@ def least_nodes(about: Queue, gpus: int) -> int:
     return next(fits, 0)
 
 
-def test_there_are_such_queues() -> None:
-    assert {param.id.split()[0] for param in SHARED} >= {"delta", "derecho", "isambard-ai", "lumi-g", "leonardo"}
-
-
 @pytest.mark.parametrize(("site", "queue"), SHARED)
 def test_each_gpu_goes_with_its_share(site: Site, queue: str) -> None:
     about = site.queues[queue]
@@ -122,11 +118,6 @@ def test_a_hint_that_is_typed_is_not_refused_for_the_same_reason(name: str, aske
     with pytest.raises(RequestError) as refused:
         plan(site, asked.get("queue", site.queue), **{key: value for key, value in asked.items() if key != "queue"})
     assert refused.value.hint == hint
-
-
-def test_the_cpus_of_a_part_of_a_node_are_said_to_be_its_own() -> None:
-    with pytest.raises(RequestError, match="1 rank of 100 CPUs do not fit on the 72 CPUs that go with 1 GPU"):
-        plan(SITES["isambard-ai"], "workq", gpus_per_node="1", cpus_per_rank="100")
 
 
 @pytest.mark.parametrize("name", SITES)
