@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from hpcddp.errors import LaunchError
-from hpcddp.ranks.launcher import NUMBERS
+from hpcddp.ranks.launcher import NUMBERS, shows
 from hpcddp.record import TYPE_CHECKING
 from hpcddp.schedulers.allocation import holds
 from hpcddp.schedulers.registry import all_schedulers
 from hpcddp.units import shorten
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
     from hpcddp.ranks.candidates import Candidate
     from hpcddp.ranks.launcher import Launcher
@@ -62,6 +62,15 @@ def check_exported(env: Mapping[str, str], told: Mapping[str, str], because: str
         if text not in {"", value} and not (text == "0" and not value):
             usual = f"this launch sets {name}={value}" if value else "hpcddp sets the rendezvous of the nodes"
             raise LaunchError(f"{because or usual}, but {name}={shorten(text)} is exported too", f"unset {name}")
+
+
+def check_agent_store(env: Mapping[str, str], rows: Iterable[Launcher]) -> None:
+    """LaunchError if torch would wait for an agent that is not there: all ranks clients, and nobody serves."""
+    for row in rows:
+        value = env.get(row.agent_store, "")
+        if value.lower() in {"true", "1"} and not any(shows(env, mark) for mark in row.marks):
+            what = f"{row.agent_store}={value}, but no {row.name} started this process: nobody would serve the store"
+            raise LaunchError(what, f"unset {row.agent_store}")
 
 
 def check_host(chosen: Candidate, env: Mapping[str, str], hostname: str | None, allocation: Allocation) -> None:

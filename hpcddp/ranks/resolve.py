@@ -223,8 +223,10 @@ def _check(chosen: Candidate, env: Mapping[str, str], *, pinned: bool) -> None:
             row.without_size,
         )
     consistency.check_bounds(chosen)
-    if not pinned and row.rank != LAUNCHERS["env"].rank:  # else they are the row's own
-        consistency.check_torch_variables(chosen, env, LAUNCHERS["env"])
+    if not pinned:
+        consistency.check_agent_store(env, LAUNCHERS.values())
+        if row.rank != LAUNCHERS["env"].rank:  # else they are the row's own
+            consistency.check_torch_variables(chosen, env, LAUNCHERS["env"])
 
 
 def _check_allocation(chosen: Candidate, launch: Launch, allocation: Allocation, *, pinned: bool) -> None:
@@ -339,23 +341,18 @@ def gather_evidence() -> Evidence:
 
 def weigh_parents(chain: list[tuple[int, str]]) -> Evidence:
     """The evidence in a chain of parents, (pid, command name) nearest first."""
-    nearest: frozenset[str] = frozenset()
-    ancestors: set[str] = set()
-    parent = ""
-    for pid, name in chain:
-        keys = frozenset(key for key, row in LAUNCHERS.items() if name in row.programs)
-        if keys and not nearest:
-            nearest, parent = keys, f"{name}, pid {pid}"
-        ancestors |= keys
-    return Evidence(nearest, parent, frozenset(ancestors))
+    keys = [frozenset(key for key, row in LAUNCHERS.items() if name in row.programs) for _, name in chain]
+    at = next((at for at, found in enumerate(keys) if found), None)
+    if at is None:
+        return Evidence()
+    pid, name = chain[at]
+    return Evidence(keys[at], f"{name}, pid {pid}", frozenset().union(*keys))
 
 
 def launcher_pid() -> int | None:
     """The process that started the ranks of this node: the nearest launcher among the parents."""
-    for pid, name in parents():
-        if any(name in row.programs for row in LAUNCHERS.values()):
-            return pid
-    return None
+    programs = {program for row in LAUNCHERS.values() for program in row.programs}
+    return next((pid for pid, name in parents() if name in programs), None)
 
 
 def launcher_option(programs: tuple[str, ...], option: str) -> str:

@@ -46,15 +46,6 @@ def parse_jobs(answer: CommandAnswer, states: Mapping[str, str]) -> JobsFound:
     return JobsFound(tuple(jobs))
 
 
-def parse_job(
-    job: JobId, answer: CommandAnswer, _states: Mapping[str, str], _env: Mapping[str, str]
-) -> JobFound | None:
-    """`qstat -j` shows the jobs that have not ended; their states only in some releases."""
-    if answer.status == 0 and "job_number:" in answer.stdout:
-        return JobFound(job, "running")
-    return JobFound(job, "gone") if "do not exist" in answer.stdout + answer.stderr else None
-
-
 SCHEDULER = Scheduler(
     name="gridengine",
     title="Grid Engine",
@@ -128,8 +119,6 @@ SCHEDULER = Scheduler(
         interactive=("qrsh",),
         identified=False,
         of_index="{job}.{index}",
-        state=("qstat", "-j", "{}"),
-        parse_job=parse_job,
         parse_jobs=parse_jobs,
         jobs=("qstat", "-u", "{user}", "-xml"),
     ),

@@ -55,6 +55,14 @@ def test_a_job_submitted_from_inside_a_job_does_not_inherit_its_ranks(cluster: C
     assert_one_world(cluster.places(shared / "step"), "srun", 2)
 
 
+def test_the_shared_store_of_an_outer_torchrun_is_refused(cluster: Cluster, shared: Path) -> None:
+    leaked = {"TORCHELASTIC_USE_AGENT_STORE": "True"}
+    done = cluster.sh(["srun", "-N2", "-n2", "hpcddp", "exec", "--", "true"], cwd=shared, env=leaked)
+    assert done.returncode == 4
+    assert "TORCHELASTIC_USE_AGENT_STORE=True, but no torchrun started this process" in done.stderr
+    assert "hint: unset TORCHELASTIC_USE_AGENT_STORE" in done.stderr
+
+
 @pytest.mark.parametrize("wrong", ["login", "localhost", "node9", "node2"])
 def test_a_master_address_that_is_not_rank_0s_is_not_used(cluster: Cluster, shared: Path, wrong: str) -> None:
     cluster.ok(["srun", "-N2", "-n2", PYTHON, PLACE, str(shared)], cwd=shared, env={"MASTER_ADDR": wrong})

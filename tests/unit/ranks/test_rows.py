@@ -86,6 +86,11 @@ def test_exported_torch_variables_must_agree_with_the_launcher(variable: str) ->
         resolve(WHOLE["openmpi"] | exported | {variable: "0"})
 
 
+def test_a_leaked_agent_store_is_an_error_because_no_rank_would_serve_it() -> None:
+    with pytest.raises(LaunchError, match="TORCHELASTIC_USE_AGENT_STORE=True"):
+        resolve(WHOLE["openmpi"] | {"TORCHELASTIC_USE_AGENT_STORE": "True"})
+
+
 @pytest.mark.parametrize("name", sorted(WHOLE))
 def test_a_pin_reads_that_row_and_no_other(name: str) -> None:
     other = WHOLE["srun" if name == "openmpi" else "openmpi"]

@@ -16,7 +16,6 @@ from hpcddp.schedulers.row import CommandAnswer, JobFound
 from hpcddp.schedulers.run import ask_about, ask_job_state
 
 SLURM_GONE = "slurm_load_jobs error: Invalid job id specified\n"
-SGE_GONE = "Following jobs do not exist: \n41\n"
 
 
 def pbs(**about: object) -> str:
@@ -45,9 +44,6 @@ def say(folder: Path, program: str, answer: CommandAnswer) -> dict[str, str]:
         ("slurm", CommandAnswer(0, "   JobState=TIMEOUT Reason=TimeLimit\n", ""), "failed"),
         ("slurm", CommandAnswer(1, "", SLURM_GONE), "gone"),
         ("slurm", CommandAnswer(1, "", "slurm_load_jobs error: Unable to contact slurm controller\n"), None),
-        ("gridengine", CommandAnswer(0, "job_number:                 41\nowner: x\n", ""), "running"),
-        ("gridengine", CommandAnswer(1, "", SGE_GONE), "gone"),
-        ("gridengine", CommandAnswer(1, "", "error: unable to contact qmaster\n"), None),
     ],
 )
 def test_the_answer_says_whether_a_job_has_ended(

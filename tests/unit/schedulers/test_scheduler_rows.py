@@ -67,7 +67,7 @@ def test_states_are_told_in_words_that_all_schedulers_share(row_and_template):
 def test_every_scheduler_with_jobs_of_ours_can_be_asked_and_says_an_arrays_index(row_and_template):
     row, _ = row_and_template
     if row.commands.submit:
-        assert "{}" in row.commands.state or "{ids}" in row.commands.jobs
+        assert "{}" in row.commands.state or {"{ids}", "{user}"} & {*row.commands.jobs}
         silent = CommandAnswer(1, "", "the server does not answer")
         assert row.commands.parse_job(parse_id("1"), silent, row.states, {}) is None
         assert row.variables.array_index
