@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from hpcddp.diagnose.cause import Cause
 from hpcddp.diagnose.rows import CAUSE, CLASS_OF_SIGNAL, END, LATE, NO_WORD, NOBODY, OF_SIGNALS, PROGRAM, RECORD, ROWS
 
@@ -42,6 +44,8 @@ def add_record(cause: Cause, why: str, status: int | None) -> Cause:
         return cause._replace(rank=None, host="", file="", line=None, text=f"{why} to the job")
     said = judge_record(why, status)
     classes = {cause.class_, *cause.also}
+    if "exit-status" in classes and said.class_ == "unknown" and re.match(r"(?!exit status).+\s", why):
+        return cause._replace(file="", line=None, text=why)  # the supervisor's sentence says why there is a status
     is_better = (
         bool(classes & {"unknown", "none"})
         or ("killed" in classes and not why.startswith("SIG"))
