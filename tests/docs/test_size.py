@@ -44,11 +44,6 @@ def test_a_page_has_no_long_sentence_and_no_long_list_item(short):
     assert too_long(prose_of(short)) == []
 
 
-@pytest.mark.parametrize("plain", WRITTEN, ids=lambda page: str(page.relative_to(REPO)))
-def test_no_page_begins_with_after_reading_this_page(plain):
-    assert "After reading this page" not in plain.read_text(encoding="utf-8")[:1000]
-
-
 def test_the_manual_without_the_pages_of_sites_has_few_words():
     """All words of text and tables; then with blocks of code, of which most are what tests type and compare."""
     text, all_words = {}, 0

@@ -219,31 +219,6 @@ def test_a_failed_attempt_cancels_its_follow_up_and_keeps_its_status(pbs):
     assert (pbs.folder / "cancelled").read_text() == "42.pbs1\n"
 
 
-@pytest.mark.parametrize(
-    ("by_another", "statuses", "said", "state"),
-    [
-        ("finished 9", [0, 0], "the chain ends here: attempt 43.pbs1.1 has finished the run at step 9", "finished"),
-        ("failed 7", [0, 1], "the chain ends here: attempt 43.pbs1.1 failed at step 7: as told", "failed"),
-    ],
-)
-def test_a_waiting_link_sees_what_another_job_has_made_of_the_run(pbs, by_another, statuses, said, state):
-    pbs_run, others = pbs._run, []
-
-    def between(number: int) -> Ended:
-        end = pbs_run(number)
-        if number == 41:  # 42 still waits
-            pbs.submit(chain=None)
-            others.append(pbs_run(43))
-        return end
-
-    pbs._run = between
-    ends = pbs.run("unfinished 5", by_another, "finished 9")
-    assert [end.status for end in ends] == statuses
-    assert "run runs/long: begins again" in others[0].said
-    assert said in ends[1].said
-    assert pbs.state["status"] == state
-
-
 def test_no_more_attempts_than_asked_for_run(pbs):
     ends = pbs.run("unfinished 5", "unfinished 7", "unfinished 9", chain="2")
     assert [end.status for end in ends] == [0, 85]

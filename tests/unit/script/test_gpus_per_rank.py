@@ -20,11 +20,6 @@ def test_a_node_has_as_many_ranks_as_its_gpus_make_and_their_cpus_follow() -> No
     assert ["5", "1", "1", "2,3", "48"] in lines
 
 
-def test_the_order_of_a_sites_gpus_is_kept() -> None:
-    job = plan("perlmutter", account="a", walltime="1:00:00", gpus_per_rank="2")
-    assert [(place.gpu, place.gpus) for place in list_placements(job)] == [(3, (3, 2)), (1, (1, 0))]
-
-
 def test_the_script_asks_for_these_ranks_and_tells_them() -> None:
     lines = script("abci3", nodes="2", gpus_per_rank="2").splitlines()
     assert "#PBS -l select=2:mpiprocs=4:ompthreads=24" in lines

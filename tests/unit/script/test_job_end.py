@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 from hpcddp.runs.folder import RunFolder
-from hpcddp.runs.submitted import JobEnd, read_job_end, record_job_end
+from hpcddp.runs.submitted import JobEnd, read_job_end
 from hpcddp.schedulers.registry import find_scheduler
 
 from .conftest import StubbedNode, script
@@ -26,12 +26,3 @@ def test_a_job_leaves_its_scheduler_its_id_and_its_end_in_the_attempts_folder(no
     }
     assert written == {"schema": 1, **expected}
     assert read_job_end(RunFolder(str(node.folder / "runs/x")).attempt("77.1")) == JobEnd(**expected)
-
-
-def test_what_is_no_record_of_a_job_is_taken_for_none(tmp_path):
-    attempt = RunFolder(str(tmp_path)).attempt("77.1")
-    assert read_job_end(attempt) is None
-    record_job_end(attempt, JobEnd("slurm", "77", 2, 5))
-    for text in ("{", "[]", '{"job": "77"}', '{"scheduler": "slurm", "job": "77", "ends": "soon"}'):
-        (tmp_path / "attempts/77.1/job.json").write_text(text)
-        assert read_job_end(attempt) is None

@@ -20,11 +20,6 @@ def fits(site: str, **asked: object) -> tuple[int, ...]:
     return (*found.fewer_nodes, found.nodes)
 
 
-def test_nothing_is_started_again_unless_it_is_asked_for():
-    assert plan("generic-slurm", nodes="4").fewer_nodes == ()
-    assert "restarts" not in script("generic-slurm", nodes="4")
-
-
 @pytest.mark.parametrize(
     ("asked", "said"),
     [
@@ -102,9 +97,8 @@ def ask(site: str, **asked: object) -> Order:
     return order_of(started(script(site, nodes="4", max_restarts="3", **asked)))
 
 
-def renamed(order: Order, *hosts: str, stage: bool = False) -> tuple[list[str], str]:
-    words = order.line.stage if stage else order.line.words
-    return name_hosts(words, LAUNCHERS[order.launcher], order.line, hosts, "/hosts")
+def renamed(order: Order, *hosts: str) -> tuple[list[str], str]:
+    return name_hosts(order.line.words, LAUNCHERS[order.launcher], order.line, hosts, "/hosts")
 
 
 @pytest.mark.parametrize(
@@ -172,10 +166,3 @@ def test_agents_and_containers_are_told_the_new_number_of_nodes():
     boxed = ask("generic-slurm", container="/image.sqsh", container_runtime="pyxis", python="/usr/bin/python3")
     again, _ = renamed(boxed, "n1", "n2")
     assert [word for word in again if "container" in word] == [word for word in boxed.line.words if "container" in word]
-
-
-def test_data_are_copied_to_the_hosts_that_are_left():
-    order = ask("generic-slurm", stage_in="data", stage_dir="/local")
-    again, _ = renamed(order, "n1", "n2", stage=True)
-    assert again[:5] == ["srun", "--nodes=2", "--ntasks=2", "--ntasks-per-node=1", "--nodelist=/hosts"]
-    assert again[-3:] == list(order.line.stage[-3:])

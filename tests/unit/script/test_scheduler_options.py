@@ -127,21 +127,6 @@ def test_a_directive_beside_which_the_script_prints_nothing_of_the_kind_is_taken
     assert directive in directives(f"generic-{site}", directives=[directive])
 
 
-def test_two_of_one_option_in_a_sites_file_are_an_error_of_the_file(tmp_path):
-    path = tmp_path / "my.yaml"
-    head = "# https://example.org/\nschema: 1\nsummary: x\nscheduler: slurm\nstanding: practice\nverified: 2026-11-22\n"
-    path.write_text(
-        f"{head}queue: a\nqueue_option: --qos\nqueues: {{a: {{gpus: 1, cpus: 4}}}}\nwalltime: 1:00:00\n"
-        "vars: {level: {directive: '--qos={}', default: high}}\nlauncher: {name: srun}\n"
-    )
-    with pytest.raises(
-        SiteError, match=r"'--qos=a' and '--qos=high': Slurm .* only one of them, and both are from .*my"
-    ):
-        script(str(path))
-    with pytest.raises(RequestError, match=r"'--qos=a' and '--qos=long': .* only one of them\nhint: leave out level$"):
-        script(str(path), level="long")
-
-
 def test_a_gpu_type_is_asked_for_in_the_form_that_the_site_has_for_gpus():
     assert "--gpus-per-node=a100:2" in directives("generic-slurm", gpu_type="a100")
     with pytest.raises(RequestError, match="asks for GPUs by its queue alone, so that gpu_type a100 cannot"):
@@ -192,19 +177,6 @@ def test_the_script_warns_the_ranks_where_slurm_does_not():
         "generic-slurm", signal="0:02:00", launcher="torchrun"
     )  # it would end of Slurm's
     assert " --signal 00:01:00 " in script("stampede3", signal="0:01:00", walltime="1h")
-
-
-def test_a_site_that_refuses_the_schedulers_warning_refuses_signal_only_where_the_scheduler_would_send_it(tmp_path):
-    path, node = str(tmp_path / "no-signal.yaml"), {"gpus_per_node": "2", "cpus_per_rank": "8", "walltime": "1:00:00"}
-    guide = (
-        "# https://example.org/\nschema: 1\nsummary: x\nscheduler: slurm\nstanding: practice\nverified: 2026-11-22\n"
-    )
-    (tmp_path / "no-signal.yaml").write_text(f"{guide}launcher: {{name: srun}}\nrejects: [--signal]\n")
-    with pytest.raises(RequestError, match="refuses --signal, so that signal cannot be asked for"):
-        plan(path, **node, signal="0:02:00")
-    assert " --signal 00:02:00 " in script(path, **node, signal="0:02:00", launcher="openmpi")
-    own = directives("generic-slurm", signal="0:02:00", launcher="openmpi", directives=["--signal=B:USR2@60"])
-    assert [option for option in own if option.startswith("--signal")] == ["--signal=B:USR2@60"]
 
 
 @pytest.mark.parametrize(

@@ -148,16 +148,6 @@ def test_an_answer_that_cannot_be_read_makes_no_queue_gone(
     assert "what sinfo printed cannot be read" in capsys.readouterr().err
 
 
-def test_a_file_that_asks_for_less_than_there_is_agrees(tmp_path: Path) -> None:
-    (tmp_path / "mine.yaml").write_text(SITE.replace("  old: {gpus: 4, cpus: 64}\n", ""))
-    site = load_site("mine", str(tmp_path / "mine.yaml"))
-    live = QueueFound("gpu", 20, 96, 512, 4, "a100", "24:00:00")
-    assert compare_queues(site, [live], "sinfo") == []
-    assert compare_queues(site, [live._replace(is_open=False)], "sinfo") == [
-        "queue gpu: it takes no jobs now, by sinfo"
-    ]
-
-
 def test_a_module_name_is_one_word_for_the_shell(tmp_path: Path) -> None:
     asked: list[str] = []
     compare_modules(
