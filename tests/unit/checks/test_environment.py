@@ -28,10 +28,6 @@ def test_a_sound_rank_is_told_nothing(launcher: str) -> None:
     assert named(launcher, Machine(), OMP_NUM_THREADS="800") == []
 
 
-def test_a_process_that_no_launcher_started_is_told_nothing() -> None:
-    assert run_checks({}, Launch({}, None, live=False).info, NODE._replace(memlock=1)) == []
-
-
 @pytest.mark.parametrize(
     ("outer", "found"),
     [

@@ -13,10 +13,8 @@ from hpcddp.checks.process import (
     count_cpus,
     describe_node,
     probe_disk,
-    query_gpus,
     reach,
     read_gpus,
-    run_line,
     taken_gpus,
     variables_alike,
 )
@@ -199,18 +197,6 @@ def test_a_folder_that_is_another_one_on_a_node_is_named(tmp_path: Path) -> None
         assert node.errors.get("folder") == found
 
 
-@pytest.mark.parametrize(
-    ("line", "error"),
-    [
-        ("test -d /", ""),
-        ("echo no /data; exit 3", "the job file's own check ended with status 3: no /data"),
-        ("false", "the job file's own check ended with status 1"),
-    ],
-)
-def test_a_line_of_the_job_file_says_why_it_fails(line: str, error: str) -> None:
-    assert run_line(line, {"PATH": os.environ["PATH"]}) == error
-
-
 # The form of nvidia-smi 550 and later; the numbers are made up.
 ROWS_OF_SMI = """\
 00000000:18:00.0, GPU-a, NVIDIA H100 80GB HBM3, 570.133.20, 4, 0
@@ -236,14 +222,6 @@ def test_the_driver_says_what_gpus_there_are() -> None:
     assert (a.uuid, a.is_pending, a.uncorrected) == ("GPU-a", False, 0)
     assert (b.uuid, b.is_pending, b.uncorrected, b.used_mb) == ("GPU-b", True, 12, 61234)
     assert (c.name, c.uncorrected, c.driver) == ("NVIDIA GeForce", 0, "570.133.20")
-
-
-def test_a_driver_that_fails_or_is_not_there_is_told_apart(tmp_path: Path) -> None:
-    assert query_gpus({"PATH": str(tmp_path)}) == ((), (), "")
-    smi = tmp_path / "nvidia-smi"
-    smi.write_text("#!/bin/sh\necho NVIDIA-SMI has failed because …; exit 9\n")
-    smi.chmod(0o755)
-    assert query_gpus({"PATH": str(tmp_path)})[2] == "nvidia-smi: NVIDIA-SMI has failed because …"
 
 
 @pytest.mark.parametrize(

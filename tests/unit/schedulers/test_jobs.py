@@ -219,11 +219,6 @@ def test_anything_is_an_answer_and_never_an_exception(name: str, text: str, stat
     assert "\n" not in found.problem
 
 
-@pytest.mark.parametrize("name", ["pbs", "gridengine"])
-def test_another_xml_is_no_answer(name: str) -> None:
-    assert parse(name, "<html><body/></html>").problem
-
-
 NO_HISTORY = (
     "qstat: PBS is not configured to maintain job history 353[].pbs1\n"  # openpbs, src/lib/Libifl/pbs_messages.c
 )

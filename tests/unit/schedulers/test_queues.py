@@ -61,11 +61,6 @@ def test_of_nodes_that_differ_no_queue_is_said_to_have_the_largest() -> None:
     assert found["a"] == QueueFound("a", 2)
 
 
-def test_memory_is_the_least_of_any_node_and_gpus_are_unknown_where_no_node_counts_them() -> None:
-    nodes = {"n1": vnode("n1", ncpus=64, mem="527672492kb"), "n2": vnode("n2", ncpus="64", mem="527672400kb")}
-    assert pbs({"a": OPEN}, nodes)["a"] == QueueFound("a", 2, 64, 503)
-
-
 @pytest.mark.parametrize("text", ["", "{}", '{"Queue": {}}', '{"Queue": {"a', "<html>"])
 def test_text_that_shows_no_queue_is_never_a_server_without_queues(text: str) -> None:
     with pytest.raises(ValueError, match=r"shows no queue|Expecting|Unterminated"):
@@ -80,11 +75,6 @@ def test_partitions_are_read_with_their_largest_node() -> None:
         QueueFound("cpu", 9, 48, 187, 0, None, "0:30:00", is_open=False),
         QueueFound("all", 15, 48, 187, 0, None, None, mixed=True),
     ]
-
-
-def test_where_slurm_counts_no_gpus_theirs_are_unknown() -> None:
-    (found,) = parse_partitions("h100|24|96|1030000|(null)|2-00:00:00|up|1-4\n")
-    assert (found.gpus, found.cpus) == (None, 96)
 
 
 @pytest.mark.parametrize(
