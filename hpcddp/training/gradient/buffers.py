@@ -39,26 +39,31 @@ def average_buffers(model: nn.Module, layout: Layout) -> None:
         buffer.copy_(part.view_as(buffer))
 
 
+def _list_norms(model: nn.Module) -> list[nn.Module]:
+    """SyncBatchNorm is left as it is: in training it waits for all ranks, so that one rank alone cannot skip it."""
+    norms = [layer for layer in model.modules() if isinstance(layer, NormWithStatistics)]
+    return [layer for layer in norms if not isinstance(layer, nn.SyncBatchNorm)]
+
+
 @contextmanager
 def frozen_statistics(model: nn.Module) -> Iterator[None]:
-    """BatchNorm and InstanceNorm layers use and keep their running statistics, for a micro batch that does not count:
-    also where the loop calls `model.train()` in it.
-
-    SyncBatchNorm is left as it is: in training it waits for all ranks, so that one rank alone cannot skip it.
-    """
-    layers = [
-        layer
-        for layer in model.modules()
-        if isinstance(layer, NormWithStatistics) and not isinstance(layer, nn.SyncBatchNorm)
-    ]
-    modes = [layer.training for layer in layers]
-    before = [(buffer, buffer.clone()) for layer in layers for buffer in layer.buffers()]
-    for layer in layers:
+    """BatchNorm and InstanceNorm layers use their running statistics, for a micro batch that does not count."""
+    modes = [(layer, layer.training) for layer in _list_norms(model)]
+    for layer, _ in modes:
         layer.eval()
+    try:
+        yield
+    finally:
+        for layer, mode in modes:
+            layer.train(mode)
+
+
+@contextmanager
+def unchanged_statistics(model: nn.Module) -> Iterator[None]:
+    """Put the running statistics back behind the body, also where the loop calls `model.train()` in it."""
+    before = [(buffer, buffer.clone()) for layer in _list_norms(model) for buffer in layer.buffers()]
     try:
         yield
     finally:
         for buffer, value in before:
             buffer.copy_(value)
-        for layer, mode in zip(layers, modes, strict=True):
-            layer.train(mode)

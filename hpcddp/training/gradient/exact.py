@@ -225,6 +225,8 @@ class SliceBuffers:
         flat = torch.cat([(buffer.double() - start.double()).reshape(-1) for buffer, start in pairs])
         for buffer, start in pairs:
             buffer.copy_(start)
+        if micro.samples == 0:  # also where the loop calls `model.train()`
+            flat.zero_()
         sizes = [start.numel() for start in self._start]
         views = list(torch.split(flat, sizes))
         if not micro.last:

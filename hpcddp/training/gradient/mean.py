@@ -14,7 +14,7 @@ from torch.optim.swa_utils import AveragedModel
 from hpcddp.errors import RequestError
 from hpcddp.parallelism import Split
 from hpcddp.training.data.sampler import MicroBatch
-from hpcddp.training.gradient.buffers import frozen_statistics
+from hpcddp.training.gradient.buffers import frozen_statistics, unchanged_statistics
 from hpcddp.training.gradient.gradients import Gradients
 from hpcddp.training.parallel.layout import Layout
 from hpcddp.training.parallel.sameness import UsedAlike
@@ -76,6 +76,7 @@ class MeanGradients(Gradients):
                 stack.enter_context(model.no_sync())
             if micro.samples == 0:
                 for module in (*(model.module for model in self._models), *self._untrained):
+                    stack.enter_context(unchanged_statistics(module))
                     stack.enter_context(frozen_statistics(module))
             yield
 
