@@ -101,10 +101,6 @@ def test_evaluation_on_one_rank_has_the_batches_of_a_plain_data_loader() -> None
             assert _evaluation(samples, batch, 1, drop_last=drop_last) == [[x.tolist() for (x,) in plain]]
 
 
-def test_a_rank_without_evaluation_samples_has_no_batch() -> None:
-    assert [len(batches) for batches in _evaluation(2, 8, 3)] == [1, 1, 0]
-
-
 @pytest.mark.parametrize(("samples", "batch"), [(7, 3), (2, 9)])
 def test_a_sharded_model_refuses_evaluation_with_fewer_batches_on_some_ranks(samples: int, batch: int) -> None:
     data = TensorDataset(torch.arange(samples))

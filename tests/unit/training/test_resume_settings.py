@@ -197,13 +197,6 @@ def test_an_accepted_schedule_is_built_anew_and_brought_to_the_runs_step(tmp_pat
     assert attempt(tmp_path / "run", steps=40, schedule=schedule(40), accept="scheduler") == whole[20:]
 
 
-def test_a_schedule_and_a_learning_rate_can_be_accepted_and_kept_at_once(tmp_path: Path) -> None:
-    whole = attempt(tmp_path / "whole", steps=10, schedule=SCHEDULES["cosine"](40))
-    attempt(tmp_path / "run", steps=5, schedule=SCHEDULES["cosine"](20))
-    more: dict[str, Any] = {"schedule": SCHEDULES["cosine"](40), "lr": 0.7, "accept": "T_max", "keep": "lr"}
-    assert attempt(tmp_path / "run", steps=10, **more) == pytest.approx(whole[5:])
-
-
 @pytest.mark.parametrize(
     ("changed", "loader_first"), [({"seed": 5}, True), ({"samples": 48}, False), ({"shuffle": False}, True)]
 )
