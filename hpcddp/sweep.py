@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
 # Words such as `{world_size}` in a command, for programs that take the size of a launch as an argument.
 
-
 #: What differs from rank to rank, what the launch has, and what the global batch gives.
 OF_RANK = ("rank", "local_rank")
 OF_LAUNCH = (*OF_RANK, "world_size", "local_world_size", "nodes", "node_rank", "run_dir")
