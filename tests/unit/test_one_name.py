@@ -15,7 +15,6 @@ PROTOCOLS = {
     "SCHEDULER": "schedulers",
     "attach": "integrations",
     "build_parser": "cli",
-    "parse_job": "schedulers",
     "parse_jobs": "schedulers",
     "run": "cli",
 }
