@@ -173,7 +173,6 @@ def test_a_run_without_a_checkpoint_begins_again_and_is_recorded_anew(tmp_path: 
 
 SCHEDULES: dict[str, Callable[[int], Callable[[Any], Any]]] = {
     "one cycle": lambda total: lambda optimizer: lr_scheduler.OneCycleLR(optimizer, 0.3, total_steps=total),
-    "cosine": lambda total: lambda optimizer: lr_scheduler.CosineAnnealingLR(optimizer, total),
     "warmup": lambda total: (
         lambda optimizer: lr_scheduler.SequentialLR(
             optimizer,
