@@ -71,7 +71,7 @@ def check_logged(numbers: Mapping[str, Any]) -> dict[str, float]:
                 f"rt.log({name}=…): each line has its own {name!r}", f"choose another name: rt.log(my_{name}=…)"
             )
         try:
-            checked[name] = float(value)
+            checked[name] = float(value.item() if hasattr(value, "item") else value)
         except (TypeError, ValueError, RuntimeError) as error:  # the last is torch's for more than one element
             kind = type(value).__name__
             raise RequestError(f"rt.log({name}=…) was given a {kind} that is not one number", "one number") from error

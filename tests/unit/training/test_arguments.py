@@ -77,7 +77,9 @@ def test_the_arguments_of_init_are_read_alike() -> None:
 
 def test_an_unknown_way_to_rank_0_is_refused() -> None:
     for call in (hpcddp.init, hpcddp.runtime):
-        with pytest.raises(RequestError, match=r"rendezvous='x'\): there is no such one\nhint: one of auto, env, pmi"):
+        with pytest.raises(
+            RequestError, match=r"rendezvous='x'\): there is no such one\nhint: one of auto, env, file, mpi4py"
+        ):
             call(rendezvous="x")
 
 

@@ -25,7 +25,7 @@ def _apart(ours: list[list[torch.Tensor]], theirs: list[list[torch.Tensor]]) -> 
 def test_what_does_not_go_with_a_strategy_is_refused_in_words(run_ranks: RunRanks) -> None:
     expected = {
         "unknown": "(parallel=…) 'fsdb' is not known | one of ddp, zero1, fsdp, hsdp (did you mean 'fsdp'?)",
-        "too many": 'shard=2 is for 2 ranks, and there are 3 ranks on 2 nodes | parallel="fsdp"',
+        "too many": "shard=2 does not give 3 ranks, the product of all degrees",
         "exact": "8 slices are not as many for each of 3 ranks",
         "uneven": "hsdp needs as many ranks on each node; there are 2 on node0, 1 on node1",
         "no blocks": "the model has no Conv2d to make blocks of",

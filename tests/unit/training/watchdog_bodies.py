@@ -18,22 +18,22 @@ def call_a_collective_on_one_rank_only(folder: str) -> None:
     """In two runtimes of one group: rank 0 sums, rank 1 waits until rank 0 has said where both stand; then it sums too,
     and both get on."""
     watchdog._LONGEST_PAUSE_S = 600.0  # how long rank 0 waits for an answer, on a machine however busy
-    say = Report.say
+    print_line = Report.print_line
     with hpcddp.init() as group:
         for name in ("first", "second"):
             _call(Path(folder, name), group)
-            Report.say = say  # type: ignore[method-assign]  # to hear the next
+            Report.print_line = print_line  # type: ignore[method-assign]  # to hear the next
 
 
 def _call(said: Path, group: Group) -> None:
-    say = Report.say
+    print_line = Report.print_line
 
     def say_and_note(report: Report, text: str) -> None:
-        say(report, text)
+        print_line(report, text)
         if "(in all_reduce)" in text:  # a busy machine may stand elsewhere, too
             said.write_text(text)
 
-    Report.say = say_and_note  # type: ignore[method-assign]  # to hear it
+    Report.print_line = say_and_note  # type: ignore[method-assign]  # to hear it
     with hpcddp.runtime(8, group=group) as rt:
         if not rt.is_main:
             while not said.exists():
