@@ -299,7 +299,7 @@ ERRORS = {
         "ip -brief address on {host}; correct the variable, or unset it",
     ),
     "rank 0's name": (
-        "The name of rank 0's host, which does not resolve there, or to another host",
+        "The name of rank 0's host, which does not resolve there, or whose port is not reached",
         "give all ranks MASTER_ADDR=<an address of rank 0>",
     ),
     "port in use": (

@@ -134,6 +134,9 @@ def page_of(site: Site, made_by: str) -> str:
     prefix = find_scheduler(site.scheduler).directives.prefix
     pattern = f"^{prefix.replace('$', '[$]')} " if prefix else "^launcher="
     plan = _plan(site)
+    follow = "`hpcddp status`, `hpcddp logs train -f` and `hpcddp cancel train` follow the run."
+    if site.size == "nodes":  # Torque's answers are not read
+        follow = "`qstat` and `hpcddp logs train` show how far it is."
     lines = [
         f"# {site.name}",
         "",
@@ -152,7 +155,7 @@ def page_of(site: Site, made_by: str) -> str:
         "```",
         "",
         f"`{submit} job.sh` {'queues' if prefix else 'runs'} it. `hpcddp submit` with the same options does both; "
-        "then `hpcddp status`, `hpcddp logs train -f` and `hpcddp cancel train` follow the run.",
+        f"then {follow}",
         "",
         *_to_fill_in(site),
         "| | |",
