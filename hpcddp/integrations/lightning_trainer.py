@@ -184,11 +184,14 @@ class LightningHooks:
         with self._until_end:
             yield
 
-    def setup(self, _trainer: Any, _module: Any, stage: str) -> None:
+    def setup(self, trainer: Any, _module: Any, stage: str) -> None:
         """The process group is there."""
         if self._run is not None or stage != "fit":
             return
         ranks = join_ranks(self._env, "trainer.fit()")
+        with two_lines():
+            if self._saved is not None and type(trainer.strategy).__name__.startswith("DeepSpeed"):
+                check_world(self._saved, ranks.world_size, None, fixed="DeepSpeed's optimizer is saved per rank")
         self._run = Run(
             FRAMEWORK, self._attempt, ranks, self._env, self._signals, self._saved, save_every=self._save_every_in_epoch
         )

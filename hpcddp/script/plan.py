@@ -18,7 +18,13 @@ from hpcddp.schedulers.registry import find_scheduler, scripted_schedulers
 from hpcddp.script.container import plan_container, plan_python
 from hpcddp.script.jobplan import SOME_COMMAND, WARNING_SIGNAL, JobPlan, PlannedBy
 from hpcddp.script.node_agents import plan_rank_maker
-from hpcddp.script.recover import check_placeholders, check_recovery_keys, plan_data_size, plan_fewer_nodes
+from hpcddp.script.recover import (
+    check_placeholders,
+    check_recovery_keys,
+    plan_data_size,
+    plan_fewer_nodes,
+    remark_recovery,
+)
 from hpcddp.script.scheduler_options import (
     SchedulerOptions,
     directive_word,
@@ -568,6 +574,7 @@ def _remarks(plan: JobPlan) -> list[str]:
 
         batch = plan_batch(plan.global_batch, plan.data_size, plan.spec.max_micro_batch)
         remarks.append(f"global batch {batch}")
+    remarks += filter(None, [remark_recovery(plan)])
     if plan.launcher in plan.site.launcher.node_agents:
         remarks.append(f"{plan.launcher}: {plan.site.launcher.node_agents[plan.launcher]}")
     if plan.options.array:

@@ -94,6 +94,15 @@ def plan_fewer_nodes(plan: JobPlan) -> tuple[int, ...]:
     return fewer
 
 
+def remark_recovery(plan: JobPlan) -> str | None:
+    restarts, spares = plan.spec.max_restarts, plan.spec.spares
+    if not restarts or plan.nodes == 1:
+        return None
+    numbers = " or ".join(map(str, (*plan.fewer_nodes, plan.nodes)))
+    spare = f", and {format_count(spares, 'spare node')}" if spares else ""
+    return f"started again up to {format_count(restarts, 'time')}, on {numbers} nodes{spare}"
+
+
 def _works_out(plan: JobPlan, nodes: int) -> bool:
     """Whether batch, split and placeholders do, on so many nodes."""
     try:

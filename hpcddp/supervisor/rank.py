@@ -192,7 +192,9 @@ class StuckDetector:
         opened = [one for one in there if one.has_opened]
         if not self._limit_s or not opened or any(one.state == CLOSED for one in there):
             return [], now, False
-        least_s = self._limit_s * (1 if self._has_stepped else FIRST_STEP)
+        unopened = _find_unopened(ranks, there)
+        ended = [one for one in unopened if one.is_well]
+        least_s = self._limit_s * (1 if self._has_stepped or ended else FIRST_STEP)
         limit_s = max(least_s, _SLOWER * self._slowest_s)
         busy_s = _BUSY * max(least_s, self._longest_s)
         since = max(one.moved for one in opened)
@@ -201,13 +203,26 @@ class StuckDetector:
             return [], now, False
         frozen = [one for one in there if one.beat.is_stopped]
         frozen = frozen or [one for one in opened if one.beat.looks and now - one.looked > limit_s / 2]
-        odd, is_known = (frozen, True) if frozen else find_odd(opened)
+        late = ended or frozen or unopened
+        odd, is_known = (late, True) if late else find_odd(opened)
         return odd, since, is_known
 
 
+def _find_unopened(ranks: Iterable[Rank], there: Iterable[Rank]) -> list[Rank]:
+    """Find those that have not opened the runtime and run or have ended well, while the others that have wait for them:
+    nobody makes a step before."""
+    if any(one.beat.step for one in there) or not any(one.beat.looks for one in there):
+        return []
+    return [one for one in ranks if not one.has_opened and (one.is_there or one.is_well)]
+
+
 def describe_stand(one: Rank) -> str:
+    if one.status is not None:
+        return "others wait for it in hpcddp's runtime"
     if one.beat.is_stopped:
         return "was stopped by a signal"
+    if not one.has_opened:
+        return "has not opened hpcddp's runtime, as others have"
     return f"stands at {one.place.text}" if one.place.text else NOWHERE
 
 

@@ -238,7 +238,8 @@ class Reports:
     def _find_stuck(self, now: float) -> None:
         stuck, since, is_sure = self._stuck.find_stuck(self.ranks.values(), now)
         for one in stuck:
-            self._add(one, STUCK, since, describe_stand(one), is_sure=is_sure)
+            kind, at = (STUCK, since) if one.status is None else (LEFT, one.heard)
+            self._add(one, kind, at, describe_stand(one), is_sure=is_sure)
 
     def _find_hang(self, now: float) -> None:
         """Find ranks that wait for each other. Those of hpcddp's runtime print it themselves."""

@@ -71,6 +71,14 @@ def test_a_least_number_of_nodes_on_which_it_does_not_work_out_is_refused():
         plan("generic-slurm", nodes="4", max_restarts="1", min_nodes="3", parallel="data=-1,shard=4")
 
 
+def test_it_is_told_on_which_numbers_of_nodes_a_restart_works():
+    told = plan("generic-slurm", nodes="4", max_restarts="3", spares="1", parallel="data=-1,shard=4").remarks
+    assert "started again up to 3 times, on 2 or 4 nodes, and 1 spare node" in told
+    for nodes, restarts in (("4", None), ("1", "3")):
+        told = plan("generic-slurm", nodes=nodes, max_restarts=restarts).remarks
+        assert not any("started again" in remark for remark in told)
+
+
 @pytest.mark.parametrize(
     ("site", "directive"),
     [("generic-slurm", "#SBATCH --nodes=5\n"), ("generic-pbs", "#PBS -l select=5:"), ("generic-torque", "nodes=5:ppn")],

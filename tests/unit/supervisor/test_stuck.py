@@ -10,6 +10,7 @@ from hpcddp.guard.hpcddp_stand import MAY_WAIT, NO_WAIT, WAITS
 from hpcddp.runs.hang import Stand
 from hpcddp.runs.heartbeat import Beat, Position
 from hpcddp.supervisor.rank import (
+    ENDS,
     STARTING,
     STATES,
     PlainHang,
@@ -47,18 +48,77 @@ class Ranks:
         new = Beat(step or beat.step, beat.moves + moves, beat.looks + 1, 0, beat.uses + uses)
         self.detector.record(self.ranks[rank], new, self.now)
 
+    def end(self, rank: int) -> None:
+        """Its program has ended well."""
+        self.ranks[rank].status = 0
+        self.ranks[rank].change(ENDS, self.now)
+
     def stuck(self) -> list[str]:
         found, _, self.is_known = self.detector.find_stuck(self.ranks, self.now)
         return [f"rank {one.rank} {describe_stand(one)}" for one in found]
 
 
 def test_the_first_step_has_ten_times_the_limit():
-    ranks = Ranks(2)
+    ranks = Ranks(1)
     ranks.say(0, moves=True)
     ranks.ranks[0].place = Position("train.py:7, in main: sleep()")
     ranks.pass_time(FIRST_S)
     assert ranks.stuck() == []
     ranks.pass_time(2)
+    assert ranks.stuck() == ["rank 0 stands at train.py:7, in main: sleep()"]
+
+
+def test_a_rank_that_has_not_opened_the_runtime_is_the_one_that_others_wait_for():
+    ranks = Ranks(3)
+    for rank in (0, 2):
+        ranks.say(rank, moves=True)
+        ranks.ranks[rank].place = Position("train.py:29, in main (in wait_until)", WAITS)
+    ranks.pass_time(FIRST_S)
+    assert ranks.stuck() == []
+    ranks.pass_time(2)
+    assert ranks.stuck() == ["rank 1 has not opened hpcddp's runtime, as others have"]
+
+
+def test_a_rank_that_has_ended_before_it_opened_the_runtime_is_named_after_the_limit_of_a_step():
+    ranks = Ranks(3)
+    for rank in (0, 2):
+        ranks.say(rank, moves=True)
+    ranks.end(1)
+    ranks.pass_time(LIMIT_S)
+    assert ranks.stuck() == []
+    ranks.pass_time(2)
+    assert ranks.stuck() == ["rank 1 others wait for it in hpcddp's runtime"]
+
+
+@pytest.mark.parametrize("says", ["nothing", "steps", "left"])
+def test_a_rank_that_has_ended_is_not_missed_where_nobody_waits_for_it(says: str):
+    """As of programs without the runtime, or after it."""
+    ranks = Ranks(2)
+    if says == "steps":
+        for step in (4, 5):
+            ranks.say(0, step=step, moves=True)
+    elif says == "left":
+        ranks.say(0, moves=True)
+        ranks.detector.record(ranks.ranks[0], Beat(0, 1, 0), ranks.now)
+    ranks.end(1)
+    ranks.pass_time(FIRST_S + 2, step=5, moves={0} if says == "steps" else ())
+    assert ranks.stuck() == []
+
+
+def test_of_ranks_that_have_not_opened_the_runtime_one_that_a_signal_has_stopped_comes_first():
+    ranks = Ranks(3)
+    ranks.say(0, moves=True)
+    ranks.ranks[2].beat = Beat(is_stopped=True)
+    ranks.pass_time(FIRST_S + 2)
+    assert ranks.stuck() == ["rank 2 was stopped by a signal"]
+
+
+def test_ranks_that_never_open_the_runtime_are_not_named_where_the_others_make_steps():
+    ranks = Ranks(2)
+    ranks.say(0, step=4, moves=True)
+    ranks.say(0, step=5, moves=True)
+    ranks.ranks[0].place = Position("train.py:7, in main: sleep()")
+    ranks.pass_time(LIMIT_S + 2)
     assert ranks.stuck() == ["rank 0 stands at train.py:7, in main: sleep()"]
 
 

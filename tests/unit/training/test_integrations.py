@@ -23,7 +23,7 @@ import hpcddp.integrations
 import hpcddp.integrations.saved as saved_by_frameworks
 from hpcddp.errors import LaunchError, RequestError
 from hpcddp.integrations.hf_trainer import TransformersHooks
-from hpcddp.integrations.lightning_trainer import name_random_state, restore_random_state
+from hpcddp.integrations.lightning_trainer import LightningHooks, name_random_state, restore_random_state
 from hpcddp.integrations.plain_loop import open_loop
 from hpcddp.integrations.run import check_all_ranks
 from hpcddp.integrations.saved import FrameworkCheckpoint, check_world, complete_checkpoint, find_newest
@@ -34,9 +34,10 @@ from hpcddp.runs.lock import HeldError, describe_process, take_run
 from hpcddp.runs.metrics import LossCurve, read_latest
 from hpcddp.runs.state import RunState, read_state
 from hpcddp.training.activity import is_at_files
+from hpcddp.training.arguments import SaveEvery
 from hpcddp.training.checkpoint.files import find_fault
 from hpcddp.training.data.randomness import read_states
-from hpcddp.training.stopping import STOP_SIGNALS
+from hpcddp.training.stopping import STOP_SIGNALS, SignalFlag
 
 RunRanks = Callable[..., Any]
 STEPS = 12
@@ -294,6 +295,14 @@ def test_another_number_of_ranks_is_refused_unless_a_step_has_as_many_samples() 
         check_world(two, 4, None)
     with pytest.raises(RequestError, match="DeepSpeed's optimizer is saved per rank"):
         check_world(two, 1, 8, fixed="DeepSpeed's optimizer is saved per rank")
+
+
+def test_lightning_with_deepspeed_is_refused_on_another_number_of_ranks_whatever_the_batch(tmp_path: Path) -> None:
+    two = FrameworkCheckpoint(path="x", step=4, epoch=0, world_size=2, global_batch=8, seconds=1.0)
+    hooks = LightningHooks({}, RunFolder(str(tmp_path / "run")).attempt("a"), two, SignalFlag(), SaveEvery())
+    trainer = SimpleNamespace(strategy=type("DeepSpeedStrategy", (), {})())
+    with pytest.raises(RequestError, match="2 ranks, and here are 1 rank: DeepSpeed's optimizer is saved per rank"):
+        hooks.setup(trainer, None, "fit")
 
 
 def test_a_run_that_is_taken_while_a_checkpoint_is_written_gets_none(alone: Callable[..., Any], tmp_path: Path) -> None:
