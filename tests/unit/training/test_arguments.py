@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy
@@ -16,6 +17,7 @@ from hpcddp.errors import RequestError
 from hpcddp.training.arguments import (
     read_names,
     read_optional,
+    read_path,
     read_timeout,
     read_value,
     read_whole,
@@ -36,6 +38,7 @@ from hpcddp.training.arguments import (
         ({"seed": "a"}, "seed='a'): 'a' is not a whole number of 0 or more", "seed=1)"),
         ({"seed": -1}, "seed=-1): -1 is not a whole number of 0 or more", "seed=1)"),
         ({"timeout_s": "60"}, "timeout_s='60'): '60' is no number of seconds", "timeout_s=1800)"),
+        ({"run_dir": 5}, "run_dir=5): 5 is no path", "run_dir='runs/train')"),
         ({"exact": True, "slices": "8"}, "slices='8')", "slices=1)"),
     ],
     ids=str,
@@ -88,6 +91,7 @@ def test_what_can_be_meant_is_taken() -> None:
     assert (read_optional(None, "{}"), read_whole(0, "{}", least=0)) == (None, 0)
     assert [read_value(value, "{}") for value in (1, numpy.float32(1), torch.ones(1), numpy.array(1.0))] == [1.0] * 4
     assert (read_names("lr"), read_names(["lr", "seed"])) == (("lr",), ("lr", "seed"))
+    assert [read_path(value, "{}") for value in (None, "a/b", Path("a/b"))] == [None, "a/b", "a/b"]
     assert (read_timeout(None, "{}"), read_timeout(60, "{}")) == (None, 60.0)
 
 
