@@ -94,7 +94,9 @@ def init(
             timeout_s=timeout_s,
             arrival_timeout_s=arrival_timeout_s,
             rendezvous=rendezvous,
-        )
+        ),
+        "hpcddp.init(…)",
+        "group",
     )
 
 
@@ -189,4 +191,4 @@ def runtime(
             slices=read_optional(slices, call("slices={}")),
             log_to=None if log_to is None else read_names(log_to),
         )
-    return Opening(open_runtime(os.environ, options))
+    return Opening(open_runtime(os.environ, options), "hpcddp.runtime(…)", "rt")

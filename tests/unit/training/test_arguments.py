@@ -78,6 +78,13 @@ def test_the_arguments_of_init_are_read_alike() -> None:
         hpcddp.init(timeout_s=-1)
 
 
+def test_what_is_used_without_with_is_not_open_yet() -> None:
+    for opening, hint in ((hpcddp.init(), "init(…) as group"), (hpcddp.runtime(), "runtime(…) as rt")):
+        with pytest.raises(RequestError) as told:
+            opening.prepare  # type: ignore[attr-defined]  # noqa: B018
+        assert str(told.value).endswith(f"(…) is not open yet\nhint: with hpcddp.{hint}:")
+
+
 def test_an_unknown_way_to_rank_0_is_refused() -> None:
     for call in (hpcddp.init, hpcddp.runtime):
         with pytest.raises(
