@@ -94,7 +94,9 @@ def init(
             timeout_s=timeout_s,
             arrival_timeout_s=arrival_timeout_s,
             rendezvous=rendezvous,
-        )
+        ),
+        "hpcddp.init(…)",
+        "group",
     )
 
 
@@ -158,6 +160,7 @@ def runtime(
         check_choice,
         read_names,
         read_optional,
+        read_path,
         read_save_every,
         read_timeout,
         read_whole,
@@ -174,7 +177,7 @@ def runtime(
             seed=read_whole(seed, call("seed={}"), least=0),
             max_micro_batch=read_optional(max_micro_batch, call("max_micro_batch={}")),
             parallel=None if parallel is None else read_parallel(parallel, "hpcddp.runtime(parallel=…)"),
-            run_dir=run_dir,
+            run_dir=read_path(run_dir, call("run_dir={}")),
             accept=read_names(accept),
             keep=read_names(keep),
             save_every=read_save_every(save_every, call("save_every={}")),
@@ -188,4 +191,4 @@ def runtime(
             slices=read_optional(slices, call("slices={}")),
             log_to=None if log_to is None else read_names(log_to),
         )
-    return Opening(open_runtime(os.environ, options))
+    return Opening(open_runtime(os.environ, options), "hpcddp.runtime(…)", "rt")

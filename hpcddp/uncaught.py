@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 import sys
 from contextlib import AbstractContextManager, contextmanager
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, NoReturn, TypeVar
 
-from hpcddp.errors import HpcddpError
+from hpcddp.errors import HpcddpError, RequestError
 from hpcddp.guard.hpcddp_stand import is_library
 
 if TYPE_CHECKING:
@@ -68,10 +68,19 @@ def add_line(kind: type[BaseException], line: Callable[[], str]) -> None:
 
 
 class Opening(AbstractContextManager[_T]):
-    """`inner` with `two_lines`. A mistake in the `with` body is printed with the line of the script that made it."""
+    """`inner` with `two_lines`. A mistake in the `with` body is printed with the line of the script that made it.
 
-    def __init__(self, inner: AbstractContextManager[_T]) -> None:
-        self._inner = inner
+    `call`: that made it, and `name`: of what it opens, for the error where a script uses it without `with`.
+    """
+
+    def __init__(self, inner: AbstractContextManager[_T], call: str, name: str) -> None:
+        self._inner, self._call, self._name = inner, call, name
+
+    def __getattr__(self, attribute: str) -> NoReturn:
+        if attribute.startswith("_"):  # what Python and its tools ask any object
+            raise AttributeError(attribute)
+        with two_lines():
+            raise RequestError(f"{self._call} is not open yet", f"with {self._call} as {self._name}:")
 
     def __enter__(self) -> _T:
         with two_lines():

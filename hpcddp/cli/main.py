@@ -10,6 +10,7 @@ import sys
 
 from hpcddp.cli.streams import (
     forget_output,
+    open_missing_streams,
     print_message,
     refuse_on_pipe,
     write_help,
@@ -98,8 +99,11 @@ def main(argv: list[str] | None = None) -> int:
             import gc
 
             gc.disable()
+    has_output = open_missing_streams()
     write_in_any_encoding()
     try:
+        if not has_output and argv[:1] not in (["exec"], ["launch"], ["train"], ["supervise"]):
+            raise RequestError("standard output is closed, and the answer would go nowhere", "leave out `>&-`")
         status = _run(argv)
         sys.stdout.flush()
         return status

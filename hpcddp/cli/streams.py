@@ -66,6 +66,21 @@ def write_in_any_encoding() -> None:
         sys.stdout.reconfigure(errors="backslashreplace")
 
 
+def open_missing_streams() -> bool:
+    """Open what was closed (`>&-`, `2>&-`) on nothing, so that no file that is opened later gets its number, and an
+    error can be printed. Whether standard output is there."""
+    has_output = sys.stdout is not None
+    for number, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
+        if getattr(sys, name) is None:
+            nothing = os.open(os.devnull, os.O_RDWR)
+            if nothing != number:
+                os.dup2(nothing, number)
+                os.close(nothing)
+            os.set_inheritable(number, True)  # a program that is started next has it as well
+            setattr(sys, name, open(number, mode, encoding="utf-8", closefd=False))  # noqa: SIM115  # for the whole process
+    return has_output
+
+
 def write_exactly(text: str) -> None:
     """Write what a program reads, a job script or a path, in the file system's encoding, whatever the terminal's is."""
     sys.stdout.flush()

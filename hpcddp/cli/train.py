@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import os
 from collections.abc import Mapping
 from functools import partial
@@ -36,8 +37,8 @@ def build_parser() -> VerbParser:
     what.add_argument("--model", default="resnet18", metavar="NAME", help="any torchvision classification model")
     for option, usual, text in _COUNTS:
         what.add_argument(option, type=partial(parse_count, where=option), default=usual, metavar="N", help=text)
-    what.add_argument("--seed", type=int, default=0, metavar="N", help="of weights, order, shifts (default 0)")
-    what.add_argument("--lr", type=float, default=0.05, metavar="X", help="first learning rate (default 0.05)")
+    what.add_argument("--seed", type=_seed, default=0, metavar="N", help="of weights, order, shifts (default 0)")
+    what.add_argument("--lr", type=_positive, default=0.05, metavar="X", help="first learning rate (default 0.05)")
     exact = "the same weights, bit for bit, on any number of ranks (default method: tree)"
     what.add_argument("--exact", nargs="?", const=EXACT_METHODS[0], choices=EXACT_METHODS, help=exact)
     splits = "how the ranks split the model: ddp (each has all of it), zero1, fsdp, hsdp, or a mesh such as"
@@ -65,3 +66,20 @@ def run(args: argparse.Namespace, env: Mapping[str, str]) -> int:
             print_message(str(error))
         return error.exit_code
     return 0
+
+
+def _positive(text: str) -> float:
+    try:
+        number = float(text)
+    except ValueError:
+        number = math.nan
+    if not 0 < number < math.inf:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number above 0")
+    return number
+
+
+def _seed(text: str) -> int:
+    number = read_number(text)
+    if number is None:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of 0 or more")
+    return number

@@ -76,4 +76,5 @@ def loop(
             if error.name != "torch":
                 raise
             raise LaunchError("hpcddp.integrations.loop needs torch", "python -m pip install torch") from error
-    return Opening(open_loop(os.environ, global_batch=global_batch, save_every=save_every, keep=keep_checkpoints))
+    opened = open_loop(os.environ, global_batch=global_batch, save_every=save_every, keep=keep_checkpoints)
+    return Opening(opened, "hpcddp.integrations.loop(…)", "run")

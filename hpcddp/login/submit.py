@@ -231,7 +231,8 @@ def _check_free(request: RunRequest, plan: JobPlan, env: Mapping[str, str]) -> N
     other = "another run: --name X"
     for job, found in judge(one, answers).live:
         if found.state != "unknown":
-            resumes = f"--after afterany:{job.id} to resume it then" if job.scheduler else "wait for its end"
+            takes_after = job.scheduler and "dependency" in find_scheduler(plan.site.scheduler).directives.options
+            resumes = f"--after afterany:{job.id} to resume it then" if takes_after else "wait for its end"
             first_it_ends = f"hpcddp cancel {call_run(run)}, which ends it" if request.fresh else resumes
             raise RequestError(
                 f"job {job.id} ({found.state}) has {show_path(run.path)}, and two jobs cannot write one run",

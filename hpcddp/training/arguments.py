@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import operator
+import os
 from collections.abc import Sequence
 from numbers import Real
 from typing import Any, NamedTuple
@@ -64,6 +65,13 @@ def read_value(value: Any, call: str) -> float:
         return float(value)
     except (TypeError, ValueError, RuntimeError):  # torch's word for more elements
         raise _refuse(value, call, "not one number", 0.5) from None
+
+
+def read_path(value: Any, call: str) -> str | None:
+    """A path, as text or as a Path; or None."""
+    if value is not None and not isinstance(value, str | os.PathLike):
+        raise _refuse(value, call, "no path", "runs/train")
+    return None if value is None else os.fspath(value)
 
 
 def read_names(value: Any) -> tuple[str, ...]:

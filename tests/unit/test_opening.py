@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 MISTAKES = r"""
-import sys
+import copy, sys
 from contextlib import contextmanager
 from hpcddp.errors import RequestError
 from hpcddp.uncaught import Opening
@@ -31,7 +31,11 @@ def step():
     raise RequestError("inside", "mend it")
 
 how = sys.argv[1]
-with Opening(opened()):
+opening = Opening(opened(), "opened(…)", "rt")
+if how == "without with":
+    assert not hasattr(opening, "__len__")
+    copy.copy(opening).prepare()
+with opening:
     if how == "explained":
         len(3)
     if how.startswith("inside"):
@@ -48,9 +52,10 @@ with Opening(opened()):
     ("how", "status", "told"),
     [
         ("inside", 2, "hpcddp: train.py:20: inside\nhint: mend it\n"),
-        ("explained", 2, "hpcddp: train.py:25: explained\nhint: mend it\n"),
+        ("explained", 2, "hpcddp: train.py:29: explained\nhint: mend it\n"),
         ("inside then outside", 2, "hpcddp: outside\nhint: mend it\n"),
         ("at the end", 2, "hpcddp: at the end\nhint: mend it\n"),
+        ("without with", 2, "hpcddp: opened(…) is not open yet\nhint: with opened(…) as rt:\n"),
         ("inside, caught", 1, "ZeroDivisionError: division by zero\n"),
     ],
 )

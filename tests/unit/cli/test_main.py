@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -98,6 +99,25 @@ def test_a_script_and_a_refusal_are_whole_even_if_remarks_cannot_be_printed() ->
     assert shell("$HPCDDP render --site nosuch 2>/dev/full").stdout == REFUSAL
     said = shell("$HPCDDP render --site local 2>/dev/full -- true")
     assert (said.returncode, said.stdout.startswith("#!/bin/bash\n")) == (0, True)
+
+
+@pytest.mark.parametrize("verb", ["status", "render --site local -- true", "submit --site local -- touch begun"])
+def test_a_closed_output_is_refused_before_anything_is_done(verb: str, tmp_path: Path) -> None:
+    said = shell(f"cd {tmp_path} && $HPCDDP {verb} >&-")
+    assert (said.returncode, said.stdout, os.listdir(tmp_path)) == (2, "", [])
+    assert said.stderr.splitlines() == [
+        "hpcddp: standard output is closed, and the answer would go nowhere",
+        "hint: leave out `>&-`",
+    ]
+
+
+def test_closed_streams_that_are_not_needed_do_no_harm() -> None:
+    for closed in ("2>&-", "<&-"):
+        assert shell(f"$HPCDDP env {closed}").stdout.startswith("a single process")
+    said = shell("$HPCDDP render --site nosuch 2>&-")
+    assert (said.returncode, said.stdout) == (2, REFUSAL)
+    said = shell("$HPCDDP exec -- bash -c 'echo no >&2; exit 7' >&-")
+    assert (said.returncode, said.stderr) == (7, "no\n")
 
 
 def test_exec_says_the_words_that_were_typed_to_what_it_starts_before_it_fills_placeholders() -> None:

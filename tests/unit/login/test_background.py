@@ -60,6 +60,8 @@ def test_a_job_runs_in_the_background_and_leaves_its_status_and_its_output(
     job = submit(capsys, "--name", "a", "--", "python", "-c", f"{WAITS}\nprint('said'); raise SystemExit(3)")
     until((here / "here").exists)
     assert (status("a").state, status("a").job) == ("running", job)
+    assert main(["submit", *JOB, "--name", "a", "--", "true"]) == 2
+    assert "cannot write one run\nhint: wait for its end; or another run: --name X" in capsys.readouterr().err
     (here / "go").touch()
     assert (ended("a").state, ended("a").exit_status) == ("failed", 3)
     assert main(["logs", "a"]) == 0

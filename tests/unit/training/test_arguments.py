@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy
@@ -16,6 +17,7 @@ from hpcddp.errors import RequestError
 from hpcddp.training.arguments import (
     read_names,
     read_optional,
+    read_path,
     read_timeout,
     read_value,
     read_whole,
@@ -36,6 +38,7 @@ from hpcddp.training.arguments import (
         ({"seed": "a"}, "seed='a'): 'a' is not a whole number of 0 or more", "seed=1)"),
         ({"seed": -1}, "seed=-1): -1 is not a whole number of 0 or more", "seed=1)"),
         ({"timeout_s": "60"}, "timeout_s='60'): '60' is no number of seconds", "timeout_s=1800)"),
+        ({"run_dir": 5}, "run_dir=5): 5 is no path", "run_dir='runs/train')"),
         ({"exact": True, "slices": "8"}, "slices='8')", "slices=1)"),
     ],
     ids=str,
@@ -75,6 +78,13 @@ def test_the_arguments_of_init_are_read_alike() -> None:
         hpcddp.init(timeout_s=-1)
 
 
+def test_what_is_used_without_with_is_not_open_yet() -> None:
+    for opening, hint in ((hpcddp.init(), "init(…) as group"), (hpcddp.runtime(), "runtime(…) as rt")):
+        with pytest.raises(RequestError) as told:
+            opening.prepare  # type: ignore[attr-defined]  # noqa: B018
+        assert str(told.value).endswith(f"(…) is not open yet\nhint: with hpcddp.{hint}:")
+
+
 def test_an_unknown_way_to_rank_0_is_refused() -> None:
     for call in (hpcddp.init, hpcddp.runtime):
         with pytest.raises(
@@ -88,6 +98,7 @@ def test_what_can_be_meant_is_taken() -> None:
     assert (read_optional(None, "{}"), read_whole(0, "{}", least=0)) == (None, 0)
     assert [read_value(value, "{}") for value in (1, numpy.float32(1), torch.ones(1), numpy.array(1.0))] == [1.0] * 4
     assert (read_names("lr"), read_names(["lr", "seed"])) == (("lr",), ("lr", "seed"))
+    assert [read_path(value, "{}") for value in (None, "a/b", Path("a/b"))] == [None, "a/b", "a/b"]
     assert (read_timeout(None, "{}"), read_timeout(60, "{}")) == (None, 60.0)
 
 

@@ -57,9 +57,9 @@ def test_a_model_that_is_none_is_told_once_and_ends_all_ranks(run_ranks: RunRank
 @pytest.mark.parametrize(
     ("option", "value", "told"),
     [
-        ("--lr", "x", "invalid float value: 'x'"),
+        *(("--lr", value, f"'{value}' is not a number above 0") for value in ("x", "nan", "0", "-1")),
         ("--epochs", "0", "--epochs '0' is not a whole number of 1 or more"),
-        ("--seed", "1.5", "invalid int value: '1.5'"),
+        *(("--seed", value, f"'{value}' is not a whole number of 0 or more") for value in ("1.5", "-1")),
     ],
 )
 def test_a_number_that_no_training_takes_is_refused(option: str, value: str, told: str) -> None:
