@@ -131,8 +131,7 @@ def check_data(source: DataSource, setup: RunSetup) -> None:
 def check_same_data(dataset: Dataset[Any], layout: Layout, options: Mapping[str, Any]) -> None:
     """RequestError, on every rank, if the ranks' data sets differ in length or are other parts of a data set, or if a
     rank's DataLoader has other `options`. A collective."""
-    samples = len(dataset) if isinstance(dataset, Sized) else None  # a stream may have no length
-    everyones = ask_all((options, samples, _hash_subset(dataset)), layout.world_size)
+    everyones = ask_all((options, _count_samples(dataset), _hash_subset(dataset)), layout.world_size)
     refuse_others([theirs for theirs, *_ in everyones], "DataLoader(…, {})")
     for rank, (_, *theirs) in enumerate(everyones):
         if theirs != [*everyones[0][1:]]:
@@ -141,6 +140,10 @@ def check_same_data(dataset: Dataset[Any], layout: Layout, options: Mapping[str,
                 f" rank 0 has {everyones[0][1]}",
                 "give every rank the whole data set in one order, not divided by rank: the runtime deals the samples",
             )
+
+
+def _count_samples(dataset: Dataset[Any]) -> int | None:
+    return len(dataset) if isinstance(dataset, Sized) else None  # a stream may have no length
 
 
 def _hash_subset(dataset: Dataset[Any]) -> str:
@@ -306,7 +309,8 @@ class Preparation:
             raise RequestError("rt.evaluation_loader got no batch_size", "rt.evaluation_loader(dataset, 256)")
         size = read_whole(size, "rt.evaluation_loader(dataset, {})")
         how = replace(how, dataset=self._trial.shorten(how.dataset, size))
-        check_same_data(how.dataset, self._layout, {"batch_size": size, "drop_last": how.drop_last})
+        options = {"batch_size": size, "drop_last": how.drop_last, "samples": _count_samples(how.dataset)}
+        self._saves.agreement.record_evaluation(options | {"subset": _hash_subset(how.dataset)[:12]})
         return EvaluationLoader(
             how.dataset,
             size,

@@ -187,7 +187,8 @@ class Runtime:
         number of batches on every rank.
 
         `batch_size` is the global batch; a DataLoader brings its own, and `drop_last`. BatchNorm's running statistics
-        are averaged over the ranks when a loop over it starts. A collective, and so is each loop over it.
+        are averaged over the ranks when a loop over it starts: a collective. The ranks compare what they gave to this
+        call when they agree next.
         """
         return self._preparation.evaluation_loader(data, batch_size)
 

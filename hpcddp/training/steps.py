@@ -17,7 +17,7 @@ from hpcddp.runs.metrics import MetricsFile
 from hpcddp.training.activity import waiting
 from hpcddp.training.collectives import ask_all
 from hpcddp.training.gradient.gradients import Gradients
-from hpcddp.training.options import RunSetup
+from hpcddp.training.options import RunSetup, refuse_others
 from hpcddp.training.stopping import REQUESTS, STOP_FLAGS
 
 FLAGS = STOP_FLAGS + REQUESTS
@@ -31,6 +31,7 @@ class Agreement:
         self._world_size, self._group = world_size, group
         self.requests: dict[str, str] = {}  # of this rank, with their reasons
         self.requested: set[str] = set()  # requests of any rank in the exchanges since the ranks have agreed
+        self._evaluations: list[Mapping[str, Any]] = []  # options of this rank's evaluation loaders, since then
 
     def encode(self, flags: Sequence[str]) -> list[float]:
         """This rank's part of an exchange: its reasons to stop and its requests, of FLAGS."""
@@ -42,19 +43,28 @@ class Agreement:
         self.requested.update(flag for flag in raised if flag in REQUESTS)
         return next((flag for flag in raised if flag in STOP_FLAGS), None)
 
+    def record_evaluation(self, options: Mapping[str, Any]) -> None:
+        """This rank has made an evaluation loader: the ranks compare its options when they agree next."""
+        self._evaluations.append(options)
+
     def agree(self, place: str, mine: Any = None) -> tuple[dict[str, str], list[Any]]:
         """A collective: the requests of all ranks with a reason for each, and what each rank has as `mine`.
 
-        RequestError, on every rank, if they call it at different points of the script.
+        RequestError, on every rank, if they call it at different points of the script, or have made evaluation loaders
+        with other options.
         """
         requests, self.requests = self.requests, {}
+        evaluations, self._evaluations = self._evaluations, []
         self.requested.clear()
-        everyones = ask_all((place, requests, mine), self._world_size, self._group)
+        everyones = ask_all((place, requests, mine, evaluations), self._world_size, self._group)
         if len({theirs[0] for theirs in everyones}) > 1:
             raise _went_apart([theirs[0] for theirs in everyones])
         granted: dict[str, str] = {}
-        for _, theirs, _ in reversed(everyones):
+        for _, theirs, *_ in reversed(everyones):
             granted |= theirs
+        if len({len(theirs[3]) for theirs in everyones}) == 1:  # else one rank has made one for itself, to look
+            for options in zip(*(theirs[3] for theirs in everyones), strict=True):
+                refuse_others(options, "evaluation data: the same DataLoader(…, {}), over the whole data set,")
         return granted, [theirs[2] for theirs in everyones]
 
 

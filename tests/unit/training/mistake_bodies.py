@@ -326,11 +326,11 @@ SAID: dict[str, tuple[Body, str]] = {
     ),
     "another batch size of evaluation": (
         by_rank(lambda rank: partial(evaluate_with, data=make_data(), batch_size=4 + 2 * rank)),
-        "batch_size=4 on rank 0, batch_size=6 on rank 1\nhint: DataLoader(…, batch_size=4) on every",
+        "batch_size=4 on rank 0, batch_size=6 on rank 1\nhint: evaluation data: the same DataLoader(…, batch_size=4),",
     ),
     "evaluation data that are cut by rank": (
         by_rank(lambda rank: partial(evaluate_with, data=parts(rank))),
-        "rank 1 gets other samples of this Subset than rank 0",
+        "the ranks were given different options: subset='",
     ),
     "a sum of other lengths": (
         partial(fit, tail=lambda p: p.rt.sum(torch.ones(2 + p.rank))),
@@ -401,6 +401,12 @@ def leave_evaluations(open_: Opened, rank: int) -> None:
             rt.save()
 
 
+def look_on_one_rank(p: Any) -> None:
+    """An evaluation loader of rank 0 alone, of which it takes a batch."""
+    if p.rank == 0:
+        next(iter(p.rt.evaluation_loader(make_data(5), 2)))
+
+
 def cut_the_model(p: Any) -> None:
     del p.model[2]
 
@@ -441,6 +447,9 @@ RIGHT: dict[str, Body] = {
     "all ranks skip a step": partial(fit, step=lambda p: p.rt.steps != 1 and p.optimizer.step()),
     "a teacher that holds a layer": teach_a_frozen_layer,
     "evaluations that are left": leave_evaluations,
+    "evaluation loaders of one rank": partial(
+        fit, epochs=2, prepared=look_on_one_rank, before=look_on_one_rank, tail=look_on_one_rank
+    ),
     "a first pass in no_sync": in_plain_loop(first_of_two_in_no_sync),
     # for a file of rank 0's
     "an export": partial(fit, run_dir="exported", end=on_rank(0, lambda p: p.model.half())),
