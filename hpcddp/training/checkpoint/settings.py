@@ -13,7 +13,8 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
@@ -209,8 +210,15 @@ def _read_plain(values: Mapping[str, Any]) -> dict[str, Any]:
             found |= {f"schedulers[{n}].{key}": one for n, known in enumerate(inner) for key, one in known.items()}
         elif name not in _LEFT_OUT:
             with suppress(TypeError, ValueError):
-                found[name.lstrip("_")] = json.loads(json.dumps(value))
+                found[name.lstrip("_")] = json.loads(json.dumps(value, default=_read_number))
     return found
+
+
+def _read_number(value: Any) -> Any:
+    """The number of a tensor that holds one; TypeError for anything else."""
+    if isinstance(value, Tensor) and value.numel() == 1:
+        return value.item()
+    raise TypeError
 
 
 # Accepted settings come into the objects, after a checkpoint has brought its own.
@@ -224,7 +232,11 @@ class GivenSettings:
         self._optimizers = {name: thing for name, thing in objects.items() if isinstance(thing, Optimizer)}
         self._schedules = {name: thing for name, thing in objects.items() if isinstance(thing, LRScheduler)}
         self._groups = {
-            _name(name, nth): {key: value for key, value in group.items() if key != "params"}
+            _name(name, nth): {
+                key: value.clone() if isinstance(value, Tensor) else value
+                for key, value in group.items()
+                if key != "params"
+            }
             for name, optimizer in self._optimizers.items()
             for nth, group in enumerate(optimizer.param_groups)
         }
@@ -253,23 +265,33 @@ class GivenSettings:
             for nth, group in enumerate(optimizer.param_groups):
                 key = _name(name, nth)
                 is_given = bool(anew) or name in self.unloaded or key not in at
-                group |= self._groups[key] if is_given else {}
+                for setting, value in self._groups[key].items() if is_given else ():
+                    _set(group, setting, value)
                 before = (now if is_given else at)[key]
                 for setting, value in to.get(key, {}).items():
                     old: Any = before.get(setting, value)
                     if setting == "lr" and old != value:
                         _move_lr(group, nth, old, value, list(its.values()))
                     elif setting in group and old != value:
-                        group[setting] = tuple(value) if isinstance(group[setting], tuple) else value
+                        _set(group, setting, tuple(value) if isinstance(group[setting], tuple) else value)
             for key, one in anew.items():
                 _step_to(key, one, _count_steps(states.get(key, {})))
 
 
+def _set(group: dict[str, Any], setting: str, value: Any) -> None:
+    """Set a value of a parameter group: a number is put into a tensor where one was, of its own, as torch lets groups
+    share one."""
+    there = group.get(setting)
+    if isinstance(there, Tensor) and there.numel() == 1:
+        value = torch.full_like(there, float(value))
+    group[setting] = value
+
+
 def _move_lr(group: dict[str, Any], nth: int, old: float, new: float, schedules: Sequence[Any]) -> None:
     """Move a learning rate, which a schedule has moved from the old start, to where it is from the new one."""
-    group["lr"] = group["lr"] * (new / old) if old else new
+    _set(group, "lr", group["lr"] * (new / old) if old else new)
     if "initial_lr" in group:
-        group["initial_lr"] = new
+        _set(group, "initial_lr", new)
     for schedule in schedules:
         if hasattr(schedule, "base_lrs"):
             schedule.base_lrs[nth] = new

@@ -138,6 +138,23 @@ def test_accepted_settings_are_the_scripts_and_move_on_as_the_schedule_says(tmp_
     assert read(tmp_path / "run")["settings"]["optimizer"]["lr"] == 0.4
 
 
+def test_a_learning_rate_in_a_tensor_is_compared_as_its_number_and_stays_in_a_tensor(tmp_path: Path) -> None:
+    def in_tensor(parameters: Any, lr: float, **options: Any) -> torch.optim.Optimizer:
+        weight, bias = parameters
+        return torch.optim.SGD([{"params": [weight]}, {"params": [bias]}], lr=torch.tensor(lr), **options)
+
+    made: dict[str, Any] = {"make": in_tensor, "batch": 8}
+    attempt(tmp_path / "run", steps=2, lr=0.5, **made)
+    assert read(tmp_path / "run")["settings"]["optimizer"]["lr"] == 0.5
+    with pytest.raises(RequestError, match=r"optimizer\.lr: 0\.5 -> 2\.0"):
+        attempt(tmp_path / "run", steps=3, lr=2.0, **made)
+    seen = attempt(tmp_path / "run", steps=3, lr=2.0, accept="lr", **made)
+    for group in seen.optimizer.param_groups:
+        assert isinstance(group["lr"], torch.Tensor)
+        assert float(group["lr"]) == 0.25  # 2 * 0.5 ** 3
+    assert float(attempt(tmp_path / "run", steps=4, lr=2.0, **made).optimizer.param_groups[0]["lr"]) == 0.125
+
+
 def test_kept_settings_are_the_recorded_ones_in_each_start(tmp_path: Path) -> None:
     whole = attempt(tmp_path / "whole", steps=6)
     attempt(tmp_path / "run", steps=2)
