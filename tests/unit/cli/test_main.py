@@ -115,7 +115,7 @@ def test_closed_streams_that_are_not_needed_do_no_harm() -> None:
     for closed in ("2>&-", "<&-"):
         assert shell(f"$HPCDDP env {closed}").stdout.startswith("a single process")
     said = shell("$HPCDDP render --site nosuch 2>&-")
-    assert (said.returncode, said.stdout) == (2, REFUSAL)
+    assert (said.returncode, said.stdout) == (3, REFUSAL)
     said = shell("$HPCDDP exec -- bash -c 'echo no >&2; exit 7' >&-")
     assert (said.returncode, said.stderr) == (7, "no\n")
 
