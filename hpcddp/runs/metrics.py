@@ -45,8 +45,7 @@ class MetricsFile:
         """Several lines of one kind, at once. Null stands for NaN and infinity, which JSON does not have."""
         if self._file is not None:
             now = round(time.time(), 3)
-            lines = ({"kind": kind, **row, "time": now} for row in rows)
-            self._file.write("".join(f"{_encode(line)}\n" for line in lines))
+            self._file.write("".join([f"{_encode({'kind': kind, **row, 'time': now})}\n" for row in rows]))
 
     def log(self, step: int, numbers: Mapping[str, float]) -> None:
         """A line of kind `log`: a user's own numbers, as `check_logged` gives them, after `step` steps."""

@@ -148,7 +148,7 @@ class TrainingLoop:
     def batch_starts(self, batch: Batch) -> None:
         """The loop gets this batch now. StopTraining where it is the epoch's last, and the run stops before that."""
         self._saves.comes_to_step(batch.parts[0].micro)
-        self.count_batch()
+        self._pace.batches += 1
         self._batch, self._at = batch, At.TAKEN if batch.is_several else At.WHOLE
         self._nth_batch += 1
         self._backwards = self._nth_pass = 0
@@ -181,7 +181,8 @@ class TrainingLoop:
         if self._batches == 1:
             self._check_schedulers()
         self._saves.count_step(batch.parts[-1].micro)
-        self._trial.step_ends()
+        if self._trial is not None:
+            self._trial.step_ends()
         return self._saves.is_ending
 
     def reseed(self) -> None:
@@ -273,10 +274,15 @@ class TrainingLoop:
             self._calls.start()
         place: tuple[int | str, ...] = (self._data_rank, micro.nth) if micro.slice is None else ("slice", micro.slice)
         again = (self._nth_pass - 1,) if self._nth_pass > 1 else ()
-        seed_generators("step", self._seed, self._saves.steps, *self._trial.key(place, micro), *again)
-        self._open = ExitStack()
-        self._open.enter_context(self._gradients.micro(micro))
-        self._trial.part_starts(micro)
+        if self._trial is not None:
+            place = self._trial.key(place, micro)
+        seed_generators("step", self._seed, self._saves.steps, *place, *again)
+        is_whole = micro.last and not micro.nth and micro.samples > 0
+        if not (is_whole and self._gradients.takes_parts_only):
+            self._open = ExitStack()
+            self._open.enter_context(self._gradients.micro(micro))
+        if self._trial is not None:
+            self._trial.part_starts(micro)
 
     def _check_backward(self, micro: MicroBatch) -> None:
         """A micro batch is over: all of a pass have a backward pass, or none."""
@@ -287,12 +293,10 @@ class TrainingLoop:
     def _end_part(self, *, collects: bool = True) -> None:
         part, self._part = self._part, None
         opened, self._open = self._open, None
-        try:
-            if part is not None and collects:
-                self._gradients.collect(part.micro)
-        finally:
-            if opened is not None:
-                opened.close()
+        if part is not None and opened is not None:
+            with opened:
+                if collects:
+                    self._gradients.collect(part.micro)
 
     # ---- backward passes
 
@@ -352,7 +356,8 @@ class TrainingLoop:
             self._end_gradients()
         if factor is not None:
             self._record.add_loss(loss.detach(), factor, part.micro.slice or 0)
-        self._trial.backward(loss.detach(), factor, self._gradients.averaged_over)
+        if self._trial is not None:
+            self._trial.backward(loss.detach(), factor, self._gradients.averaged_over)
 
     def _begin_gradients(self) -> None:
         for one in self.optimizers:
@@ -406,12 +411,13 @@ class TrainingLoop:
             raise mistakes.STEP_NOT_PREPARED.error(kind=kind)
         if (row := _STEP.get(self._at)) is not None:
             raise self._error(row, kind=kind)
-        if self._known is not None:
+        if self._known is not None and self._known.frozen:
             self._known.check_frozen()
         if self._backwards:
             if self._calls.are_watched:
                 self._calls.check_averaged()
-            self._gradients.check_step()
+            if self._gradients.forward_is_collective:
+                self._gradients.check_step()
         if not has_closure:  # else they come inside of the step
             one.check_step(had_backward=self._backwards > 0)
 

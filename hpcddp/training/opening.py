@@ -154,7 +154,8 @@ _NO_TURN = (
 def open_runtime(env: MutableMapping[str, str], options: RuntimeOptions) -> Iterator[Runtime]:
     """See `hpcddp.runtime`, which calls this with the process's environment."""
     trial = find_trial()
-    options = trial.options(options)
+    if trial is not None:
+        options = trial.options(options)
     folder = choose_attempt(env, options.run_dir)
     batch = options.global_batch
     if batch is None and folder is not None:
@@ -166,7 +167,8 @@ def open_runtime(env: MutableMapping[str, str], options: RuntimeOptions) -> Iter
     stall_s, end_s = read_hang_limits(env)
     signals = SignalFlag()
     with ExitStack() as stack:
-        stack.callback(trial.closed)
+        if trial is not None:
+            stack.callback(trial.closed)
         stack.enter_context(signals.installed())
         heartbeat = stack.enter_context(beating(env))
         group = options.group
@@ -214,7 +216,8 @@ def open_runtime(env: MutableMapping[str, str], options: RuntimeOptions) -> Iter
             stack.enter_context(watchdog.watching())
         try:
             with suppress(StopTraining), _refusing_exit(rt):
-                trial.opened(rt)
+                if trial is not None:
+                    trial.opened(rt)
                 yield rt
             rt.finish()
             if rt._saves.is_finished and group.is_first and sys.stderr.isatty():

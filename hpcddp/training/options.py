@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from hpcddp.batchplan import EXACT_METHODS
 from hpcddp.errors import RequestError
@@ -92,13 +92,12 @@ class RuntimeOptions:
         return Exactness(method, DEFAULT_SLICES if self.slices is None else self.slices)
 
 
-class TrialHooks:
-    """Hooks by which a short run of `hpcddp verify` changes and records a training. Those of any other run do nothing;
+class TrialHooks(Protocol):
+    """Hooks by which a short run of `hpcddp verify` changes and records a training; any other run has no trial.
     `hpcddp/verify/ranks.py` has those that record."""
 
     def options(self, options: RuntimeOptions) -> RuntimeOptions:
         """The options of `hpcddp.runtime`, as the trial wants them."""
-        return options
 
     def opened(self, rt: Any) -> None:
         """The runtime is open, and its body begins."""
@@ -106,13 +105,11 @@ class TrialHooks:
     def closed(self) -> None:
         """The body is over, and the ranks have left the process group."""
 
-    def shorten(self, dataset: Dataset[Any], batch: int, *, drop_last: bool = False) -> Dataset[Any]:  # noqa: ARG002  # a trial's
+    def shorten(self, dataset: Dataset[Any], batch: int, *, drop_last: bool = False) -> Dataset[Any]:
         """A data set with a few batches of this one's samples."""
-        return dataset
 
-    def key(self, key: tuple[int | str, ...], micro: MicroBatch) -> tuple[int | str, ...]:  # noqa: ARG002  # a trial's
+    def key(self, key: tuple[int | str, ...], micro: MicroBatch) -> tuple[int | str, ...]:
         """The key of a micro batch's random numbers, besides the seed and the step."""
-        return key
 
     def part_starts(self, micro: MicroBatch) -> None:
         """The loop gets this micro batch now; its random numbers are seeded."""
@@ -124,7 +121,7 @@ class TrialHooks:
         """The loop is done with a batch."""
 
 
-_trials = [TrialHooks()]
+_trials: list[TrialHooks] = []
 
 
 def set_trial(hooks: TrialHooks) -> None:
@@ -132,9 +129,9 @@ def set_trial(hooks: TrialHooks) -> None:
     _trials[:] = [hooks]
 
 
-def find_trial() -> TrialHooks:
+def find_trial() -> TrialHooks | None:
     """The hooks of this process."""
-    return _trials[0]
+    return _trials[0] if _trials else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,7 +148,7 @@ class RunSetup:
     over: str = ""  # why the run ended, of one that is finished already: no step is left
     counts: dict[str, int] | None = None  # of a finished run: how many epochs or steps; None: it does not say
     settings: RunSettings
-    trial: TrialHooks
+    trial: TrialHooks | None
 
 
 def check_same_options(options: RuntimeOptions, global_batch: int | None, parallel: Parallel, group: Group) -> None:

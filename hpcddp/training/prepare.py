@@ -256,7 +256,7 @@ class Preparation:
             seed = derive_key("loader", options.seed, number)
             check_second(items, is_several=known.is_several)
             plan = self._plan_for(how.batch_size, items)
-        if how.batch_sampler is None:
+        if self._trial is not None and how.batch_sampler is None:
             how = replace(how, dataset=self._trial.shorten(how.dataset, plan.global_batch, drop_last=how.drop_last))
         sampler = make_sampler(how, plan, self._layout.data_rank, seed)
         add = self._setup.settings.add
@@ -308,7 +308,8 @@ class Preparation:
         if size is None:
             raise RequestError("rt.evaluation_loader got no batch_size", "rt.evaluation_loader(dataset, 256)")
         size = read_whole(size, "rt.evaluation_loader(dataset, {})")
-        how = replace(how, dataset=self._trial.shorten(how.dataset, size))
+        if self._trial is not None:
+            how = replace(how, dataset=self._trial.shorten(how.dataset, size))
         options = {"batch_size": size, "drop_last": how.drop_last, "samples": _count_samples(how.dataset)}
         self._saves.agreement.record_evaluation(options | {"subset": _hash_subset(how.dataset)[:12]})
         return EvaluationLoader(

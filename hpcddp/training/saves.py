@@ -170,12 +170,14 @@ class Saves:
         pace.step_ended(in_tail=self._is_behind_batches)
         more = loader.weighing.list_numbers()
         lr = self.checkpointer.learning_rate() if record.is_written else None
-        if attempt.is_time:
+        if attempt.timer is not None and attempt.timer.is_due:
             if self._several:  # no other rank asks at this step
                 self.agreement.requests.setdefault(SAVE, "save_every")
             self._save_due |= not self._several
         flags = (() if is_last else self._watch.flags()) + tuple(self.agreement.requests)
-        attempt.accept_stop(record.end_step(micro.total, flags, more, step=step, epoch=epoch, lr=lr))
+        reason = record.end_step(micro.total, flags, more, step=step, epoch=epoch, lr=lr)
+        if reason is not None:
+            attempt.accept_stop(reason)
         self.report.step(step, micro.total, record.loss)
         # one rank alone has agreed when it asked
         if self._several and not is_last and self._is_agreement_due():

@@ -35,10 +35,12 @@ class Agreement:
 
     def encode(self, flags: Sequence[str]) -> list[float]:
         """This rank's part of an exchange: its reasons to stop and its requests, of FLAGS."""
-        return [float(flag in flags) for flag in FLAGS]
+        return [float(flag in flags) for flag in FLAGS] if flags else [0.0] * len(FLAGS)
 
     def decode(self, votes: Sequence[float]) -> str | None:
         """Read an exchange: the first reason to stop that a rank had, if any. Requests go into `requested`."""
+        if not any(votes):
+            return None
         raised = [flag for flag, vote in zip(FLAGS, votes, strict=True) if vote]
         self.requested.update(flag for flag in raised if flag in REQUESTS)
         return next((flag for flag in raised if flag in STOP_FLAGS), None)
@@ -181,12 +183,14 @@ class StepRecord:
     def catch_up(self) -> str | None:
         """Wait for the sums of the last step, if they are not written, and write them: a checkpoint does not come
         before its steps. Returns the reason to stop that a rank had in it. Call it on every rank at the same step."""
-        numbers, self._sums = self._wait(), None
+        numbers = self._wait() if isinstance(self._sums, Tensor) else self._sums
+        self._sums = None
         if numbers is None:
             return None
         losses, numbers = numbers[: self._slots], numbers[self._slots :]
         sums = dict(zip(self._names, numbers, strict=False))
         self.loss = math.fsum(losses) if all(map(math.isfinite, losses)) else sum(losses)  # in any order the same
-        row = self._notes | {"loss": self.loss} | (self.learn(sums) if sums else {})
-        self._metrics.write("step", **row)
+        if self.is_written:
+            row = self._notes | {"loss": self.loss} | (self.learn(sums) if sums else {})
+            self._metrics.write("step", **row)
         return self._agreement.decode(numbers[len(self._names) :])

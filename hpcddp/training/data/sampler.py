@@ -212,9 +212,11 @@ class GlobalBatchSampler(EpochPosition):
         """The rest of the current epoch: each micro batch with its samples."""
         epoch, micros = self.epoch, self.micro_batches()
         while together := list(islice(micros, _AT_ONCE)):
-            samples = torch.cat([torch.arange(micro.position, micro.position + micro.size) for micro in together])
+            sizes = [micro.size for micro in together]
+            parted = zip(together, sizes, strict=True)
+            samples = torch.cat([torch.arange(micro.position, micro.position + size) for micro, size in parted])
             if self.shuffle:
                 samples = permute(samples, self.samples, self.seed, epoch)
-            parts = torch.split(samples, [micro.size for micro in together])
+            parts = torch.split(samples, sizes)
             for micro, part in zip(together, parts, strict=True):
                 yield micro, part.tolist()

@@ -22,6 +22,7 @@ class Gradients:
 
     slots = 1  # how many numbers the losses of a step are summed in
     averaged_over = 1  # what the sum of all gradients is divided by
+    takes_parts_only = False  # whether a share that is one micro batch needs neither `micro` nor `collect`
     buffers_differ = False  # whether buffers such as BatchNorm's differ between data ranks until they are averaged
     forward_is_collective = False  # whether a forward pass is a collective: then all ranks need the same number of them
 
@@ -50,4 +51,4 @@ class Gradients:
         """Add the gradients of a pass over a batch to those that the parameters had before."""
 
     def check_step(self) -> None:
-        """RequestError if an optimizer cannot step on the gradients. May be a collective."""
+        """RequestError if an optimizer cannot step on the gradients of a sharded model. May be a collective."""

@@ -26,6 +26,7 @@ from hpcddp.training.rendezvous.group import Group
 class MeanGradients(Gradients):
     """A micro batch's weight is W * n / N, since torch divides the sum over the W data ranks by W."""
 
+    takes_parts_only = True
     buffers_differ = True
 
     def __init__(self, group: Group, layout: Layout, split: Split) -> None:
@@ -82,5 +83,4 @@ class MeanGradients(Gradients):
 
     def check_step(self) -> None:
         """Check that the ranks have gradients of the same parameters."""
-        if self._sharded:
-            self._used_alike.check(model.module for model in self._sharded)
+        self._used_alike.check(model.module for model in self._sharded)

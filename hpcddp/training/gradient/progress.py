@@ -30,11 +30,11 @@ class KnownParameters:
     def __init__(self, models: Sequence[nn.Module], *, fixed: bool) -> None:
         named = [(f"{name} of {type(model).__name__}", p) for model in models for name, p in model.named_parameters()]
         self.all = {id(parameter) for _, parameter in named}
-        self._frozen = [(name, p) for name, p in named if fixed and not p.requires_grad]
+        self.frozen = [(name, p) for name, p in named if fixed and not p.requires_grad]
 
     def check_frozen(self) -> None:
         """RequestError for a parameter that was unfrozen after `rt.prepare`."""
-        for name, parameter in self._frozen:
+        for name, parameter in self.frozen:
             if parameter.requires_grad:
                 raise LAYER_UNFROZEN.error(name=name)
 
@@ -80,7 +80,8 @@ class OptimizerGradients:
     def end_pass(self, batch: int) -> None:
         """The gradients are those of the whole batch."""
         if self._before is None:
-            reached = (one for one in self.parameters if one.grad is not None)
+            groups = self.optimizer.param_groups
+            reached = (one for group in groups for one in group["params"] if one.grad is not None)
         else:
             pairs = zip(self.parameters, self._before, strict=False)  # a group may be new
             reached = (one for one, before in pairs if not is_as_before(one, before))
