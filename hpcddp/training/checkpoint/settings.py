@@ -28,6 +28,7 @@ from hpcddp.runs.settings import (
     RUN_GROUP,
     Decision,
     Recorded,
+    check_names,
     check_unchanged,
     compare_settings,
     decide,
@@ -127,6 +128,9 @@ class RunSettings:
 
         def compare_first() -> tuple[Decision, Recorded, Settings, Settings]:
             recorded = self._recorded or Recorded({})
+            known = [self.now, recorded.settings, *(one["settings"] for one in recorded.before)]
+            for names, word in ((self._accept, "accept"), (self._keep, "keep")):
+                check_names(names, known, self._hints.option.format(word, "{}"))
             found = compare_settings(recorded.settings, self.now)
             if self._recorded is None or step is None:
                 keepable = [one for one in found if one.group.startswith("optimizer") and one.is_keepable]
