@@ -11,7 +11,7 @@ import re
 import sys
 import time
 
-from hpcddp.errors import RequestError
+from hpcddp.errors import RequestError, nearest
 from hpcddp.record import TYPE_CHECKING, Record
 from hpcddp.runs.command import identify_command
 from hpcddp.runs.folder import COMMAND, SEPARATOR, AttemptFolder, RunFolder, cannot_write, job_of, show_path
@@ -20,7 +20,7 @@ from hpcddp.runs.start import is_interactive
 from hpcddp.units import shorten
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
     from typing import Any
 
     Settings = Mapping[str, Mapping[str, Any]]  # group -> name -> a value of JSON
@@ -32,6 +32,7 @@ _LARGEST = 1 << 20  # bytes of a file whose content is compared
 _PROGRAM = b"\x7fELF"  # an interpreter, a compiled program: what such a file begins with
 _LEAST_NAME = 3  # characters of a job's id that is looked for in words: a shorter one may be any number
 _NEITHER = "parameters"  # an optimizer's state is restored by position: other parameters would get it
+_OF_RUN = ("command", "owner", "script", "seed", "global_batch", "samples", "shuffle", "exact")
 _KEEPABLE = {"seed", "global_batch"}  # of the run: the others are what they are
 
 
@@ -178,6 +179,19 @@ def check_unchanged(run: RunFolder, decision: Decision, hints: Hints) -> None:
             f"run {show_path(run.path)} is finished, and {' and '.join(map(str, decision.changed))} since",
             f"{hints.option.format('accept', 'script')} takes its weights all the same; to begin anew: {hints.anew}",
         )
+
+
+def check_names(names: Sequence[str], settings: Iterable[Settings], option: str) -> None:
+    """RequestError for a name that none of these settings has. `option`: where it was given."""
+    pairs = [(group, name) for one in settings for group, values in one.items() for name in ("", *values)]
+    known = {*_OF_RUN, *(called for pair in pairs for called in SettingDifference(*pair, None, None).names)}
+    for name in names:
+        if known.isdisjoint((name, re.sub(r"_\d+$", "", name))):  # samples_2: of a loader that comes later
+            short = sorted(one for one in known if "." not in one)
+            raise RequestError(
+                f"{option.format(name)}: the run has no such setting{nearest(name, short)}",
+                f"one of: {', '.join(short)}",
+            )
 
 
 def renew(recorded: Recorded | None, now: Settings, decision: Decision, step: int) -> Recorded:

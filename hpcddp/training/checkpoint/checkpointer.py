@@ -43,7 +43,7 @@ from hpcddp.training.checkpoint.files import (
     write_state_file,
 )
 from hpcddp.training.checkpoint.resume import choose_newest, load_checkpoint
-from hpcddp.training.checkpoint.settings import GivenSettings, describe_settings
+from hpcddp.training.checkpoint.settings import GivenSettings, LoadedState, describe_settings
 from hpcddp.training.checkpoint.tracked import Tracked, list_tensors, make_outline, write_key
 from hpcddp.training.collectives import broadcast
 from hpcddp.training.options import RunSetup
@@ -259,6 +259,7 @@ class Checkpointer:
         self._saves = saves
         self._exactness, self._settings, self._anew = options.exactness, setup.settings, setup.anew
         self._tracked: Tracked | None = None
+        self._loaded: LoadedState | None = None  # until a loop begins
         self._provenance: dict[str, Any] = {}  # empty in a run that is not exact
         self._folder = None if setup.folder is None else Path(setup.folder.run.checkpoints)
         self.may_write_async = self._folder is not None and options.checkpoint == "async"  # the training: it is polled
@@ -293,6 +294,7 @@ class Checkpointer:
         if position is not None:
             self._saved_at = position["step"]
             pace.expect_tail(manifest.tail_s)
+            self._loaded = LoadedState(tracked.objects, self._saved_at)
             if self._provenance:
                 self._provenance = continue_provenance(self._provenance, manifest.exact, self._saved_at)
                 for deviation in self._provenance["deviations"] if self._group.is_first else ():
@@ -307,7 +309,11 @@ class Checkpointer:
         self._settings.compare({}, position["step"])
 
     def begin_training(self, *, is_finished: bool) -> None:
-        """A loop begins: record the run's settings. `is_finished`: nothing is left to train."""
+        """A loop begins: record the run's settings. `is_finished`: nothing is left to train. RequestError if what was
+        loaded has changed before the first one."""
+        loaded, self._loaded = self._loaded, None
+        if loaded is not None:
+            loaded.check()
         self._settings.record(is_finished=is_finished)
         self._saves.begin_training()
 

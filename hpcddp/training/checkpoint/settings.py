@@ -28,6 +28,7 @@ from hpcddp.runs.settings import (
     RUN_GROUP,
     Decision,
     Recorded,
+    check_names,
     check_unchanged,
     compare_settings,
     decide,
@@ -40,7 +41,8 @@ from hpcddp.runs.settings import (
 )
 from hpcddp.runs.start import has_options
 from hpcddp.training.activity import at_files
-from hpcddp.training.checkpoint.tracked import name_parameters
+from hpcddp.training.checkpoint.tracked import list_tensors, name_parameters
+from hpcddp.training.parallel.sameness import is_whole, sum_bits
 
 Settings = dict[str, dict[str, Any]]  # of each object by its name, or "optimizer[1]" for its second parameter group
 
@@ -126,6 +128,9 @@ class RunSettings:
 
         def compare_first() -> tuple[Decision, Recorded, Settings, Settings]:
             recorded = self._recorded or Recorded({})
+            known = [self.now, recorded.settings, *(one["settings"] for one in recorded.before)]
+            for names, word in ((self._accept, "accept"), (self._keep, "keep")):
+                check_names(names, known, self._hints.option.format(word, "{}"))
             found = compare_settings(recorded.settings, self.now)
             if self._recorded is None or step is None:
                 keepable = [one for one in found if one.group.startswith("optimizer") and one.is_keepable]
@@ -316,3 +321,42 @@ def _step_to(name: str, schedule: LRScheduler, steps: int) -> None:
                 f"{name} was accepted, and cannot be brought to the run's step: {error}",
                 f"a longer one, or keep {name}",
             ) from error
+
+
+# Whether what a resumed attempt loaded is still there when its loop begins.
+
+
+class LoadedState:
+    """Sums of this rank's parameters, and of the optimizers' state, right after they were loaded.
+
+    Buffers are left out: a forward pass may move them. So are learning rates, which a script may set by hand.
+    """
+
+    def __init__(self, objects: Mapping[str, Any], step: int) -> None:
+        self._objects, self._step = objects, step
+        self._sums = self._sum_up()
+
+    def _sum_up(self) -> dict[tuple[str, str], tuple[torch.dtype, int]]:
+        found = {}
+        for name, thing in self._objects.items():
+            tree: Any = None
+            if isinstance(thing, nn.Module):
+                tree, name = dict(thing.named_parameters()), f"weights of {name}"
+            elif isinstance(thing, Optimizer):
+                tree, name = thing.state_dict()["state"], f"state of {name}"
+            for path, tensor in list_tensors(tree).items():
+                mine = getattr(tensor, "to_local", lambda tensor=tensor: tensor)().detach()
+                if is_whole(mine):
+                    found[name, ".".join(map(str, path))] = mine.dtype, int(sum_bits(mine))
+        return found
+
+    def check(self) -> None:
+        """RequestError if any of it is gone or has other numbers by now. A tensor of another type is not compared."""
+        now = self._sum_up()
+        for (name, part), (dtype, total) in self._sums.items():
+            if (name, part) not in now or (now[name, part][0] == dtype and now[name, part][1] != total):
+                raise RequestError(
+                    f"the run resumed from step {self._step}, and the {name} changed before the first step: {part} has"
+                    " other numbers than the checkpoint",
+                    "load pretrained weights and states before rt.prepare, or under `if rt.steps == 0:`",
+                )

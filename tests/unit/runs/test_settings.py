@@ -15,6 +15,7 @@ from hpcddp.runs.settings import (
     OF_SCRIPT,
     OF_VERB,
     Decision,
+    check_names,
     check_unchanged,
     compare_settings,
     decide,
@@ -156,6 +157,12 @@ def test_a_file_that_holds_something_else_is_refused(tmp_path: Path, text: str) 
     (tmp_path / "settings.json").write_text(text)
     with pytest.raises(DamagedFileError, match=r"settings\.json"):
         read_recorded(RunFolder(str(tmp_path)))
+
+
+def test_a_name_that_no_setting_has_is_refused_with_the_nearest() -> None:
+    check_names(["lr", "optimizer", "optimizer.lr", "script", "train.py", "command", "samples_2"], [OLD], "--accept {}")
+    with pytest.raises(RequestError, match=r"--keep gama: the run has no such setting \(did you mean 'gamma'\?\)"):
+        check_names(["gama"], [OLD], "--keep {}")
 
 
 def test_names_in_a_variable_have_commas_between_them() -> None:

@@ -121,6 +121,8 @@ def test_all_differences_are_one_error_before_any_training(tmp_path: Path) -> No
     names = "seed,{}global_batch,gamma,lr,weight_decay"
     assert f'hpcddp.runtime(…, accept="{names.format("samples,")}") takes the new' in caught.value.hint
     assert f'hpcddp.runtime(…, keep="{names.format("")}") the recorded' in caught.value.hint
+    with pytest.raises(RequestError, match=r'accept="lrr"\): the run has no such setting \(did you mean \'lr\'\?\)'):
+        attempt(tmp_path / "run", steps=3, **CHANGED, accept=["lrr"])
     assert read(tmp_path / "run") == before
     assert attempt(tmp_path / "run", steps=3) == [0.025], "nothing was trained in between"
 
@@ -233,7 +235,8 @@ def test_an_object_that_came_went_or_changed_its_class_is_accepted_with_its_own_
     with pytest.raises(RequestError, match="scheduler: StepLR -> none"):
         attempt(tmp_path / "run", steps=3, schedule=None)
     assert attempt(tmp_path / "run", steps=3, schedule=None, accept="scheduler") == [0.025]
-    assert attempt(tmp_path / "run", steps=4, accept="scheduler") == [0.1]
+    attempt(tmp_path / "run", steps=4, schedule=None, accept="scheduler")  # which a restart of the job says again
+    assert attempt(tmp_path / "run", steps=5, accept="scheduler") == [0.1]
     adam: dict[str, Any] = {"make": torch.optim.Adam, "accept": "class"}
     assert len(attempt(tmp_path / "run", steps=6, **adam).optimizer.state) == 2
 
