@@ -136,7 +136,7 @@ def page_of(site: Site, made_by: str) -> str:
     plan = _plan(site)
     follow = "`hpcddp status`, `hpcddp logs train -f` and `hpcddp cancel train` follow the run."
     if site.size == "nodes":  # Torque's answers are not read
-        follow = "`qstat` and `hpcddp logs train` show how far it is."
+        follow = "the scheduler's own commands and `hpcddp logs train` show how far it is."
     lines = [
         f"# {site.name}",
         "",
