@@ -5,6 +5,8 @@ For any launcher and layout, resolving the predicted environment gives the layou
 
 from __future__ import annotations
 
+from itertools import groupby
+
 from hpcddp.errors import RequestError, nearest
 from hpcddp.ranks.launcher import NUMBERS
 from hpcddp.ranks.launchers import LAUNCHER_NAMES, LAUNCHERS
@@ -42,5 +44,11 @@ def predict_environment(
         predicted |= dict.fromkeys(row.host, hosts[node])
     # What tells the row from others, and Slurm's account of all nodes.
     ranks = ",".join(str(first + i) for i in range(tasks[node]))
-    texts = {"node": node, "ranks": ranks, "tasks": ",".join(map(str, tasks)), "hosts": ",".join(hosts)}
+    texts = {"node": node, "ranks": ranks, "tasks": _run_lengths(tasks), "hosts": ",".join(hosts)}
     return predicted | {name: value for name, form in row.also_sets if (value := form.format(**texts))}
+
+
+def _run_lengths(counts: Sequence[int]) -> str:
+    """Format counts as Slurm does: 2, 2, 2, 1 is `2(x3),1`."""
+    runs = ((count, len([*equal])) for count, equal in groupby(counts))
+    return ",".join(f"{count}(x{times})" if times > 1 else str(count) for count, times in runs)
