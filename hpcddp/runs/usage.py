@@ -201,8 +201,8 @@ def _find_speed(
             batch = (versions.plan or {}).get("global_batch") if versions is not None else None
         if len(steps) > 2 and batch and steps[-1][1] > steps[1][1]:
             speed = (steps[-1][0] - steps[1][0]) * batch / (steps[-1][1] - steps[1][1])
-            types = [find_gpu_type(gpu[0]) for node in attempts[-1].used for gpu in node.gpus]
-            peaks = [one.tflops * 1e12 for one in types if one is not None]
+            types = [find_gpu_type(gpu[0]) for node in one.used for gpu in node.gpus]
+            peaks = [gpu.tflops * 1e12 for gpu in types if gpu is not None]
             flops = _read_flops(attempt)
             return speed, speed * flops / sum(peaks) if flops and peaks and len(peaks) == len(types) else None
     return None, None

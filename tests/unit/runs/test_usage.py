@@ -113,6 +113,13 @@ def test_mfu_is_what_the_model_says_of_the_peak_of_its_gpus(run: RunFolder):
     assert "64 samples/s, MFU 16 %" in format_efficiency(found)
 
 
+def test_mfu_is_of_the_gpus_on_which_the_steps_were_made(run: RunFolder):
+    train(run.attempt("8.1"), range(101, 1001), 100.0, flops=1.0e13)
+    on_one_gpu = held(run, "9", status=1)  # and it made no step
+    use(on_one_gpu, "n1", line("n1", 60.0, gpus=[H100]))
+    assert read_efficiency(run).mfu == pytest.approx(64 * 1.0e13 / (4 * 989e12))
+
+
 def test_of_a_plain_script_that_was_killed_the_use_is_known_and_nothing_is_invented(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
