@@ -10,8 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from hpcddp.checks.node import ERRORS, NODE_CHECKS
-from hpcddp.cli.main import VERBS
-from hpcddp.cli.verbs import EXITS
+from hpcddp.cli.verbs import EXITS, VERBS
 from hpcddp.diagnose.rows import CLASSES, LOST, ROWS
 from hpcddp.training.mistakes import MISTAKES, Mistake
 

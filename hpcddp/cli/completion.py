@@ -6,9 +6,9 @@ import argparse
 import importlib
 from collections.abc import Mapping
 
-from hpcddp.cli.main import VERBS
 from hpcddp.cli.parser import VerbParser
 from hpcddp.cli.streams import write_exactly
+from hpcddp.cli.verbs import VERBS
 from hpcddp.errors import RequestError
 from hpcddp.ranks.launchers import JOB_LAUNCHERS
 from hpcddp.script.site_file import site_files

@@ -16,42 +16,14 @@ from hpcddp.cli.streams import (
     write_help,
     write_in_any_encoding,
 )
+from hpcddp.cli.verbs import VERBS, explain_os_error, format_verbs, unknown_verb
 from hpcddp.errors import HpcddpError, RequestError
-
-# verb -> what it does. The module is hpcddp.cli.<verb>.
-VERBS = {
-    "init": "ask which site, account and script, and write ./hpcddp.yaml",
-    "render": "print the job script for a request (pipe it to qsub, sbatch or bash)",
-    "submit": "queue a job: its run's folder is made, its id printed",
-    "layout": "show where each rank will be, before anything is queued",
-    "advise": "say which ways to split a model fit into the memory of the GPUs",
-    "lint": "find known mistakes in a job script or a training script",
-    "check": "say what would stop a job: here, and on each node of an allocation before it trains",
-    "sites": "list the known sites, or show one",
-    "env": "say which rank this process is, and how that is known",
-    "exec": "run a command as a rank, with RANK, WORLD_SIZE, … set",
-    "launch": "run a command on every rank of the allocation this shell is in",
-    "supervise": "start a job's launcher and stay beside it; job scripts end in it",
-    "logs": "print what the ranks of a run have printed, and follow it",
-    "cancel": "end a run with all its jobs: it saves and stops",
-    "status": "say what became of runs: queued, running, ended, and why",
-    "diagnose": "say why a job ended: the first cause, its rank and line, what to type",
-    "stacks": "say where each rank of a running job stands, by its Python stack",
-    "efficiency": "say what a run has used of what it had, and what to ask for next time",
-    "watch": "show one run on a live screen: loss curve, speed, checkpoint, deadline, log",
-    "train": "train on handwritten digits: the reference trainer",
-    "verify": "say whether a training script trains the same on any number of ranks",
-    "compare": "say whether two runs are the same to the last bit, or where they differ first",
-    "completion": "print the completion of verbs and options for bash, zsh, fish or tcsh",
-}
 
 
 def _run(argv: list[str]) -> int:
     if argv[:1] == ["help"]:
         argv = [*argv[1:2], "--help"]
     if not argv or argv[0] in {"-h", "--help"}:
-        from hpcddp.cli.verbs import format_verbs
-
         write_help(format_verbs())
         return 0
     if argv[0] in {"-V", "--version"}:
@@ -61,8 +33,6 @@ def _run(argv: list[str]) -> int:
         return 0
     verb = argv[0]
     if verb not in VERBS:
-        from hpcddp.cli.verbs import unknown_verb
-
         raise unknown_verb(argv)
     import importlib
 
@@ -119,8 +89,6 @@ def main(argv: list[str] | None = None) -> int:
         forget_output()  # `hpcddp layout | head`: the reader had enough
         return 141
     except OSError as error:
-        from hpcddp.cli.verbs import explain_os_error
-
         _refuse_if_piped_as_job(argv)
         explained = explain_os_error(error)
         if explained is None:

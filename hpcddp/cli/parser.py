@@ -10,7 +10,7 @@ from hpcddp.errors import RequestError
 
 TYPE_CHECKING = False  # mypy knows the name; importing typing would cost `exec` more than argparse's parser
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from _typeshed import SupportsWrite
 
@@ -46,6 +46,8 @@ class VerbParser(argparse.ArgumentParser):
         self.takes_command = takes_command
         #: option of another verb -> why this one does not have it
         self.elsewhere: dict[str, str] = {}
+        #: of a verb that makes a job: its words for an option of another program, with its value
+        self.find_equivalent: Callable[[str, str], str | None] = lambda _option, _value: None
 
     def format_help(self) -> str:
         """argparse's, with the example and the exit statuses."""
@@ -87,12 +89,9 @@ class VerbParser(argparse.ArgumentParser):
         option, _, value = word.partition("=")
         if option[:1] == "-" and option[1:2].isalpha() and option[2:].isdigit():  # -n2
             option, value = option[:2], option[2:]
-        equivalent = None
-        if "--set" in self._option_string_actions:  # a verb that makes a job
-            from hpcddp.cli.request import find_equivalent
-
-            after = words[words.index(word) + 1 :][:1]
-            equivalent = find_equivalent(option, value or "".join(one for one in after if not one.startswith("-")))
+        after = words[words.index(word) + 1 :][:1]
+        value = value or "".join(one for one in after if not one.startswith("-"))
+        equivalent = self.find_equivalent(option, value)
         same = equivalent.split()[0] if equivalent else option
         if why := self.elsewhere.get(option) or self.elsewhere.get(same):
             return RequestError(f"{self.prog} has no option {option}: {why}", f"leave out {option}")

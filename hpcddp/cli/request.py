@@ -69,6 +69,7 @@ def request_parser(verb: str, description: str, *, example: str, exits: tuple[in
 def add_options(parser: VerbParser, settable: str) -> argparse._ArgumentGroup:
     """The request's options, without those that the verb has `elsewhere`; the last group of them. `settable`: what
     `--set` takes."""
+    parser.find_equivalent = find_equivalent
     for title, options in _GROUPS.items():
         group = parser.add_argument_group(title)
         for option, (key, placeholder, text) in options.items():

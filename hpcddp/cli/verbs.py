@@ -1,17 +1,42 @@
-"""The help of the command line as a whole, and what it says to a word that is no verb or a path that cannot be used."""
+"""The verbs, the help of the command line as a whole, and errors of a word that is no verb or of an unusable path."""
 
 from __future__ import annotations
 
 import errno
 import os
 
-from hpcddp.cli.main import VERBS
 from hpcddp.errors import RequestError, nearest
 
 TYPE_CHECKING = False  # mypy knows the name; importing typing would cost `--help` a quarter of its time
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+#: verb -> what it does. The module is hpcddp.cli.<verb>.
+VERBS = {
+    "init": "ask which site, account and script, and write ./hpcddp.yaml",
+    "render": "print the job script for a request (pipe it to qsub, sbatch or bash)",
+    "submit": "queue a job: its run's folder is made, its id printed",
+    "layout": "show where each rank will be, before anything is queued",
+    "advise": "say which ways to split a model fit into the memory of the GPUs",
+    "lint": "find known mistakes in a job script or a training script",
+    "check": "say what would stop a job: here, and on each node of an allocation before it trains",
+    "sites": "list the known sites, or show one",
+    "env": "say which rank this process is, and how that is known",
+    "exec": "run a command as a rank, with RANK, WORLD_SIZE, … set",
+    "launch": "run a command on every rank of the allocation this shell is in",
+    "supervise": "start a job's launcher and stay beside it; job scripts end in it",
+    "logs": "print what the ranks of a run have printed, and follow it",
+    "cancel": "end a run with all its jobs: it saves and stops",
+    "status": "say what became of runs: queued, running, ended, and why",
+    "diagnose": "say why a job ended: the first cause, its rank and line, what to type",
+    "stacks": "say where each rank of a running job stands, by its Python stack",
+    "efficiency": "say what a run has used of what it had, and what to ask for next time",
+    "watch": "show one run on a live screen: loss curve, speed, checkpoint, deadline, log",
+    "train": "train on handwritten digits: the reference trainer",
+    "verify": "say whether a training script trains the same on any number of ranks",
+    "compare": "say whether two runs are the same to the last bit, or where they differ first",
+    "completion": "print the completion of verbs and options for bash, zsh, fish or tcsh",
+}
 #: What an exit status of hpcddp itself means, whatever the verb.
 EXITS = {
     0: "done",

@@ -7,7 +7,7 @@ variable.
 from __future__ import annotations
 
 from hpcddp.errors import LaunchError
-from hpcddp.ranks.launcher import NUMBERS, Launcher, is_present
+from hpcddp.ranks.launcher import NUMBERS, Candidate, Launcher, is_present
 from hpcddp.ranks.launchers import LAUNCHERS
 from hpcddp.record import TYPE_CHECKING, Record
 from hpcddp.schedulers.allocation import expand_counts
@@ -54,25 +54,6 @@ def read_apinfo(path: str) -> ApInfo | None:
     if any(not 0 <= node < len(nodes) or local < 0 for local, _, node in ranks):
         return None
     return ApInfo(tuple(nodes), tuple(r[2] for r in ranks), tuple(r[0] for r in ranks))
-
-
-class Candidate(Record):
-    """The numbers of one launcher for this process. `numbers` has every key of NUMBERS; None: it does not say."""
-
-    key: str
-    row: Launcher
-    numbers: Mapping[str, int | None]
-    source: Mapping[str, str]
-
-    @property
-    def size(self) -> int | None:
-        return self.numbers["world_size"]
-
-    def describe(self) -> str:
-        """Describe it: `openmpi: rank 1 of 4 (OMPI_COMM_WORLD_RANK, OMPI_COMM_WORLD_SIZE)`."""
-        size = "?" if self.size is None else self.size
-        names = ", ".join(dict.fromkeys(self.source[k] for k in ("rank", "world_size") if k in self.source))
-        return f"{self.row.name}: rank {self.numbers['rank']} of {size} ({names})"
 
 
 def find_candidates(env: Mapping[str, str]) -> list[Candidate]:

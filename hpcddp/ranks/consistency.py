@@ -12,8 +12,7 @@ from hpcddp.units import shorten
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from hpcddp.ranks.candidates import Candidate
-    from hpcddp.ranks.launcher import Launcher
+    from hpcddp.ranks.launcher import Candidate, Launcher
     from hpcddp.schedulers.allocation import Allocation
 
 # (smaller, larger, whether they may be equal)

@@ -8,8 +8,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from typing import TypeAlias
 
-    from hpcddp.ranks.candidates import Candidate
-
 _NO_OPTIONS: Mapping[str, str] = {}
 _NO_CONTAINERS: Mapping[str, Callable[[str, str], tuple[Words, ...]]] = {}
 
@@ -288,6 +286,25 @@ def each_with(option: str, names: Iterable[str]) -> Iterator[str]:
 
 #: The numbers of a place, in the order in which people are shown them.
 NUMBERS = ("rank", "world_size", "local_rank", "local_world_size", "node_rank", "num_nodes")
+
+
+class Candidate(Record):
+    """The numbers of one launcher for this process. `numbers` has every key of NUMBERS; None: it does not say."""
+
+    key: str
+    row: Launcher
+    numbers: Mapping[str, int | None]
+    source: Mapping[str, str]
+
+    @property
+    def size(self) -> int | None:
+        return self.numbers["world_size"]
+
+    def describe(self) -> str:
+        """Describe it: `openmpi: rank 1 of 4 (OMPI_COMM_WORLD_RANK, OMPI_COMM_WORLD_SIZE)`."""
+        size = "?" if self.size is None else self.size
+        names = ", ".join(dict.fromkeys(self.source[k] for k in ("rank", "world_size") if k in self.source))
+        return f"{self.row.name}: rank {self.numbers['rank']} of {size} ({names})"
 
 
 class RankInfo(Record):

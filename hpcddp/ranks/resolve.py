@@ -13,7 +13,7 @@ from itertools import pairwise
 from hpcddp.errors import LaunchError, nearest
 from hpcddp.ranks import consistency
 from hpcddp.ranks.candidates import find_candidates, read_row, stands
-from hpcddp.ranks.launcher import NUMBERS, RankInfo
+from hpcddp.ranks.launcher import NUMBERS, Candidate, RankInfo
 from hpcddp.ranks.launchers import LAUNCHER_NAMES, LAUNCHERS, launchers_under
 from hpcddp.record import TYPE_CHECKING, Record
 from hpcddp.schedulers.registry import find_scheduler
@@ -22,7 +22,6 @@ from hpcddp.units import read_number
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from hpcddp.ranks.candidates import Candidate
     from hpcddp.ranks.launch import Launch
     from hpcddp.schedulers.allocation import Allocation
 

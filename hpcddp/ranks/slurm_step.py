@@ -16,8 +16,7 @@ from hpcddp.units import read_number, shorten
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from hpcddp.ranks.candidates import Candidate
-    from hpcddp.ranks.launcher import RankInfo
+    from hpcddp.ranks.launcher import Candidate, RankInfo
 
 _FIRST_SPECIAL_STEP = 0xFFFFFFF0  # ids from here on are Slurm's own: batch (…fb), extern (…fc), interactive (…fa)
 
@@ -26,7 +25,7 @@ def _is_task(env: Mapping[str, str]) -> bool:
     """Whether Slurm started this process as a task of a step.
 
     Not so in a batch script (no step id; -5 from Slurm 26.05), in an interactive step (4294967290), and in salloc's
-    older shell: a step of one task that was is_listed to keep the job's SLURM_NTASKS (`srun --preserve-env --pty`).
+    older shell: a step of one task that keeps the job's SLURM_NTASKS (`srun --preserve-env --pty`).
     Sources: Slurm src/common/env.c, slurm_protocol_defs.h.
     """
     step = env.get("SLURM_STEP_ID", "")

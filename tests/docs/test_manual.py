@@ -8,7 +8,7 @@ import re
 
 import pytest
 
-from hpcddp.cli.main import VERBS
+from hpcddp.cli.verbs import VERBS
 
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 

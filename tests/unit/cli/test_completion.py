@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from hpcddp.cli.completion import complete
-from hpcddp.cli.main import VERBS
+from hpcddp.cli.verbs import VERBS
 from hpcddp.script.site_file import site_files
 
 SHELLS = ("bash", "zsh", "fish", "tcsh")

@@ -10,10 +10,10 @@ import subprocess
 
 import pytest
 
-from hpcddp.cli.main import VERBS, main
+from hpcddp.cli.main import main
 from hpcddp.cli.parser import VerbParser
 from hpcddp.cli.streams import no_job, refusal
-from hpcddp.cli.verbs import EXITS
+from hpcddp.cli.verbs import EXITS, VERBS
 from hpcddp.lint.script import read_script
 
 # Verbs without --json, and why.

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from hpcddp.cli.main import VERBS
 from hpcddp.cli.streams import refusal
+from hpcddp.cli.verbs import VERBS
 
 REFUSAL = refusal()
 

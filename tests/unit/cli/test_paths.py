@@ -7,7 +7,8 @@ import shlex
 
 import pytest
 
-from hpcddp.cli.main import VERBS, main
+from hpcddp.cli.main import main
+from hpcddp.cli.verbs import VERBS
 
 # verb -> what is typed, with PATH for the path. `launch` would become the launcher, so it only prints.
 TYPED = {

@@ -113,7 +113,7 @@ def test_a_pin_to_what_is_not_there_or_unknown_says_what_is() -> None:
 
 PACKAGE = Path(hpcddp.__file__).parent
 LAUNCHER_ROWS = {PACKAGE / "ranks/launchers.py"}
-# What help prints: it shows well-known commands as examples, and nothing depends on them. VERBS: main.py, a line each.
+# What help prints: it shows well-known commands as examples, and nothing depends on them. VERBS: verbs.py, a line each.
 HELP_NAMES, HELP_ARGUMENTS = {"_DESCRIPTION", "_EXAMPLE", "VERBS"}, {"example", "help"}
 
 
