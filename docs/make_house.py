@@ -40,6 +40,7 @@ CAPTIONS = {
     "units": "durations and counts as text",
     "uncaught": "an error that a script does not catch",
     "signals": "the signals that end a process, and their names",
+    "processes": "what Linux says of a process: state, parent, environment",
     "errors": "the two-line error, exit codes",
     "guard": "ends ranks that train alone",
     "record": "named tuples that start fast",

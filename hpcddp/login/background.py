@@ -8,8 +8,9 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
+from hpcddp.processes import find_machine, list_processes, read_command, read_stat, start_time
 from hpcddp.runs.folder import RunFolder
-from hpcddp.runs.lock import Holder, find_machine, start_time
+from hpcddp.runs.lock import Holder
 from hpcddp.runs.submitted import Submission, script_of
 from hpcddp.schedulers.job_id import parse_id
 from hpcddp.schedulers.row import JobFound
@@ -87,18 +88,13 @@ def end_process(run: RunFolder, holder: Holder, *, kill: bool) -> bool:
 
 
 def _kill_session(session: int) -> None:
-    for name in os.listdir("/proc"):
-        if not name.isdecimal():
-            continue
-        with suppress(OSError, IndexError, ValueError), open(f"/proc/{name}/stat", errors="replace") as file:
-            if int(file.read().rpartition(")")[2].split()[3]) == session:
-                os.kill(int(name), signal.SIGKILL)
+    for process in list_processes():
+        stat = read_stat(process)
+        if stat is not None and stat.session == session:
+            with suppress(OSError):
+                os.kill(process, signal.SIGKILL)
 
 
 def _is_waiting(process: int) -> bool:
     """Whether it is still the shell that waits for another job."""
-    try:
-        with open(f"/proc/{process}/cmdline", "rb") as file:
-            return _START.encode() in file.read()
-    except OSError:
-        return False
+    return _START in read_command(process)

@@ -11,6 +11,7 @@ import os
 from itertools import pairwise
 
 from hpcddp.errors import LaunchError, nearest
+from hpcddp.processes import read_command, read_stat
 from hpcddp.ranks import consistency
 from hpcddp.ranks.candidates import find_candidates, read_row, stands
 from hpcddp.ranks.launcher import NUMBERS, Candidate, RankInfo
@@ -356,26 +357,15 @@ def launcher_pid() -> int | None:
 
 def launcher_option(programs: tuple[str, ...], option: str) -> str:
     """The value of an option of the nearest of these programs among the parents; "" where it cannot be seen."""
-    pid = next((pid for pid, name in parents() if name in programs), None)
-    try:
-        with open(f"/proc/{pid}/cmdline", encoding="utf-8", errors="surrogateescape") as file:
-            words = file.read().split("\0")
-        return words[words.index(option) + 1]
-    except (OSError, ValueError, IndexError):
-        return ""
+    words = next((read_command(pid) for pid, name in parents() if name in programs), [])
+    return words[words.index(option) + 1] if option in words[:-1] else ""
 
 
 def parents() -> list[tuple[int, str]]:
     """(pid, command name) of this process's ancestors, nearest first, as far as /proc shows them."""
     chain: list[tuple[int, str]] = []
     pid = os.getppid()
-    while pid > 0 and len(chain) < 64:
-        try:
-            with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
-                # "pid (name) state ppid …"; the name may hold blanks and brackets itself, so the last bracket counts.
-                before, _, after = file.read().rpartition(")")
-            chain.append((pid, before.partition("(")[2]))
-            pid = int(after.split()[1])
-        except (OSError, ValueError, IndexError):
-            break
+    while pid > 0 and len(chain) < 64 and (stat := read_stat(pid)) is not None:
+        chain.append((pid, stat.name))
+        pid = stat.parent
     return chain

@@ -7,6 +7,7 @@ task's.
 from __future__ import annotations
 
 from hpcddp.errors import LaunchError
+from hpcddp.processes import read_command
 from hpcddp.ranks.consistency import contradiction
 from hpcddp.ranks.launcher import JobStep
 from hpcddp.record import TYPE_CHECKING
@@ -89,11 +90,7 @@ def _find_shell(daemon: int) -> str:
 
     It names itself `slurmstepd: [4711.batch]`, `[4711.interactive]`, and for tasks `[4711.0]` (seen with Slurm 22.05).
     """
-    try:
-        with open(f"/proc/{daemon}/cmdline", encoding="utf-8", errors="replace") as file:
-            step = file.read().partition("[")[2].partition("]")[0]
-    except OSError:
-        return ""
+    step = " ".join(read_command(daemon)).partition("[")[2].partition("]")[0]
     return step if step.rpartition(".")[2] in {"batch", "interactive", "extern"} else ""
 
 

@@ -14,6 +14,7 @@ import shutil
 from contextlib import suppress
 
 from hpcddp.errors import LaunchError
+from hpcddp.processes import find_machine, start_time
 from hpcddp.record import TYPE_CHECKING, Record
 from hpcddp.runs.folder import (
     RunFolder,
@@ -27,9 +28,6 @@ from hpcddp.runs.jsonfile import DamagedFileError, read_file, read_record, write
 from hpcddp.schedulers.job_id import JobId, parse_id
 from hpcddp.schedulers.registry import find_current_job, find_scheduler
 
-# Which process holds a run: a job by its id, a process by its host, number and start time; and whether it still is.
-
-
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
@@ -38,10 +36,11 @@ if TYPE_CHECKING:
 
 #: A job in one of these states has no process any more. `gone`: its scheduler does not know it any more.
 _FINAL_STATES = frozenset({"finished", "cancelled", "failed", "gone"})
-
-
 #: In the name of an attempt that `hpcddp launch` began in an allocation: one job may have several.
 BY_HAND = "-launch"
+_LONGEST_END = 1000  # bytes of what a holder says at its end
+_TRIES = 100  # each one that fails means that another attempt has taken the run meanwhile, or set its folder aside
+_MOVED = {errno.ENOENT, errno.EEXIST, errno.ENOTEMPTY}  # what a folder that was renamed meanwhile gives
 
 
 class Holder(Record):
@@ -115,30 +114,6 @@ def has_ended(holder: Holder, mine: Holder, ask: Ask) -> bool | None:
     if same_host and holder.machine.partition(" ")[0] != mine.machine.partition(" ")[0]:
         return True
     return None
-
-
-def find_machine() -> str:
-    """`<boot id> <process namespace>`; "": not known."""
-    try:
-        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
-            return f"{file.read().strip()} {os.readlink('/proc/self/ns/pid')}"
-    except OSError:
-        return ""
-
-
-def start_time(process: int) -> str:
-    """When this process started, in clock ticks since the system did; "" if there is no such process."""
-    try:
-        with open(f"/proc/{process}/stat", encoding="utf-8", errors="replace") as file:
-            state, *fields = file.read().rpartition(")")[2].split()
-    except OSError:
-        return ""
-    return "" if state in "ZX" else fields[18]
-
-
-_LONGEST_END = 1000  # bytes of what a holder says at its end
-_TRIES = 100  # each one that fails means that another attempt has taken the run meanwhile, or set its folder aside
-_MOVED = {errno.ENOENT, errno.EEXIST, errno.ENOTEMPTY}  # what a folder that was renamed meanwhile gives
 
 
 class HolderEnd(Record):

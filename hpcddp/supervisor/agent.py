@@ -15,6 +15,7 @@ import time
 from contextlib import suppress
 
 from hpcddp.guard.hpcddp_stand import ASK_FOR_STACKS, NO_WAIT
+from hpcddp.processes import read_stat
 from hpcddp.runs.heartbeat import Beat, PageEntry, Position, make_page
 from hpcddp.signals import ENDING
 from hpcddp.supervisor import wire
@@ -310,9 +311,8 @@ class Agent:
 
 def _read_state(process: int) -> str:
     """R, S, D, T, Z, … as the kernel has it; "": there is no such process."""
-    with suppress(OSError), open(f"/proc/{process}/stat", "rb") as file:
-        return file.read().rpartition(b")")[2].split()[0].decode()
-    return ""
+    stat = read_stat(process)
+    return stat.state if stat is not None else ""
 
 
 _ANSWER_S = 2.0  # in which a rank writes its stacks

@@ -13,9 +13,9 @@ from contextlib import suppress
 from functools import partial
 
 from hpcddp.errors import LaunchError, RequestError, SchedulerError
+from hpcddp.processes import start_time
 from hpcddp.record import TYPE_CHECKING, Record
 from hpcddp.runs.chain import find_follow_up, write_follow_up
-from hpcddp.runs.lock import start_time
 from hpcddp.runs.stacks import pop_request, write_answer
 from hpcddp.schedulers.registry import CurrentJob, find_current_job, find_scheduler
 from hpcddp.schedulers.run import ask_about, ask_job_state, cancel_job, queue_job

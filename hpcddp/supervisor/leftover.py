@@ -6,6 +6,7 @@ import os
 import time
 from contextlib import suppress
 
+from hpcddp.processes import list_processes, read_environment, read_stat
 from hpcddp.record import TYPE_CHECKING
 from hpcddp.schedulers.registry import job_variables
 
@@ -57,30 +58,28 @@ def find_left(marks: Mapping[str, str], env: Mapping[str, str]) -> list[int]:
     names, lines = _describe_job(env)
     begins = tuple(f"{name}=".encode() for name in names)
     found = []
-    for name in filter(str.isdecimal, os.listdir("/proc")):
-        with suppress(OSError), open(f"/proc/{name}/environ", "rb") as file:
-            there = set(file.read().split(b"\0"))
-            if not wanted <= there or int(name) == os.getpid():
-                continue
-            if all(line in lines for line in there if line.startswith(begins)):
-                found.append(int(name))
+    for process in list_processes():
+        there = read_environment(process)
+        if not wanted <= there or process == os.getpid():
+            continue
+        if all(line in lines for line in there if line.startswith(begins)):
+            found.append(process)
     return found
 
 
 def find_marked(process: int, marks: tuple[str, ...]) -> list[int]:
     """The processes below this one that have one of these variables, without those that they have started."""
     children: dict[int, list[int]] = {}
-    for name in filter(str.isdecimal, os.listdir("/proc")):
-        with suppress(OSError, IndexError, ValueError), open(f"/proc/{name}/stat", "rb") as file:
-            children.setdefault(int(file.read().rpartition(b")")[2].split()[1]), []).append(int(name))
+    for one in list_processes():
+        if (stat := read_stat(one)) is not None:
+            children.setdefault(stat.parent, []).append(one)
     begins, found, below = tuple(f"{mark}=".encode() for mark in marks), list[int](), children.get(process, [])
     while below:
         one = below.pop()
-        with suppress(OSError), open(f"/proc/{one}/environ", "rb") as file:
-            if any(line.startswith(begins) for line in file.read().split(b"\0")):
-                found.append(one)
-                continue
-        below += children.get(one, ())
+        if any(line.startswith(begins) for line in read_environment(one)):
+            found.append(one)
+        else:
+            below += children.get(one, ())
     return found
 
 

@@ -12,6 +12,7 @@ import os
 import time
 from contextlib import suppress
 
+from hpcddp.processes import list_processes, read_environment, read_stat
 from hpcddp.ranks.cgroups import list_cgroups
 from hpcddp.record import TYPE_CHECKING
 from hpcddp.runs.folder import job_of
@@ -36,27 +37,24 @@ class Processes:
 
     def __init__(self, attempt: str) -> None:
         self._mark = f"HPCDDP_ATTEMPT={attempt}".encode()
-        self._known: dict[str, bool] = {}  # by its number: whether it belongs to the attempt
+        self._known: dict[int, bool] = {}  # by its number: whether it belongs to the attempt
 
     def read(self) -> tuple[float, int, int]:
         """Seconds of the processor that they and those of their children that have ended have used, and their memory,
         in bytes: what is shared counts once for each. And how many CPUs they may use."""
-        names = set(filter(str.isdecimal, os.listdir("/proc")))
-        self._known = {name: self._known[name] if name in self._known else self._is_of_it(name) for name in names}
+        known = self._known
+        self._known = {
+            one: known[one] if one in known else self._mark in read_environment(one) for one in list_processes()
+        }
         ticks = pages = 0
         cpus = set[int]()
-        for name in (name for name, is_of_it in self._known.items() if is_of_it):
-            with suppress(OSError, ValueError), open(f"/proc/{name}/stat", "rb") as file:
-                fields = file.read().rpartition(b")")[2].split()
-                ticks += sum(map(int, fields[11:15]))
-                pages += int(fields[21])
-                cpus |= os.sched_getaffinity(int(name))
+        for process in (process for process, is_of_it in self._known.items() if is_of_it):
+            if (stat := read_stat(process)) is not None:
+                ticks += stat.cpu_ticks
+                pages += stat.pages
+                with suppress(OSError):
+                    cpus |= os.sched_getaffinity(process)
         return ticks / _TICK, pages * _PAGE, len(cpus)
-
-    def _is_of_it(self, name: str) -> bool:
-        with suppress(OSError), open(f"/proc/{name}/environ", "rb") as file:
-            return self._mark in file.read().split(b"\0")
-        return False
 
 
 class Cgroup:

@@ -13,9 +13,10 @@ from hpcddp.login.find_run import find_run, find_runs
 from hpcddp.login.judge import RunStatus, find_status
 from hpcddp.login.status_text import format_statuses
 from hpcddp.login.watched import Watcher
+from hpcddp.processes import find_machine
 from hpcddp.runs.chain import record_opened
 from hpcddp.runs.folder import RunFolder
-from hpcddp.runs.lock import describe_process, find_machine, release_run, take_run
+from hpcddp.runs.lock import describe_process, release_run, take_run
 from hpcddp.runs.state import write_state
 from hpcddp.runs.submitted import record_submission
 

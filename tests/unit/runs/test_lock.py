@@ -10,19 +10,18 @@ from pathlib import Path
 
 import pytest
 
+from hpcddp.processes import find_machine, start_time
 from hpcddp.runs.folder import RunFolder, list_holders
 from hpcddp.runs.lock import (
     HeldError,
     Holder,
     HolderEnd,
     describe_process,
-    find_machine,
     has_ended,
     is_held_by,
     read_holder_end,
     read_holds,
     release_run,
-    start_time,
     take_run,
 )
 from tests.killing import kill_at_operation
