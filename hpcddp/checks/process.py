@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import resource
 import shutil
 import socket
@@ -22,6 +23,7 @@ from hpcddp.checks.node import SHM, CheckedNode, Gpu, Process
 from hpcddp.errors import HpcddpError, LaunchError, SchedulerError
 from hpcddp.ranks.cgroups import list_cgroups
 from hpcddp.ranks.device import choose_devices, read_gpus_per_rank, visible_devices
+from hpcddp.ranks.gpus import MEMORY_REPORT, NEEDS_RESET
 from hpcddp.ranks.launch import Launch
 from hpcddp.ranks.network import set_interface
 from hpcddp.ranks.reach import find_local_address, open_listener
@@ -185,16 +187,11 @@ def probe_disk(folder: str) -> tuple[int, int, str]:
 
 
 _SMI = "uuid,name,driver_version,memory.used,ecc.errors.uncorrected.volatile.total"
-_PENDING = ("Pending", "Remapping Failure Occurred", "Pending Page Blacklist")
 
 
-def read_gpus(rows: str, remapped: str) -> tuple[Gpu, ...]:
-    """The GPUs in nvidia-smi's answers: a line of CSV each, and the report on rows and pages of memory."""
-    pending = {
-        part.partition("\n")[0].strip()
-        for part in remapped.split("\nGPU ")[1:]
-        if any(line.strip().startswith(_PENDING) and line.rstrip().endswith(": Yes") for line in part.splitlines())
-    }
+def read_gpus(rows: str, memory: str) -> tuple[Gpu, ...]:
+    """The GPUs in nvidia-smi's answers: a line of CSV each, and the report on their memory."""
+    pending = {part.split("\n")[0].strip() for part in memory.split("\nGPU ")[1:] if re.search(NEEDS_RESET, part)}
     gpus = []
     for line in rows.splitlines():
         bus, uuid, name, driver, used, errors = (field.strip() for field in line.split(","))
@@ -207,13 +204,12 @@ def query_gpus(env: Mapping[str, str]) -> tuple[tuple[Gpu, ...], tuple[str, ...]
     if shutil.which("nvidia-smi", path=env.get("PATH")) is None:
         return (), (), ""
     rows = ["nvidia-smi", f"--query-gpu=pci.bus_id,{_SMI}", "--format=csv,noheader,nounits"]
-    remapped = ["nvidia-smi", "-q", "-d", "ROW_REMAPPER,PAGE_RETIREMENT"]
     apps = ["nvidia-smi", "--query-compute-apps=pid,process_name", "--format=csv,noheader"]
     try:
         answer = run_program(rows, env, patience_s=_PROGRAM_S)
         if answer.status:
             return (), (), f"nvidia-smi: {(answer.stdout + answer.stderr).strip() or answer.status}".splitlines()[0]
-        gpus = read_gpus(answer.stdout, run_program(remapped, env, patience_s=_PROGRAM_S).stdout)
+        gpus = read_gpus(answer.stdout, run_program([*MEMORY_REPORT], env, patience_s=_PROGRAM_S).stdout)
         left = run_program(apps, env, patience_s=_PROGRAM_S).stdout.splitlines()
     except SchedulerError as error:  # it is no scheduler's
         return (), (), error.message

@@ -1,8 +1,13 @@
-"""Types of GPUs, one row each."""
+"""Types of GPUs, one row each, and which GPUs nobody but the site can mend."""
 
 from __future__ import annotations
 
 from hpcddp.record import Record
+
+#: What nvidia-smi reports on rows and pages of a GPU's memory, and the line, for Python and `grep -E`, of a GPU that
+#: needs a reset. A driver that has no such line is no fault.
+MEMORY_REPORT = ("nvidia-smi", "-q", "-d", "ROW_REMAPPER,PAGE_RETIREMENT")
+NEEDS_RESET = "(Pending( Page [A-Za-z]+)?|Remapping Failure Occurred) *: Yes"
 
 
 class GpuType(Record):

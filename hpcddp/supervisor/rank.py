@@ -1,11 +1,11 @@
-"""One rank as the supervisor sees it: its state, by one table, and what it has said; and whether the ranks get on."""
+"""One rank as the supervisor sees it: its state, by one table, and its reports; and which ranks the others wait for."""
 
 from __future__ import annotations
 
 import os
 
 from hpcddp.errors import UNFINISHED
-from hpcddp.guard.hpcddp_stand import MAY_WAIT, NO_WAIT, WAITS
+from hpcddp.guard.hpcddp_stand import NO_WAIT
 from hpcddp.record import TYPE_CHECKING, Record
 from hpcddp.runs.hang import Stand, find_hang, format_stands
 from hpcddp.runs.heartbeat import Beat, Position
@@ -19,21 +19,25 @@ if TYPE_CHECKING:
 
 #: That a rank may take to save and end after a signal, also one that is no wish to end the job.
 SAVES_S = 300.0
+#: The first step of an attempt takes so many times as long: it compiles.
+FIRST_STEP = 10
+#: Of a rank that does not report where it stands.
+NOWHERE = "is one of them"
+_SLOWER = 10  # times the longest time without a move so far
+_BUSY = 10  # times as long, for ranks that stand and use the processor
+_FRESH_S = 15.0  # a process that holds Python's lock, or is stopped, does not report where it stands
+_STOPPED = "a stop by a signal (SIGSTOP)"
+_OVER = "its end (status 0)"
 
-# The states.
-STARTING = "starting"  # its program has not opened hpcddp's runtime, nor touched its page
-STEPPING = "stepping"  # it has, and gets on
-STANDING = "standing"  # its main thread stands
-CLOSED = "closed"  # it has left the runtime: what its program does then, it does not say
-DISCONNECTED = "lost"  # its connection broke, and may come again
-DEFERRED = "deferred"  # it has ended by a signal, and its agent defers its own end: others still save
-ENDED = "ended"
-# What may happen in them.
+# The states, beside SILENT and GONE, which are events as well.
+STARTING, STEPPING, STANDING, CLOSED = "starting", "stepping", "standing", "closed"
+DISCONNECTED, DEFERRED, ENDED = "lost", "deferred", "ended"
+# What happens to a rank.
 OPENS, TOUCHES, CLOSES = "opens the runtime", "touches its page", "leaves the runtime"
 STANDS, MOVES = "stands", "moves"
 BREAKS, STAYS_AWAY, CALLS = "its connection breaks", "stays away", "calls"
 FALLS_SILENT, ENDS, DEFERS = "says nothing", "ends", "ends, and its agent waits"
-_BACK = ""  # to the state before it was lost
+_BACK = ""  # to the state before its connection broke
 
 
 class RankState(Record):
@@ -45,25 +49,35 @@ class RankState(Record):
     is_there: bool = False
 
 
-_LIVES = {BREAKS: DISCONNECTED, FALLS_SILENT: SILENT, ENDS: ENDED, DEFERS: DEFERRED}
+_RUNS = {BREAKS: DISCONNECTED, FALLS_SILENT: SILENT, ENDS: ENDED, DEFERS: DEFERRED}
 STATES = {
-    STARTING: RankState({OPENS: STEPPING, TOUCHES: STEPPING, **_LIVES}, is_there=True),
-    STEPPING: RankState({STANDS: STANDING, CLOSES: CLOSED, **_LIVES}, is_there=True),
-    STANDING: RankState({MOVES: STEPPING, CLOSES: CLOSED, **_LIVES}, is_there=True),
-    CLOSED: RankState({OPENS: STEPPING, **_LIVES}, is_there=True),
+    # its program runs, and has neither opened hpcddp's runtime nor touched its page of memory (`runs/heartbeat.py`)
+    STARTING: RankState({OPENS: STEPPING, TOUCHES: STEPPING, **_RUNS}, is_there=True),
+    # it has, and its main thread gets on
+    STEPPING: RankState({STANDS: STANDING, CLOSES: CLOSED, **_RUNS}, is_there=True),
+    # its main thread stands
+    STANDING: RankState({MOVES: STEPPING, CLOSES: CLOSED, **_RUNS}, is_there=True),
+    # it has left the runtime: what its program does then is not reported
+    CLOSED: RankState({OPENS: STEPPING, **_RUNS}, is_there=True),
+    # its agent reports nothing, on a connection that is whole
     SILENT: RankState({BREAKS: DISCONNECTED, ENDS: ENDED, DEFERS: DEFERRED}, is_event=True, is_there=True),
+    # its agent's connection broke, and may come again
     DISCONNECTED: RankState({CALLS: _BACK, STAYS_AWAY: GONE}),
+    # it did not come again in time
     GONE: RankState({CALLS: _BACK}, is_event=True),
+    # it has ended by a signal, and its agent stays: the launcher would end others, which still save
     DEFERRED: RankState({BREAKS: ENDED}),
     ENDED: RankState({}),
 }
 
 
 class PlainRank:
+    """A rank of a plain script, by what the guard in it reports of its main thread."""
+
     def __init__(self) -> None:
-        self.stand: Stand | None = None  # None: it says no more
-        self.reported = 0.0  # when it said so
-        self.waited: Stand | None = None  # the last of these in which it waited for others
+        self.stand: Stand | None = None  # None: it reports none any more
+        self.reported = 0.0  # when
+        self.waited: Stand | None = None  # the last one in which it waited for others
 
     def record(self, stand: Stand, now: float) -> None:
         self.stand, self.reported = stand if stand.line else None, now
@@ -76,7 +90,7 @@ class Rank:
     def __init__(self, rank: int, host: str, now: float) -> None:
         self.rank, self.host = rank, host
         self.state, self.since = STARTING, now
-        self._before = STARTING  # it was lost
+        self._before = STARTING  # the state before its connection broke
         self.caller: Caller | None = None  # its agent's connection
         self.heard = self.moved = self.used = self.looked = now
         self.beat = Beat()
@@ -84,10 +98,10 @@ class Rank:
         self.plain: dict[int, PlainRank] = {}  # those of a plain script that have a process group; an agent has several
         self.has_opened = False  # the runtime, at some time, or touched its page
         self.status: int | None = None  # its wait status, once it has ended
-        self.ended: Ended | None = None  # as its agent has said it
+        self.ended: Ended | None = None  # its agent's last message
         self.signals: dict[int, float] = {}  # that it had before the launcher ended ranks, and when
         self.signal = 0  # of these, the one by which it may have ended
-        self.has_event = False  # whether there is an event about it
+        self.has_event = False
 
     def change(self, what: str, now: float) -> bool:
         """Change its state. Whether that is an event."""
@@ -100,7 +114,7 @@ class Rank:
         self.has_opened |= self.state == STEPPING
         return STATES[self.state].is_event
 
-    def forgive(self, now: float) -> None:
+    def restart_clocks(self, now: float) -> None:
         self.heard = self.moved = self.used = self.looked = self.since = now
         for one in self.plain.values():
             one.reported = now
@@ -127,29 +141,18 @@ class Rank:
         return next((one for one, at in self.signals.items() if killed_by in {0, one} and now - at <= SAVES_S), 0)
 
 
-# Whether the ranks of an attempt get on, by what they have shown so far of how long they may stand.
-
-
-def find_odd(ranks: list[Rank]) -> tuple[list[Rank], bool]:
-    """Find those that stand where few others do, and do not wait for others if some do not: those wait for them; and
-    whether that names one host. Where it tells none from the others: the first one."""
-    left = ranks
-    for waits in (WAITS, MAY_WAIT):
-        left = [one for one in left if one.place.waits < waits] or left
+def find_blocking(ranks: list[Rank]) -> tuple[list[Rank], bool]:
+    """The ranks that the others probably wait for, and whether they are all on one host. They are at the place where
+    the fewest stand, among those that do not wait themselves, if there are any. The first rank, and False, where the
+    places do not tell one rank from the others."""
+    least = min(one.place.waits for one in ranks)  # NO_WAIT, MAY_WAIT or WAITS
+    left = [one for one in ranks if one.place.waits == least]
     places = [one.place for one in left]
     fewest = min(map(places.count, places))
-    odd = [one for one in left if places.count(one.place) == fewest]
-    if len(odd) == len(ranks) > 1:
+    blocking = [one for one in left if places.count(one.place) == fewest]
+    if len(blocking) == len(ranks) > 1:
         return ranks[:1], False
-    return odd, len({one.host for one in odd}) == 1
-
-
-#: Times as long as a step: the first one of an attempt compiles.
-FIRST_STEP = 10
-#: Of a rank that does not say where it stands.
-NOWHERE = "is one of them"
-_SLOWER = 10  # times the longest time without a move so far
-_BUSY = 10  # times as long, for ranks that stand and use the processor
+    return blocking, len({one.host for one in blocking}) == 1
 
 
 class StuckDetector:
@@ -159,7 +162,7 @@ class StuckDetector:
         self._limit_s = limit_s
         self._slowest_s = 0.0  # the longest time in which a rank neither moved nor used the processor
         self._longest_s = 0.0  # in which it did not move
-        self._has_stepped = False  # more than once: the first step of an attempt compiles
+        self._has_stepped = False  # more than once
 
     def record(self, one: Rank, beat: Beat, now: float) -> None:
         before, one.beat = one.beat, beat
@@ -174,7 +177,7 @@ class StuckDetector:
         self._has_stepped |= touches and one.has_opened
         if touches:
             one.change(TOUCHES, now)
-        moved = beat.step != before.step or beat.moves != before.moves or touches or opens
+        moved = (beat.step, beat.moves) != (before.step, before.moves) or touches or opens
         used = beat.uses != before.uses
         if self._has_stepped and (moved or used):
             self._slowest_s = max(self._slowest_s, now - max(one.moved, one.used))
@@ -185,9 +188,9 @@ class StuckDetector:
         if before.step and beat.step > before.step:
             self._has_stepped = True
 
-    def find_stuck(self, ranks: Collection[Rank], now: float) -> tuple[list[Rank], float, bool]:
-        """Find those that the others wait for, if no rank gets on, since when, and whether it is known that these are
-        the ones; empty: some rank does."""
+    def find_blocking(self, ranks: Collection[Rank], now: float) -> tuple[list[Rank], float, bool]:
+        """If no rank has moved for too long: the ranks that the others wait for, since when none has moved, and whether
+        these are surely the ones. Else no rank."""
         there = [one for one in ranks if one.is_there]
         opened = [one for one in there if one.has_opened]
         if not self._limit_s or not opened or any(one.state == CLOSED for one in there):
@@ -203,14 +206,14 @@ class StuckDetector:
             return [], now, False
         frozen = [one for one in there if one.beat.is_stopped]
         frozen = frozen or [one for one in opened if one.beat.looks and now - one.looked > limit_s / 2]
-        late = ended or frozen or unopened
-        odd, is_known = (late, True) if late else find_odd(opened)
-        return odd, since, is_known
+        surely = ended or frozen or unopened
+        blocking, is_sure = (surely, True) if surely else find_blocking(opened)
+        return blocking, since, is_sure
 
 
 def _find_unopened(ranks: Iterable[Rank], there: Iterable[Rank]) -> list[Rank]:
-    """Find those that have not opened the runtime and run or have ended well, while the others that have wait for them:
-    nobody makes a step before."""
+    """The ranks that have not opened the runtime, and run or have ended well, while those that have opened it wait for
+    them: no rank makes a step before all have opened it."""
     if any(one.beat.step for one in there) or not any(one.beat.looks for one in there):
         return []
     return [one for one in ranks if not one.has_opened and (one.is_there or one.is_well)]
@@ -239,12 +242,7 @@ def describe_stall(
     return format_stands(stands, world_size, stall_s, end_s)
 
 
-# Plain scripts, which the guard in each rank watches: it tells where the main thread stands.
-
-
-_FRESH_S = 15.0  # a process that holds Python's lock, or is stopped, does not say where it stands
-_STOPPED = "a stop by a signal (SIGSTOP)"
-_OVER = "its end (status 0)"
+# ---- plain scripts
 
 
 def find_stands(ranks: Iterable[Rank], now: float, fresh_s: float = _FRESH_S) -> dict[int, Stand]:
@@ -288,7 +286,7 @@ class PlainHang:
 
 
 def find_late(ranks: Iterable[Rank], now: float) -> list[int]:
-    """Find those that do something of their own while others wait for them in a collective."""
+    """The ranks of a plain script that wait for no other, while others wait in a collective."""
     return [rank for rank, stand in find_stands(ranks, now).items() if stand.waits == NO_WAIT]
 
 

@@ -9,6 +9,7 @@ import shutil
 import time
 
 from hpcddp.errors import HpcddpError
+from hpcddp.ranks.gpus import MEMORY_REPORT, NEEDS_RESET
 from hpcddp.ranks.launchers import LAUNCHERS
 from hpcddp.record import TYPE_CHECKING
 from hpcddp.runs.chain import find_follow_up, list_opened, start_attempt, write_follow_up
@@ -46,16 +47,14 @@ _MOST_BLAMED = 2  # attempts that failed on a host
 _TRIES, _PAUSE_S = 5, 2.0  # Slurm answers now and then that it is not ready
 #: What a host has to be able to do, for a shell, without Python and its modules: with the run folder, the newest
 #: checkpoint's manifest ("": there is none) and the number of GPUs. A parallel file system may be mounted again to be
-#: read alone, after an error. Rows or pages of a GPU's memory that wait for a reset only the site's people can mend. A
-#: driver that says nothing of them, or no driver, is no fault.
-_ABLE = """\
+#: read alone, after an error. No driver is no fault.
+_ABLE = f"""\
 file=$1/.written-by-$(uname -n).$$
 touch "$file" && rm -f "$file" || exit 11
 test ! "$2" || head -c 1 "$2" || exit 12
 test "$3" -gt 0 && command -v nvidia-smi || exit 0
 test "$(nvidia-smi -L | grep -c '^GPU ')" -ge "$3" || exit 13
-broken='(Pending|Remapping Failure Occurred|Blacklist) *: Yes'
-! nvidia-smi -q -d ROW_REMAPPER,PAGE_RETIREMENT | grep -E "$broken" || exit 13"""
+! {shlex.join(MEMORY_REPORT)} | grep -E {shlex.quote(NEEDS_RESET)} || exit 13"""
 _UNABLE = {
     11: "it does not see the run folder, or cannot write to it",
     12: "it cannot read the newest checkpoint",

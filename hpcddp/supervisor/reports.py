@@ -220,7 +220,7 @@ class Reports:
         if paused:
             self._opened = now
             for one in self.ranks.values():
-                one.forgive(now)
+                one.restart_clocks(now)
 
     def _find_lost(self, now: float, away_s: float, silent_s: float) -> None:
         for one in self.ranks.values():
@@ -236,8 +236,8 @@ class Reports:
             self.events.append(Event(ABSENT, -1, "", now, text=f"no rank was started in {limit_s:.0f} s"))
 
     def _find_stuck(self, now: float) -> None:
-        stuck, since, is_sure = self._stuck.find_stuck(self.ranks.values(), now)
-        for one in stuck:
+        blocking, since, is_sure = self._stuck.find_blocking(self.ranks.values(), now)
+        for one in blocking:
             kind, at = (STUCK, since) if one.status is None else (LEFT, one.heard)
             self._add(one, kind, at, describe_stand(one), is_sure=is_sure)
 

@@ -12,7 +12,7 @@ from hpcddp.errors import HpcddpError
 from hpcddp.ranks.frameworks import check_node_agents
 from hpcddp.ranks.launchers import LAUNCHERS
 from hpcddp.ranks.reach import reached_as
-from hpcddp.record import TYPE_CHECKING
+from hpcddp.record import TYPE_CHECKING, Record
 from hpcddp.runs.chain import list_job_runs
 from hpcddp.runs.folder import AttemptFolder, cannot_write, job_of
 from hpcddp.runs.hang import read_hang_limits
@@ -146,6 +146,13 @@ def _is_finished(attempt: AttemptFolder, cause: Event) -> bool:
         return False
 
 
+class JobEnds(Record):
+    """The job ends with its `last` attempt. `why`: why the ranks are not started again; "": nobody expects that."""
+
+    last: AttemptEnd
+    why: str = ""
+
+
 class Attempts:
     """The attempts of one job, of which `attempt` is the current one. `script`: its file."""
 
@@ -204,9 +211,15 @@ class Attempts:
                 return ended
         while True:
             ended = self._run_ranks()
-            last = self._begin_next(ended)
-            if last is not None:
-                return last
+            following = self._find_next(ended)
+            if isinstance(following, JobEnds):
+                if following.why:
+                    self._emit(f"the ranks are not started again: {following.why}")
+                return following.last
+            self.attempt = following
+            self._stack_requests = StackRequests(following, self._reports)
+            self._record_end()
+            self._notices.restart(following, str(ended.cause))
 
     def close(self, status: int | None, by: str, why: str) -> None:
         """The job ends with this attempt: its run is nobody's any more."""
@@ -301,35 +314,28 @@ class Attempts:
         emit(f"no rank was started: {text}")
         return AttemptEnd(1, cause=Event(UNFIT, NO_RANK, host, text=text))
 
-    def _begin_next(self, ended: AttemptEnd) -> AttemptEnd | None:
-        """Begin the attempt that follows in the same job; or how the job has ended, which signals that came since may
-        have changed. Why no other attempt follows is printed."""
+    def _find_next(self, ended: AttemptEnd) -> AttemptFolder | JobEnds:
+        """The attempt that follows in the same job, which holds the run by then; or the end, and why."""
         recovery, cause, attempt = self._recovery, ended.cause, self.attempt
         if recovery is None or cause is None:
-            return ended
+            return JobEnds(ended)
         if _is_finished(attempt, cause):
-            why_not = f"their run had finished ({cause})"
-        elif ended.signal:
-            why_not = f"{ended.signal} came, and they may have ended by it ({cause})"
-        else:
-            why_not = recovery.find_obstacle(attempt, cause, self._end.end, self._reports.lost_hosts)
-            # as where the scheduler ends the ranks first, and then the script
-            late = self.receive_signals("after the ranks had ended: they are not started again")
-            if not why_not or (late is not None and cause.is_loss):
-                record_loss(attempt, cause)
-            if late is not None:
-                return ended._replace(signal=late.signal)
-        if not why_not:
-            try:
-                self.attempt = recovery.begin_again(attempt)
-                self._stack_requests = StackRequests(self.attempt, self._reports)
-                self._record_end()
-                self._notices.restart(self.attempt, str(cause))
-                return None
-            except HpcddpError as error:
-                why_not = str(error)
-        self._emit(f"the ranks are not started again: {why_not}")
-        return ended
+            return JobEnds(ended, f"their run had finished ({cause})")
+        if ended.signal:
+            return JobEnds(ended, f"{ended.signal} came, and they may have ended by it ({cause})")
+        obstacle = recovery.find_obstacle(attempt, cause, self._end.end, self._reports.lost_hosts)
+        # as where the scheduler ends the ranks first, and then the script
+        late = self.receive_signals("after the ranks had ended: they are not started again")
+        if not obstacle or (late is not None and cause.is_loss):
+            record_loss(attempt, cause)
+        if late is not None:  # its line is printed
+            return JobEnds(ended._replace(signal=late.signal))
+        if obstacle:
+            return JobEnds(ended, obstacle)
+        try:
+            return recovery.begin_again(attempt)
+        except HpcddpError as error:
+            return JobEnds(ended, str(error))
 
     def _name_hosts(self, words: list[str], hosts: Sequence[str], file: str) -> list[str]:
         """The launcher's words for these hosts, which a file in the attempt's folder lists."""

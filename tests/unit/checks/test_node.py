@@ -212,13 +212,14 @@ GPU 00000000:18:00.0
         Remapping Failure Occurred        : No
 GPU 00000000:2A:00.0
     Remapped Rows
-        Pending                           : Yes
-        Remapping Failure Occurred        : No
+        Correctable Error                 : 0
+        {:34}: Yes
 """
 
 
-def test_the_driver_says_what_gpus_there_are() -> None:
-    a, b, c = read_gpus(ROWS_OF_SMI, REMAPPED)
+@pytest.mark.parametrize("line", ["Pending", "Remapping Failure Occurred", "Pending Page Blacklist"])
+def test_the_driver_says_what_gpus_there_are(line: str) -> None:
+    a, b, c = read_gpus(ROWS_OF_SMI, REMAPPED.format(line))
     assert (a.uuid, a.is_pending, a.uncorrected) == ("GPU-a", False, 0)
     assert (b.uuid, b.is_pending, b.uncorrected, b.used_mb) == ("GPU-b", True, 12, 61234)
     assert (c.name, c.uncorrected, c.driver) == ("NVIDIA GeForce", 0, "570.133.20")

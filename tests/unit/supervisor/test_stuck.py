@@ -54,7 +54,7 @@ class Ranks:
         self.ranks[rank].change(ENDS, self.now)
 
     def stuck(self) -> list[str]:
-        found, _, self.is_known = self.detector.find_stuck(self.ranks, self.now)
+        found, _, self.is_known = self.detector.find_blocking(self.ranks, self.now)
         return [f"rank {one.rank} {describe_stand(one)}" for one in found]
 
 
