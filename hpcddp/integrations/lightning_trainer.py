@@ -18,7 +18,7 @@ from torch.utils.data import SequentialSampler
 
 from hpcddp.integrations.ranks import join_ranks
 from hpcddp.integrations.run import Run, check_all_ranks, ended, print_no_run
-from hpcddp.integrations.saved import FrameworkCheckpoint, check_world, find_newest
+from hpcddp.integrations.saved import FrameworkCheckpoint, check_world, find_saved
 from hpcddp.runs.folder import AttemptFolder, find_attempt
 from hpcddp.training.arguments import SaveEvery, read_save_every
 from hpcddp.training.data.randomness import States, read_states, restore
@@ -132,7 +132,7 @@ def attach(trainer: Any, env: MutableMapping[str, str], save_every: int | str | 
         def fit_in_run(*given: Any, **named: Any) -> Any:
             arguments = inspect.signature(fit).bind(*given, **named)
             with two_lines():
-                saved = find_newest(attempt.run, FRAMEWORK)
+                saved = find_saved(attempt.run, FRAMEWORK)
             if saved is not None:  # also in place of the script's own: the run has come further
                 arguments.arguments["ckpt_path"] = f"{saved.path}/{_FILE}"
                 arguments.arguments.setdefault("weights_only", False)  # the run wrote it: no stranger's file

@@ -16,7 +16,7 @@ from hpcddp.integrations.saved import (
     FrameworkCheckpoint,
     check_world,
     complete_checkpoint,
-    find_newest,
+    find_saved,
     make_partial,
     name_partial,
 )
@@ -29,6 +29,7 @@ from hpcddp.runs.state import open_attempt, read_finish, write_failure
 from hpcddp.training.activity import at_files
 from hpcddp.training.arguments import SaveEvery
 from hpcddp.training.checkpoint.checkpointer import AttemptSaves
+from hpcddp.training.checkpoint.resume import set_aside
 from hpcddp.training.checkpoint.settings import RunSettings
 from hpcddp.training.stopping import SAVE, STOP_FLAGS, SignalFlag, StopTraining, StopWatch, read_deadline
 from hpcddp.training.watchdog import beating
@@ -107,6 +108,7 @@ class Run:
             )
         if self.ranks.is_first:
             open_attempt(self.attempt)
+            set_aside(self.saved.damaged if self.saved is not None else {})
             self._metrics = self._until_end.enter_context(MetricsFile(self.attempt.metrics))
         self._written = (time.monotonic(), self.step)
         self._watch.pace.expect_save(_FIRST_SAVE_S if self.saved is None else self.saved.seconds)
@@ -295,7 +297,7 @@ def opened(
     with signals.installed():
         with two_lines():
             ranks = join_ranks(env, opened_by)
-            saved = find_newest(attempt.run, framework)
+            saved = find_saved(attempt.run, framework)
             line = check_world(saved, ranks.world_size, global_batch, fixed=fixed) if saved else None
         run = Run(
             framework, attempt, ranks, env, signals, saved, global_batch=global_batch, keep=keep, save_every=save_every

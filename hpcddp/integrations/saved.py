@@ -10,21 +10,18 @@ from __future__ import annotations
 import os
 import secrets
 import shutil
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from hpcddp.errors import LaunchError, RequestError
+from hpcddp.errors import RequestError
 from hpcddp.record import Record
-from hpcddp.runs.folder import MANIFEST, AttemptFolder, RunFolder, list_checkpoints, name_checkpoint, step_of
-from hpcddp.runs.jsonfile import DamagedFileError, UnreadableFileError
-from hpcddp.runs.state import Manifest, read_manifest
+from hpcddp.runs.folder import AttemptFolder, RunFolder, name_checkpoint, step_of
+from hpcddp.runs.state import read_manifest
 from hpcddp.training.activity import at_files
-from hpcddp.training.checkpoint.files import commit, find_file_fault, remove_old
+from hpcddp.training.checkpoint.files import MARK, commit, list_checkpoint_folders, remove_old
+from hpcddp.training.checkpoint.resume import find_damage, find_newest
 from hpcddp.units import format_count
-
-_MARK = "hpcddp-run"  # a file in a folder that a framework has saved to
 
 
 class FrameworkCheckpoint(Record):
@@ -36,64 +33,28 @@ class FrameworkCheckpoint(Record):
     world_size: int
     global_batch: int | None
     seconds: float  # that it took to write
+    damaged: dict[str, str]  # newer ones, each with its damage
 
 
-def find_newest(run: RunFolder, framework: str) -> FrameworkCheckpoint | None:
-    """The newest complete checkpoint of the run; newer ones, which are not whole, are named. None: there is none.
+def find_saved(run: RunFolder, framework: str) -> FrameworkCheckpoint | None:
+    """The newest checkpoint of the run that is whole; None: there is none. Each rank looks by itself, as Lightning has
+    to know the checkpoint before it makes the process group.
 
     RequestError if something else than this framework wrote it, or if none is whole; LaunchError if this host cannot
     read one; SchemaError.
     """
-    faults: list[str] = []
-    for folder in reversed(list_checkpoints(run.checkpoints)):
-        manifest, fault = _inspect(folder)
-        if manifest is not None and manifest.framework != framework:
-            raise RequestError(
-                f"checkpoint {folder} was written by {manifest.framework or 'hpcddp.runtime'}, not by {framework}",
-                "begin a new run: --fresh",
-            )
-        if manifest is not None and fault is None:
-            path = manifest.path or folder
-            names = ("epoch", "world_size", "global_batch", "seconds")
-            entries: dict[str, Any] = {name: getattr(manifest, name) for name in names}
-            return FrameworkCheckpoint(path=path, step=step_of(folder), **entries)
-        faults.append(f"checkpoint {folder} is not used: {fault}")
-        print(f"hpcddp: {faults[-1]}", file=sys.stderr, flush=True)
-    if faults:
-        raise RequestError(
-            f"{faults[0]}; the run has no other one to resume from",
-            "restore it from a copy, or begin a new run: --fresh",
-        )
-    return None
-
-
-def _inspect(folder: str) -> tuple[Manifest | None, str | None]:
-    """The manifest if there is a complete one, and why the checkpoint cannot be loaded; None if it can. LaunchError if
-    this host cannot read it: the file system may be away, and that is no damage."""
-    try:
-        manifest = read_manifest(folder)
-        if manifest is None or manifest.files is None:
-            return None, f"it has no complete {MANIFEST}"
-        below = Path(manifest.path or folder)
-        fault = find_file_fault(below, manifest.files)
-        if fault is None and manifest.mark is not None and _read_mark(below) != manifest.mark:
-            fault = f"{below} was written over by another run"
-        return manifest, fault
-    except (OSError, UnreadableFileError) as error:
-        host = os.uname().nodename
-        raise LaunchError(
-            f"{host} cannot read checkpoint {folder}, which stays as it is: {getattr(error, 'message', error)}",
-            f"look at it on {host}: ls -l {folder}",
-        ) from error
-    except DamagedFileError as error:
-        return None, error.message
-
-
-def _read_mark(folder: Path) -> str | None:
-    try:
-        return (folder / _MARK).read_text(encoding="utf-8")
-    except (FileNotFoundError, NotADirectoryError, ValueError):
+    host = os.uname().nodename
+    newest, damaged = find_newest(
+        list_checkpoint_folders(Path(run.checkpoints)),
+        lambda path: find_damage(path, [host], framework=framework),
+        "begin a new run: --fresh",
+    )
+    manifest = None if newest is None else read_manifest(str(newest))
+    if newest is None or manifest is None:
         return None
+    names = ("epoch", "world_size", "global_batch", "seconds")
+    entries: dict[str, Any] = {name: getattr(manifest, name) for name in names}
+    return FrameworkCheckpoint(path=manifest.path or str(newest), step=step_of(newest.name), damaged=damaged, **entries)
 
 
 def check_world(
@@ -149,7 +110,7 @@ def complete_checkpoint(attempt: AttemptFolder, step: int, keep: int, entries: M
         os.rename(target, f"{target}.old-{attempt.name}")
     if elsewhere := entries.get("path"):
         entries = {**entries, "mark": secrets.token_hex(8)}
-        Path(elsewhere, _MARK).write_text(entries["mark"], encoding="utf-8")
+        Path(elsewhere, MARK).write_text(entries["mark"], encoding="utf-8")
     commit(partial, _list_sizes(Path(elsewhere or partial)), entries)
     remove_old(partial.parent, keep)
 

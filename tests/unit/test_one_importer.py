@@ -24,7 +24,6 @@ ALLOWED = {
     "lint.run_rules": "one file for each kind of rule; the table of all is rules.py",
     "ranks.slurm_step": "what Slurm's step needs beyond its row",
     "supervisor.usage": "loaded by the agent of one rank on each node, once that has started",
-    "training.checkpoint.resume": "which checkpoint to resume; checkpointer.py writes them",
     "training.epochs": _PART,
     "training.data.stream": "data without an index; loader.py has what all data have in common",
     "training.prepare": _PART,

@@ -32,6 +32,7 @@ from hpcddp.training.versions import list_conditions, name_differences
 
 STATE = "state.pt"
 INDEX = ".metadata"  # of the tensors in a checkpoint that all ranks wrote
+MARK = "hpcddp-run"  # in a folder that a framework has saved to: whose the newest files there are
 
 # What an exact result was computed with: the entry `exact` of a manifest, carried from attempt to attempt.
 
@@ -104,11 +105,11 @@ def list_checkpoint_folders(folder: Path) -> list[Path]:
 
 
 @at_files()
-def find_fault(path: Path, nth: int = 0, parts: int = 1) -> str | None:
+def find_fault(path: Path, nth: int = 0, parts: int = 1, framework: str | None = None) -> str | None:
     """Check a checkpoint by its manifest: the fault, or None. Of its files the nth of every `parts` is read.
 
-    SchemaError if another hpcddp wrote it, RequestError if a framework did: it is whole, but not for this run. OSError
-    or UnreadableFileError if the system does not let a file be read.
+    SchemaError if another hpcddp wrote it, RequestError if not this `framework` did (None: hpcddp.runtime): it is
+    whole, but not for this run. OSError or UnreadableFileError if the system does not let a file be read.
     """
     try:
         manifest = read_manifest(str(path))
@@ -116,19 +117,17 @@ def find_fault(path: Path, nth: int = 0, parts: int = 1) -> str | None:
         raise
     except DamagedFileError as error:
         return error.message
-    if manifest is not None and manifest.framework is not None:
-        raise RequestError(
-            f"checkpoint {path} was written by {manifest.framework}, not by hpcddp.runtime",
-            "begin a new run: --fresh in a job, else another run_dir",
-        )
     if manifest is None or manifest.files is None:
         return f"no complete {MANIFEST}"
-    return find_file_fault(path, {name: manifest.files[name] for name in sorted(manifest.files)[nth::parts]})
-
-
-def find_file_fault(folder: Path, files: Mapping[str, Mapping[str, Any]]) -> str | None:
-    """Check these files by a manifest, which need not have their SHA-256. OSError as of `find_fault`."""
-    for name, about in files.items():
+    if manifest.framework != framework:
+        writer, reader = manifest.framework or "hpcddp.runtime", framework or "hpcddp.runtime"
+        raise RequestError(
+            f"checkpoint {path} was written by {writer}, not by {reader}",
+            "begin a new run: --fresh in a job, else another run_dir",
+        )
+    folder = Path(manifest.path or path)
+    for name in sorted(manifest.files)[nth::parts]:
+        about = manifest.files[name]
         try:
             if (size := (folder / name).stat().st_size) != about["bytes"]:
                 return f"{name} has {size} bytes, the manifest says {about['bytes']}"
@@ -136,7 +135,16 @@ def find_file_fault(folder: Path, files: Mapping[str, Mapping[str, Any]]) -> str
                 return f"{name} does not have the SHA-256 of the manifest"
         except (FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:
             return f"{name}: {(error.strerror or str(error)).lower()}"
+    if manifest.mark is not None and _read_mark(folder) != manifest.mark:
+        return f"{folder} was written over by another run"
     return None
+
+
+def _read_mark(folder: Path) -> str | None:
+    try:
+        return (folder / MARK).read_text(encoding="utf-8")
+    except (FileNotFoundError, NotADirectoryError, ValueError):
+        return None
 
 
 @at_files()

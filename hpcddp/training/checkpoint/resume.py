@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from hpcddp.errors import LaunchError, RequestError
 from hpcddp.runs.jsonfile import UnreadableFileError
+from hpcddp.training.activity import at_files
 from hpcddp.training.checkpoint.files import find_fault, list_checkpoint_folders, read_checkpoint
 from hpcddp.training.checkpoint.tracked import Tracked, list_tensors, map_tensors, split_like, write_key
 from hpcddp.training.collectives import ask_all, broadcast
@@ -22,54 +23,71 @@ PAUSES_S = (1.0, 4.0, 10.0)  # before each further look at a checkpoint that a r
 
 
 def choose_newest(group: Group, folder: Path, anew: str) -> Path | None:
-    """Choose the newest checkpoint whose files are as its manifest says; newer ones, which are damaged, are set aside.
-    None: there is none. A collective: the ranks share the reading.
-
-    RequestError if all are damaged; LaunchError if a rank cannot read one; both leave them as they are. `anew`: how to
-    begin a new run, for the hint.
-    """
+    """`find_newest` for the ranks of a group, which share the reading; what is damaged is set aside. A collective."""
     names = [path.name for path in list_checkpoint_folders(folder)] if group.is_first else []
-    damaged: list[tuple[Path, str]] = []
-    for path in (folder / name for name in reversed(broadcast(names, group.world_size, group.device))):
-        damage = _find_damage(group, path)
+    paths = [folder / name for name in broadcast(names, group.world_size, group.device)]
+    readers = [f"rank {member.rank} on {member.host}" for member in group.members]
+    newest, damaged = find_newest(paths, lambda path: find_damage(path, readers, group.rank), anew)
+    if group.is_first:
+        set_aside(damaged)
+    return newest
+
+
+def find_newest(
+    paths: Sequence[Path], find_damage: Callable[[Path], str], anew: str
+) -> tuple[Path | None, dict[str, str]]:
+    """The newest of these checkpoints whose files are as its manifest says; and the newer ones, each with its damage.
+    None: there are no checkpoints.
+
+    RequestError if all are damaged. `anew`: how to begin a new run, for the hint.
+    """
+    damaged: dict[str, str] = {}
+    for path in reversed(paths):
+        damage = find_damage(path)
         if not damage:
-            for other, its in damaged if group.is_first else ():
-                print(f"hpcddp: checkpoint {other} is damaged ({its}); an older one is used", file=sys.stderr)
-                other.rename(f"{other}.damaged-{os.getpid()}")  # so that its step can be written again
-            return path
-        damaged.append((path, damage))
+            return path, damaged
+        damaged[str(path)] = damage
     if damaged:
-        path, damage = damaged[0]
-        older = f", and {format_count(len(damaged) - 1, 'older one')} too" if damaged[1:] else ""
+        first, damage = next(iter(damaged.items()))
+        older = f", and {format_count(len(damaged) - 1, 'older one')} too" if len(damaged) > 1 else ""
         raise RequestError(
-            f"checkpoint {path} is damaged ({damage}){older}: the run has no other one to resume from",
+            f"checkpoint {first} is damaged ({damage}){older}: the run has no other one to resume from",
             f"restore it from a copy, or {anew}",
         )
-    return None
+    return None, damaged
 
 
-def _find_damage(group: Group, path: Path) -> str:
-    """Find the damage of this checkpoint, of which each rank reads a part; empty: it is whole. LaunchError as of
-    `choose_newest`."""
+@at_files()
+def set_aside(damaged: Mapping[str, str]) -> None:
+    """Rename damaged checkpoints, so that their steps can be written again and nothing counts them."""
+    for path, damage in damaged.items():
+        print(f"hpcddp: checkpoint {path} is damaged ({damage}); an older one is used", file=sys.stderr, flush=True)
+        os.rename(path, f"{path}.damaged-{os.getpid()}")
+
+
+def find_damage(path: Path, readers: Sequence[str], nth: int = 0, framework: str | None = None) -> str:
+    """The damage of a checkpoint that this `framework` wrote (None: hpcddp.runtime); empty: it is whole. Each of the
+    `readers`, of which this process is the nth, reads a part: a collective of all ranks, or of one.
+
+    LaunchError, on each of them, if one cannot read its part: that is no damage. RequestError as of `find_fault`.
+    """
     answers: list[tuple[str, str]] = []
     for pause_s in (0.0, *PAUSES_S):
         time.sleep(pause_s)
-        answers = ask_all(_check_part(path, group.rank, group.world_size), group.world_size)
+        answers = ask_all(_check_part(path, nth, len(readers), framework), len(readers))
         damage = next((damage for damage, _ in answers if damage), "")
         if damage or not any(unreadable for _, unreadable in answers):
             return damage
-    rank, why = next((rank, unreadable) for rank, (_, unreadable) in enumerate(answers) if unreadable)
-    host = group.members[rank].host
+    reader, why = next((reader, why) for reader, (_, why) in zip(readers, answers, strict=True) if why)
     raise LaunchError(
-        f"rank {rank} on {host} cannot read checkpoint {path}, which stays as it is: {why}",
-        f"look at it on {host}: ls -l {path}",
+        f"{reader} cannot read checkpoint {path}, which stays as it is: {why}", f"look at it there: ls -l {path}"
     )
 
 
-def _check_part(path: Path, nth: int, parts: int) -> tuple[str, str]:
+def _check_part(path: Path, nth: int, parts: int, framework: str | None) -> tuple[str, str]:
     """The damage of this rank's part of a checkpoint, and why it cannot be read; empty: none."""
     try:
-        return find_fault(path, nth, parts) or "", ""
+        return find_fault(path, nth, parts, framework) or "", ""
     except UnreadableFileError as error:
         return "", error.message
     except OSError as error:

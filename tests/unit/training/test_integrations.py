@@ -20,13 +20,12 @@ import pytest
 import torch
 
 import hpcddp.integrations
-import hpcddp.integrations.saved as saved_by_frameworks
 from hpcddp.errors import LaunchError, RequestError
 from hpcddp.integrations.hf_trainer import TransformersHooks
 from hpcddp.integrations.lightning_trainer import LightningHooks, name_random_state, restore_random_state
 from hpcddp.integrations.plain_loop import open_loop
 from hpcddp.integrations.run import check_all_ranks
-from hpcddp.integrations.saved import FrameworkCheckpoint, check_world, complete_checkpoint, find_newest
+from hpcddp.integrations.saved import FrameworkCheckpoint, check_world, complete_checkpoint, find_saved
 from hpcddp.integrations.saved import make_partial as begin_checkpoint
 from hpcddp.runs.chain import Link, decide_start
 from hpcddp.runs.folder import RunFolder, list_checkpoints
@@ -35,6 +34,7 @@ from hpcddp.runs.metrics import LossCurve, read_latest
 from hpcddp.runs.state import RunState, read_state
 from hpcddp.training.activity import is_at_files
 from hpcddp.training.arguments import SaveEvery
+from hpcddp.training.checkpoint import resume
 from hpcddp.training.checkpoint.files import find_fault
 from hpcddp.training.data.randomness import read_states
 from hpcddp.training.stopping import STOP_SIGNALS, SignalFlag
@@ -204,8 +204,9 @@ def test_a_checkpoint_that_is_not_whole_is_named_and_the_one_before_is_taken(
     train(alone(save_every=6))
     newest = tmp_path / "run/checkpoints/step-00000012"
     (newest / "0.txt").write_text("")
-    assert train(alone("b")) == 6
-    assert f"checkpoint {newest} is not used: " in capsys.readouterr().err
+    assert train(alone("b", save_every=1, keep=1), until=8) == 6
+    assert f"checkpoint {newest} is damaged (0.txt has 0 bytes" in capsys.readouterr().err
+    assert saved(tmp_path) == ["step-00000008"], "the damaged one does not count as one to keep"
 
 
 def test_a_checkpoint_of_something_else_is_refused_and_stays(alone: Callable[..., Any], tmp_path: Path) -> None:
@@ -215,9 +216,7 @@ def test_a_checkpoint_of_something_else_is_refused_and_stays(alone: Callable[...
         find_fault(newest)
 
 
-def test_a_frameworks_folder_that_another_run_has_written_over_is_not_used(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_frameworks_folder_that_another_run_has_written_over_is_not_used(tmp_path: Path) -> None:
     shared = tmp_path / "trained/checkpoint-4"
     shared.mkdir(parents=True)
     facts = {"framework": "F", "epoch": 0, "world_size": 2, "global_batch": 8, "seconds": 1.0, "path": str(shared)}
@@ -226,10 +225,9 @@ def test_a_frameworks_folder_that_another_run_has_written_over_is_not_used(
         (shared / "weights").write_text(run.path[-3:])
         begin_checkpoint(run.attempt("a"), 4)
         complete_checkpoint(run.attempt("a"), 4, 2, facts)
-    with pytest.raises(RequestError, match="the run has no other one to resume from"):
-        find_newest(runs[0], "F")
-    assert f"{shared} was written over by another run" in capsys.readouterr().err
-    found = find_newest(runs[1], "F")
+    with pytest.raises(RequestError, match=rf"\({shared} was written over by another run\): the run has no other one"):
+        find_saved(runs[0], "F")
+    found = find_saved(runs[1], "F")
     assert found is not None
     assert (found.step, found.path) == (4, str(shared))
 
@@ -251,7 +249,8 @@ def test_a_checkpoint_that_a_host_cannot_read_is_no_damage(
 ) -> None:
     train(alone(save_every=6))
     with monkeypatch.context() as away:
-        away.setattr(saved_by_frameworks.os, "stat", Disk().stat)
+        away.setattr(os, "stat", Disk().stat)
+        away.setattr(resume, "PAUSES_S", ())
         with pytest.raises(
             LaunchError, match=r"cannot read checkpoint .*step-00000012, which stays as it is"
         ) as refused:
@@ -285,7 +284,7 @@ def test_another_batch_is_refused_until_it_is_accepted_and_cannot_be_kept(
 
 
 def test_another_number_of_ranks_is_refused_unless_a_step_has_as_many_samples() -> None:
-    two = FrameworkCheckpoint(path="x", step=4, epoch=0, world_size=2, global_batch=8, seconds=1.0)
+    two = FrameworkCheckpoint(path="x", step=4, epoch=0, world_size=2, global_batch=8, seconds=1.0, damaged={})
     assert check_world(two, 2, 8) is None
     assert check_world(two._replace(global_batch=None), 2, None) is None
     line = check_world(two, 1, 8)
@@ -298,7 +297,7 @@ def test_another_number_of_ranks_is_refused_unless_a_step_has_as_many_samples() 
 
 
 def test_lightning_with_deepspeed_is_refused_on_another_number_of_ranks_whatever_the_batch(tmp_path: Path) -> None:
-    two = FrameworkCheckpoint(path="x", step=4, epoch=0, world_size=2, global_batch=8, seconds=1.0)
+    two = FrameworkCheckpoint(path="x", step=4, epoch=0, world_size=2, global_batch=8, seconds=1.0, damaged={})
     hooks = LightningHooks({}, RunFolder(str(tmp_path / "run")).attempt("a"), two, SignalFlag(), SaveEvery())
     trainer = SimpleNamespace(strategy=type("DeepSpeedStrategy", (), {})())
     with pytest.raises(RequestError, match="2 ranks, and here are 1 rank: DeepSpeed's optimizer is saved per rank"):
