@@ -39,28 +39,26 @@ def launch(run: Callable[..., Any], programs: Path, tmp_path: Path) -> Launch:
 
 
 @pytest.mark.parametrize(
-    ("flavour", "launcher"),
+    ("flavour", "launcher", "restarts"),
     [
-        ("openmpi5", ""),
-        pytest.param("mpich", "", marks=pytest.mark.slow),
-        pytest.param("openmpi5", "torchrun", marks=pytest.mark.slow),
+        ("openmpi5", "", 0),
+        pytest.param("mpich", "", 0, marks=pytest.mark.slow),
+        pytest.param("openmpi5", "torchrun", 0, marks=pytest.mark.slow),
+        pytest.param("openmpi5", "", 1, marks=pytest.mark.slow),
     ],
     indirect=["flavour"],
 )
-def test_a_plain_script_that_hangs_is_ended_with_the_missing_rank_as_its_cause(
-    launch: Launch, flavour: Any, launcher: str
+def test_a_plain_script_that_hangs_is_ended_or_restarted_with_the_missing_rank_as_its_cause(
+    launch: Launch, flavour: Any, launcher: str, restarts: int
 ):
-    done = launch(
-        flavour._replace(launcher=launcher or flavour.launcher),
-        "waits",
-        600,
-        **LIMITS,
-    )
+    flavour = flavour._replace(launcher=launcher or flavour.launcher)
+    done = launch(flavour, "waits", 600, "--set", f"max_restarts={restarts}", **LIMITS)
     assert done.returncode not in {0, 2}, done.stderr
     assert "no progress for 1 s. The ranks stand at:\n" in done.stderr
     says = r"have waited for each other for 3 s, at different lines: rank 1(, after 1 collective,)? at plain_hang"
     assert re.search(says, done.stderr), done.stderr
-    assert re.search(f"hpcddp: {CAUSE}: the other ranks are ended", done.stderr), done.stderr
+    assert len(re.findall(f"hpcddp: {CAUSE}: the other ranks are ended", done.stderr)) == 1 + restarts, done.stderr
+    assert done.stderr.count("hpcddp: start 2 of at most 2") == restarts, done.stderr
 
 
 @pytest.mark.parametrize(

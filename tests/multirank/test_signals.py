@@ -82,10 +82,13 @@ def assert_saved(folder, reason: str) -> None:
         pytest.param("openmpi4", ["TERM"], marks=SLOW),
         pytest.param("openmpi5", ["HUP"], marks=SLOW),
         pytest.param("impi", ["TERM", "USR2"], marks=SLOW),
+        pytest.param("torchrun", ["TERM"], marks=SLOW),
+        pytest.param("torchrun", ["HUP"], marks=SLOW),
+        pytest.param("torchrun", ["USR1"], marks=SLOW),
     ],
 )
 def test_what_signals_come_to_the_script_stop_the_ranks_in_peace(name, signals, run, programs, repo, tmp_path):
-    flavour = find_flavour(name, repo)
+    flavour = find_flavour(name, repo) if name != "torchrun" else None
     done = stopped(run, programs, tmp_path, flavour, *signals)
     assert done.returncode == 85, done.stdout + done.stderr
     assert f"hpcddp: SIG{signals[0]} came: each rank gets it" in done.stderr

@@ -25,11 +25,11 @@ class Job:
         self._run, self._env, self._folder, self._program = run, env, folder, program
         self.status, self.said = 0, ""
 
-    def train(self, kind: str, struck: int, *asked: str, ranks: int = 2) -> dict[str, Any]:
+    def train(self, kind: str, struck: int, *asked: str, ranks: int = 2, walltime: str = "10m") -> dict[str, Any]:
         """The run's state at the end."""
         options = [word for setting in asked for word in ("--set", setting)]
         launch = ["hpcddp", "launch", "--here", "--ranks-per-node", str(ranks), "--launcher", "openmpi"]
-        launch += ["--walltime", "10m"]
+        launch += ["--walltime", walltime]
         train = [sys.executable, str(self._program), "16", kind, str(struck), str(AT), "0.02"]
         done = self._run([*launch, *options, "--name", "t", "--", *train], env=self._env, cwd=self._folder)
         self.status, self.said = done.returncode, done.stderr
@@ -75,6 +75,22 @@ def test_a_signal_during_the_recovery_leaves_the_run_unfinished(job: Job):
     assert "SIGTERM came after the ranks had ended: they are not started again" in job.said
     assert (state["status"], state["step"]) == ("unfinished", 9)
     assert "was killed by SIGKILL" in state["reason"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("kind", "walltime", "why", "starts", "status"),
+    [
+        ("bug", "10m", "an earlier start ended the same way", 1, "failed"),
+        ("kill", "1m", "the job ends soon", 0, "unfinished"),
+    ],
+)
+def test_ranks_are_not_started_again_where_that_cannot_help(
+    job: Job, kind: str, walltime: str, why: str, starts: int, status: str
+):
+    state = job.train(kind, 0, "max_restarts=5", ranks=1, walltime=walltime)
+    assert f"the ranks are not started again: {why}" in job.said
+    assert (job.said.count("hpcddp: start "), state["status"]) == (starts, status), job.said
 
 
 def steps_of(attempt: Path) -> list[int]:
