@@ -31,7 +31,7 @@ from hpcddp.schedulers.registry import find_allocation, find_scheduler, scripted
 from hpcddp.schedulers.run import ask_about, run_program
 from hpcddp.script.jobplan import JobPlan
 from hpcddp.script.node_agents import plan_rank_maker
-from hpcddp.script.plan import plan_job, remark_name
+from hpcddp.script.plan import find_script, plan_job, remark_name
 from hpcddp.script.recover import RECOVERY_KEYS
 from hpcddp.script.render import render_script
 from hpcddp.script.site import Account, Site
@@ -201,7 +201,10 @@ def _check_command(plan: JobPlan, env: Mapping[str, str]) -> None:
     missing = find_missing_library(f"hpcddp launch by {by_torch[0]}", "torch") if by_torch else None
     if missing is not None and plan.python == sys.executable:
         raise LaunchError(missing.message, f"{missing.hint}, or put an MPI on PATH")
-    print_messages(check_program(plan.command[0], os.getcwd(), plan.python, env.get("PATH", "")))
+    folder, script = os.getcwd(), find_script(plan.command)
+    if script and not os.path.isabs(script) and not os.path.exists(script):  # other paths may be on the nodes alone
+        raise RequestError(f"the command's script {script!r} is not in {folder}", "correct the path")
+    print_messages(check_program(plan.command[0], folder, plan.python, env.get("PATH", "")))
 
 
 def _refuse_inside_a_rank(env: Mapping[str, str]) -> None:

@@ -357,7 +357,7 @@ def find_script(command: tuple[str, ...]) -> str | None:
         return program if "/" in program else None
     words = iter(command[1:])
     for word in words:
-        if word in {"-c", "-m"}:
+        if re.fullmatch(r"-(\w*[cm])?", word):  # also among other letters, such as bash -lc; "-" is standard input
             return None
         if word in {"-W", "-X", "-o"}:
             next(words, None)

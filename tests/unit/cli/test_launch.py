@@ -282,10 +282,20 @@ def test_the_commands_own_number_of_ranks_is_taken(tmp_path: Path) -> None:
     assert "hpcddp exec --nodes 1 --ranks-per-node 2 --" in said.stdout, said.stderr
 
 
-def test_a_command_that_cannot_be_started_makes_no_run_folder(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("command", "what", "hint"),
+    [
+        (["train.py"], "the command starts with train.py, which is no program on PATH", "-- python train.py"),
+        (["python", "trian.py"], "the command's script 'trian.py' is not in FOLDER", "correct the path"),
+    ],
+)
+def test_a_command_that_cannot_be_started_makes_no_run_folder(
+    tmp_path: Path, command: list[str], what: str, hint: str
+) -> None:
     (tmp_path / "train.py").write_text("print(1)\n")
-    said = launch(tmp_path, "--here", "--", "train.py", PATH="/usr/bin:/bin")
-    assert (said.returncode, said.stderr.splitlines()[-1]) == (2, "hint: -- python train.py")
+    said = launch(tmp_path, "--here", "--", *command)
+    lines = [f"hpcddp: {what.replace('FOLDER', str(tmp_path))}", f"hint: {hint}"]
+    assert (said.returncode, said.stderr.splitlines()) == (2, lines)
     assert not (tmp_path / "runs").exists()
 
 

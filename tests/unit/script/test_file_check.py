@@ -46,6 +46,9 @@ def test_a_request_whose_paths_are_there_is_not_talked_about(here):
     for command in (
         ["python", "-m", "pkg"],
         ["python", "-c", "pass"],
+        ["python", "-um", "pkg"],
+        ["bash", "-lc", "echo hi"],
+        ["python", "-", "an argument"],
         ["true"],
         ["python", "-W", "ignore", "train.py"],
     ):
