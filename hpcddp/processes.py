@@ -39,7 +39,7 @@ def read_environment(process: int) -> frozenset[bytes]:
     return frozenset()
 
 
-def read_command(process: int) -> list[str]:
+def read_argv(process: int) -> list[str]:
     """The words that it was started with, or its title where it has changed that; none of one that has ended."""
     with suppress(OSError), open(f"/proc/{process}/cmdline", encoding="utf-8", errors="surrogateescape") as file:
         return file.read().split("\0")

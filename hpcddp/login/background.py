@@ -8,7 +8,7 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
-from hpcddp.processes import find_machine, list_processes, read_command, read_stat, start_time
+from hpcddp.processes import find_machine, list_processes, read_argv, read_stat, start_time
 from hpcddp.runs.folder import RunFolder
 from hpcddp.runs.lock import Holder
 from hpcddp.runs.submitted import Submission, script_of
@@ -97,4 +97,4 @@ def _kill_session(session: int) -> None:
 
 def _is_waiting(process: int) -> bool:
     """Whether it is still the shell that waits for another job."""
-    return _START in read_command(process)
+    return _START in read_argv(process)

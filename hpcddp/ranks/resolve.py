@@ -11,7 +11,7 @@ import os
 from itertools import pairwise
 
 from hpcddp.errors import LaunchError, nearest
-from hpcddp.processes import read_command, read_stat
+from hpcddp.processes import read_argv, read_stat
 from hpcddp.ranks import consistency
 from hpcddp.ranks.candidates import find_candidates, read_row, stands
 from hpcddp.ranks.launcher import NUMBERS, RankInfo
@@ -358,7 +358,7 @@ def launcher_pid() -> int | None:
 
 def launcher_option(programs: tuple[str, ...], option: str) -> str:
     """The value of an option of the nearest of these programs among the parents; "" where it cannot be seen."""
-    words = next((read_command(pid) for pid, name in parents() if name in programs), [])
+    words = next((read_argv(pid) for pid, name in parents() if name in programs), [])
     return words[words.index(option) + 1] if option in words[:-1] else ""
 
 

@@ -7,7 +7,7 @@ task's.
 from __future__ import annotations
 
 from hpcddp.errors import LaunchError
-from hpcddp.processes import read_command
+from hpcddp.processes import read_argv
 from hpcddp.ranks.consistency import contradiction
 from hpcddp.ranks.launcher import JobStep
 from hpcddp.record import TYPE_CHECKING
@@ -91,7 +91,7 @@ def _find_shell(daemon: int) -> str:
 
     It names itself `slurmstepd: [4711.batch]`, `[4711.interactive]`, and for tasks `[4711.0]` (seen with Slurm 22.05).
     """
-    step = " ".join(read_command(daemon)).partition("[")[2].partition("]")[0]
+    step = " ".join(read_argv(daemon)).partition("[")[2].partition("]")[0]
     return step if step.rpartition(".")[2] in {"batch", "interactive", "extern"} else ""
 
 
