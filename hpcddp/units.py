@@ -78,6 +78,11 @@ def format_walltime(seconds: int) -> str:
     return f"{seconds // 3600:02d}:{seconds // 60 % 60:02d}:{seconds % 60:02d}"
 
 
+def format_duration(seconds: float) -> str:
+    """`HH:MM:SS`, as a walltime; of a time that is over: `00:00:00`."""
+    return format_walltime(max(int(seconds), 0))
+
+
 def format_count(count: int, noun: str) -> str:
     """`1 rank`, `2 ranks`, `2 micro batches`, `2 processes`, `2 epochs`."""
     return f"{count} {noun}" if count == 1 else f"{count} {noun}{'es' if noun.endswith(('tch', 'ss')) else 's'}"

@@ -10,7 +10,7 @@ from rich.text import Text
 
 from hpcddp.login.watched import Watched
 from hpcddp.runs.metrics import LossCurve
-from hpcddp.units import format_walltime, printable
+from hpcddp.units import format_duration, printable
 
 # A curve as lines of text, of braille characters with eight dots each.
 
@@ -95,20 +95,24 @@ class Screen:
             f"epoch {latest.epoch}" if latest.epoch is not None else "",
             f"loss {latest.loss:.6g}" if latest.loss is not None else "",
             f"{latest.samples_per_s:,.0f} samples/s" if latest.samples_per_s is not None else "",
-            f"{_duration(latest.left_s)} left" if latest.left_s is not None and watched.state == "running" else "",
+            f"{format_duration(latest.left_s)} left"
+            if latest.left_s is not None and watched.state == "running"
+            else "",
         ]
         lines = [title, Text("  ".join(filter(None, parts)))]
         return [*lines, Text(printable(watched.problem), "red")] if watched.problem else lines
 
     def _dates(self) -> list[Text]:
         watched, end = self._run, self._run.end
-        saved = "none yet" if watched.saved is None else f"step {watched.saved[0]}, {_duration(watched.saved[1])} ago"
+        saved = (
+            "none yet" if watched.saved is None else f"step {watched.saved[0]}, {format_duration(watched.saved[1])} ago"
+        )
         lines = [_row("checkpoint", saved)]
         if watched.state != "running":
             return lines
         if end is None or end.ends is None:
             return [*lines, _row("job ends", "not known")]
-        when = f"in {_duration(end.ends - watched.time)}, {_clock(end.ends)} ({printable(end.source)})"
+        when = f"in {format_duration(end.ends - watched.time)}, {_clock(end.ends)} ({printable(end.source)})"
         warns = f"; the ranks are warned at {_clock(end.warns)}" if end.warns is not None else ""
         return [*lines, _row("job ends", f"{when}{warns}")]
 
@@ -142,10 +146,6 @@ class Screen:
 
 def _row(name: str, text: str) -> Text:
     return Text.assemble((f"{name:{_SCALE}} ", "bold"), text)
-
-
-def _duration(seconds: float) -> str:
-    return format_walltime(max(int(seconds), 0))
 
 
 def _clock(at: int) -> str:

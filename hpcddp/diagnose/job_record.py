@@ -1,11 +1,29 @@
-"""The cause that a scheduler's record names, or what was written of a run's end."""
+"""The cause of an attempt's end: by its logs, and by what its supervisor or its scheduler wrote of that end."""
 
 from __future__ import annotations
 
 import re
 
 from hpcddp.diagnose.cause import Cause
+from hpcddp.diagnose.judge import diagnose
 from hpcddp.diagnose.rows import CAUSE, CLASS_OF_SIGNAL, END, LATE, NO_WORD, NOBODY, OF_SIGNALS, PROGRAM, RECORD, ROWS
+from hpcddp.record import TYPE_CHECKING
+from hpcddp.runs.logs import list_sources
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from hpcddp.runs.folder import AttemptFolder
+    from hpcddp.runs.logs import LogFile
+
+
+def diagnose_attempt(
+    attempt: AttemptFolder, why: str, status: int | None, *, output: Sequence[LogFile] = (), has_failed: bool = True
+) -> Cause:
+    """The first cause of an attempt's end. `why`, `status`: what was written of it. `output`: the job's own. Without
+    `has_failed` nobody says whether it failed."""
+    cause = diagnose(list_sources(attempt, None), job_output=output, has_failed=has_failed)
+    return add_record(cause, why, status)
 
 
 def judge_record(reason: str, status: int | None, state: str = "") -> Cause:

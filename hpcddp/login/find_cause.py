@@ -6,18 +6,18 @@ import os
 from collections.abc import Mapping
 from contextlib import suppress
 
-from hpcddp.diagnose.cause import Cause, format_cause, name_cause, show_line
-from hpcddp.diagnose.job_record import add_record, judge_record
+from hpcddp.diagnose.cause import Cause, name_cause, show_line
+from hpcddp.diagnose.job_record import add_record, diagnose_attempt, judge_record
 from hpcddp.diagnose.judge import diagnose
 from hpcddp.errors import HpcddpError, RequestError
 from hpcddp.login.judge import LIVE, RunStatus, find_status
 from hpcddp.record import Record
 from hpcddp.runs.folder import RunFolder, show_path
-from hpcddp.runs.logs import LogFile, list_sources, order_attempts
+from hpcddp.runs.logs import LogFile, order_attempts
 from hpcddp.runs.submitted import read_submissions
 from hpcddp.schedulers.registry import scripted_schedulers
 from hpcddp.schedulers.run import ask_job
-from hpcddp.supervisor.notice import ON_END, ON_FAILURE, send_left
+from hpcddp.supervisor.notice import ON_END, ON_FAILURE, explain_cause, send_left
 
 
 class Found(Record):
@@ -49,13 +49,11 @@ def diagnose_status(run: RunFolder, status: RunStatus) -> Cause:
     attempts = order_attempts(run)
     if status.state in LIVE and status.state not in {"queued", "held"}:
         attempts = attempts[:-1]
-    outputs = [one.output for one in read_submissions(run)[-1:] if one.output and os.path.isfile(one.output)]
-    output = [LogFile(path, "") for path in outputs]
+    output = [LogFile(one.output, "") for one in read_submissions(run)[-1:] if os.path.isfile(one.output)]
     if not attempts:
-        cause = diagnose(output, has_failed=True)
-    else:
-        cause = diagnose(list_sources(attempts[-1], None), job_output=output, has_failed=status.state != "ended")
-    return add_record(cause, status.why, status.exit_status)
+        return add_record(diagnose(output, has_failed=True), status.why, status.exit_status)
+    has_failed = status.state != "ended"
+    return diagnose_attempt(attempts[-1], status.why, status.exit_status, output=output, has_failed=has_failed)
 
 
 def add_cause(run: RunFolder, status: RunStatus) -> RunStatus:
@@ -76,8 +74,7 @@ def send_notices(run: RunFolder, status: RunStatus, env: Mapping[str, str]) -> l
         cause = Cause("unknown")
         with suppress(HpcddpError):
             cause = diagnose_status(run, status)
-        why = status.why if cause.class_ == "unknown" else format_cause(cause, "cause").strip()
-        return ON_FAILURE, "has failed", why
+        return ON_FAILURE, "has failed", explain_cause(cause, status.why)
 
     return send_left(order_attempts(run), env, None if status.lives else describe_run)
 
@@ -94,5 +91,7 @@ def find_cause_of_job(job: str, env: Mapping[str, str]) -> Cause:
             raise RequestError(f"job {job} has not ended: it is {found.jobs[-1].state}", "hpcddp diagnose once it has")
         if found.jobs:
             return judge_record(found.jobs[-1].reason, found.jobs[-1].status, found.jobs[-1].state)
-    said = next((f" ({problem})" for problem in problems if "cannot be run" not in problem), "")
-    raise RequestError(f"no scheduler here knows job {job}{said}, and no run in runs/ has it", "hpcddp diagnose LOG …")
+    problem = next((f" ({problem})" for problem in problems if "cannot be run" not in problem), "")
+    raise RequestError(
+        f"no scheduler here knows job {job}{problem}, and no run in runs/ has it", "hpcddp diagnose LOG …"
+    )

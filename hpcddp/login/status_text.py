@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from hpcddp.login.judge import RunStatus
-from hpcddp.units import format_walltime
+from hpcddp.units import format_duration
 
 _HEADS = ("run", "state", "job", "step", "loss", "samples/s", "left", "walltime left")
 _RIGHT = {3, 4, 5, 6, 7}
@@ -103,7 +103,7 @@ def _format_why(run: RunStatus, now: float) -> str:
 
 
 def _format_left(seconds: float | None) -> str:
-    return "" if seconds is None else format_walltime(max(int(seconds), 0))
+    return "" if seconds is None else format_duration(seconds)
 
 
 def _format_exact(run: RunStatus) -> str:

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from typing import Any
 
+    from hpcddp.diagnose.cause import Cause
+
 EVENTS = ON_END, ON_FAILURE, ON_RESTART, ON_STALL = "end", "failure", "restart", "stall"
 FORMATS = ("slack", "discord", "ntfy", "teams", "json")
 #: The end of a host's name -> the form that it takes; others get JSON.
@@ -285,12 +287,15 @@ class Notices:
 
 
 def _find_cause(attempt: AttemptFolder, why: str) -> str:
-    from hpcddp.diagnose.cause import format_cause
-    from hpcddp.diagnose.job_record import add_record
-    from hpcddp.diagnose.judge import diagnose  # no job that ends well needs it
-    from hpcddp.runs.logs import list_sources
+    from hpcddp.diagnose.job_record import diagnose_attempt  # no job that ends well needs it
 
-    cause = add_record(diagnose(list_sources(attempt, None), has_failed=True), why, None)
+    return explain_cause(diagnose_attempt(attempt, why, None), why)
+
+
+def explain_cause(cause: Cause, why: str) -> str:
+    """The text of a notice: the cause, or `why` where the logs name none."""
+    from hpcddp.diagnose.cause import format_cause
+
     return why if cause.class_ in {"unknown", "none"} else format_cause(cause, "cause").strip()
 
 

@@ -9,7 +9,6 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from datetime import timedelta
 from importlib import import_module
 from importlib.util import find_spec
 from typing import Any, NamedTuple, TextIO
@@ -19,17 +18,13 @@ from hpcddp.runs.folder import list_checkpoints
 from hpcddp.runs.metrics import MetricsFile, check_logged
 from hpcddp.training.options import RunSetup
 from hpcddp.training.stopping import Pace
+from hpcddp.units import format_duration
 
 
 def print_warning(warning: object | None, *, is_first: bool) -> None:
     """Print a warning, if there is one, to stderr of rank 0."""
     if warning is not None and is_first:
         print(f"hpcddp: warning: {warning}", file=sys.stderr)
-
-
-def format_seconds(seconds: float) -> str:
-    """`H:MM:SS`, with days in front from one day on. Nothing is below zero."""
-    return str(timedelta(seconds=max(0, int(seconds))))
 
 
 # The progress of a training: a line per interval.
@@ -75,7 +70,7 @@ class Progress:
         self._mark = at, self._samples
 
     def _list_parts(self, at: float, step: int, loss: float | None, first_at: float, first: int) -> list[str]:
-        """`step 1200/5000`, `loss 0.3123`, `5,210 samples/s`, `0:12:30 left`, `walltime left 1:02:03`."""
+        """`step 1200/5000`, `loss 0.3123`, `5,210 samples/s`, `00:12:30 left`, `walltime left 01:02:03`."""
         (began, before), total, ends = self._mark, self.total_steps, self._deadline()
         parts = [f"step {step}" if total is None else f"step {step}/{total}"]
         if loss is not None:
@@ -84,9 +79,9 @@ class Progress:
             rate = (self._samples - before) / (at - began)
             parts.append(f"{rate:{',.0f' if rate >= 10 else '.2g'}} samples/s")
         if total is not None and step > first:
-            parts.append(f"{format_seconds((total - step) * (at - first_at) / (step - first))} left")
+            parts.append(f"{format_duration((total - step) * (at - first_at) / (step - first))} left")
         if ends is not None:
-            parts.append(f"walltime left {format_seconds(ends - at)}")
+            parts.append(f"walltime left {format_duration(ends - at)}")
         return parts
 
     def _write(self, text: str) -> None:
@@ -304,7 +299,7 @@ class Report:
         rate = f"{self._samples / training_s:,.0f} samples/s, " if self._samples and training_s else ""
         rows = {
             "loss": loss is not None and f"{loss:.6g} in the last step",
-            "speed": f"{rate}{format_seconds(time.monotonic() - self._began)} in all",
+            "speed": f"{rate}{format_duration(time.monotonic() - self._began)} in all",
             "weights": weights,
         }
         title, folder = "training", self._setup.folder

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from hpcddp.errors import RequestError
 from hpcddp.units import (
     format_count,
+    format_duration,
     format_walltime,
     parse_count,
     parse_walltime,
@@ -17,6 +18,13 @@ from hpcddp.units import (
 @given(st.integers(1, 10**7))
 def test_a_walltime_survives_being_written_and_read(seconds: int) -> None:
     assert parse_walltime(format_walltime(seconds)) == seconds
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(0, "00:00:00"), (86399.9, "23:59:59"), (200000, "55:33:20"), (-1, "00:00:00")]
+)
+def test_a_duration_is_shown_as_a_walltime(seconds: float, text: str) -> None:
+    assert format_duration(seconds) == text
 
 
 @given(st.integers(0, 9), st.integers(0, 99), st.integers(0, 99), st.integers(0, 99))
