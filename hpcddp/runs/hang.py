@@ -21,10 +21,10 @@ _MESSAGES = ("recv", "send", "recv_object_list", "send_object_list")
 class Stand(Record):
     """The place of a rank's main thread: the innermost line of the user's code, and the code that it called there."""
 
-    line: str  # `train.py:41, in evaluate: total = rt.sum(total)`
-    inside: str  # what that line is in, the innermost function: `barrier`; empty: nothing
-    seconds: float  # how long it has stood there; 0: it gets on
-    waits: int = NO_WAIT  # whether it waits for other ranks, as `runs.heartbeat` has it
+    line: str = ""  # `train.py:41, in evaluate: total = rt.sum(total)`
+    inside: str = ""  # what that line is in, the innermost function: `barrier`; empty: nothing
+    seconds: float = 0.0  # how long it has stood there; 0: it gets on
+    waits: int = NO_WAIT  # NO_WAIT, MAY_WAIT or WAITS: whether it waits for other ranks
     collectives: int = 0  # that it has called in the group of all ranks; 0: not known
     quiet_s: float = 0.0  # how long it has done something of its own without a read or a write, at any line
 

@@ -11,6 +11,7 @@ from contextlib import suppress
 
 from hpcddp.guard.hpcddp_stand import MAY_WAIT, NO_WAIT, STAND, STAND_AT, WAITS
 from hpcddp.record import Record
+from hpcddp.runs.hang import Stand
 
 HEARTBEAT_VARIABLE = "HPCDDP_HEARTBEAT"
 #: The rank of a process whose environment does not say which one it is.
@@ -35,31 +36,17 @@ class Beat(Record):
     is_stopped: bool = False
 
 
-class Position(Record):
-    """The place of the rank's main thread: its line, and whether it waits for others. An empty text: it gets on."""
-
-    text: str = ""
-    waits: int = NO_WAIT
-
-
 class PageEntry(Record):
-    """A rank by its own entry: its numbers, its process, the descriptor to which that writes its stacks; how often it
-    has looked where its main thread stands (0: it does not say), for how many seconds that has stood, whether it waits,
-    how many collectives it has called, for how many seconds it is quiet; seconds of its main
-    thread by what it did, as PHASES; what its line is in, and its line."""
+    """An entry of `guard/hpcddp_stand.py`: the rank's number and process, where its main thread stands, and what that
+    has done."""
 
     rank: int
     world_size: int
     process: int
-    stacks: int
-    looks: int
-    seconds: float
-    waits: int
-    collectives: int
-    quiet_s: float
-    phases: tuple[float, ...]
-    inside: str
-    line: str
+    stacks: int  # the descriptor to which the process writes its stacks
+    looks: int  # how often the rank has looked where its main thread stands; 0: it does not report that
+    stand: Stand
+    phases: tuple[float, ...]  # seconds, as PHASES
 
 
 def _read_entry(written: bytes) -> PageEntry | None:
@@ -67,9 +54,9 @@ def _read_entry(written: bytes) -> PageEntry | None:
     with suppress(ValueError):
         rank, world_size, process, stacks, looks, seconds, waits, collectives, quiet_s, times = numbers.split()
         inside, line = [*texts, "", ""][:2]
-        counts = (int(rank), int(world_size), int(process), int(stacks), int(looks))
+        stand = Stand(line, inside, float(seconds), int(waits), int(collectives), float(quiet_s))
         phases = tuple(map(float, times.split("/"))) if times != "-" else ()
-        return PageEntry(*counts, float(seconds), int(waits), int(collectives), float(quiet_s), phases, inside, line)
+        return PageEntry(int(rank), int(world_size), int(process), int(stacks), int(looks), stand, phases)
     return None
 
 
@@ -95,14 +82,15 @@ class Page:
         step, moves, looks, uses = map(int, written)
         return Beat(step, moves, looks, touched, uses)
 
-    def write_place(self, place: Position) -> None:
-        written = f"{place.waits}{place.text}".encode(errors="replace")[:_PLACE]
+    def write_place(self, stand: Stand) -> None:
+        """Write the line of the rank's main thread, and whether it waits. `Stand()`: it gets on."""
+        written = f"{stand.waits}{stand}".encode(errors="replace")[:_PLACE]
         os.pwrite(self.file, written.ljust(_PLACE, b"\0"), _PLACE_AT)
 
-    def read_place(self) -> Position:
+    def read_place(self) -> Stand:
         written = os.pread(self.file, _PLACE, _PLACE_AT).strip(b"\0").decode(errors="replace")
-        waits = written[:1]  # a program may write there, too
-        return Position(written[1:], int(waits)) if waits in {str(NO_WAIT), str(MAY_WAIT), str(WAITS)} else Position()
+        waits, line = written[:1], written[1:]  # a program may write there, too
+        return Stand(line, waits=int(waits)) if waits in {str(NO_WAIT), str(MAY_WAIT), str(WAITS)} else Stand()
 
     def read_entries(self) -> list[PageEntry]:
         """Read the entries of the ranks that write to this page by `guard/hpcddp_stand.py`."""

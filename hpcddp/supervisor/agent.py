@@ -16,7 +16,8 @@ from contextlib import suppress
 
 from hpcddp.guard.hpcddp_stand import ASK_FOR_STACKS, NO_WAIT
 from hpcddp.processes import read_stat
-from hpcddp.runs.heartbeat import Beat, PageEntry, Position, make_page
+from hpcddp.runs.hang import Stand
+from hpcddp.runs.heartbeat import Beat, PageEntry, make_page
 from hpcddp.signals import ENDING
 from hpcddp.supervisor import wire
 from hpcddp.supervisor.leftover import end_left, find_left, find_marked, kill_left
@@ -61,7 +62,7 @@ class Agent:
         self._socket: _socket.socket | None = None
         self._lock = _thread.allocate_lock()
         self._heard: float | None = None  # when the supervisor last said something
-        self._place = Position()  # the last that was sent
+        self._place = Stand()  # the last that was sent
         self._looks: dict[int, int] = {}  # of plain scripts' pulses by rank, at what was sent last
         self._over: dict[int, float] = {}  # since when such a rank's process has ended
         self._is_over = False
@@ -241,12 +242,11 @@ class Agent:
         status is known to what has started it (torchrun)."""
         for one in self._page.read_entries():
             if one.looks != self._looks.get(one.rank, 0):
-                self._send(wire.PlainStand(one.rank, one.world_size, one.line, one.inside, *one[5:9]))
+                self._send(wire.PlainStand(one.rank, one.world_size, *one.stand))
             elif one.looks and _read_state(one.process) in {"", "Z"}:
                 over_s = time.monotonic() - self._over.setdefault(one.rank, time.monotonic())
-                self._send(
-                    wire.PlainStand(one.rank, one.world_size, "its end", "", over_s, NO_WAIT, one.collectives, 0.0)
-                )
+                stand = Stand("its end", "", over_s, NO_WAIT, one.stand.collectives)
+                self._send(wire.PlainStand(one.rank, one.world_size, *stand))
             self._looks[one.rank] = one.looks
 
     def _send_stacks(self, request: str) -> None:

@@ -8,7 +8,7 @@ from hpcddp.errors import UNFINISHED
 from hpcddp.guard.hpcddp_stand import NO_WAIT
 from hpcddp.record import TYPE_CHECKING, Record
 from hpcddp.runs.hang import Stand, find_hang, format_stands
-from hpcddp.runs.heartbeat import Beat, Position
+from hpcddp.runs.heartbeat import Beat
 from hpcddp.supervisor.events import GONE, SILENT
 
 if TYPE_CHECKING:
@@ -94,7 +94,7 @@ class Rank:
         self.caller: Caller | None = None  # its agent's connection
         self.heard = self.moved = self.used = self.looked = now
         self.beat = Beat()
-        self.place = Position()
+        self.place = Stand()
         self.plain: dict[int, PlainRank] = {}  # those of a plain script that have a process group; an agent has several
         self.has_opened = False  # the runtime, at some time, or touched its page
         self.status: int | None = None  # its wait status, once it has ended
@@ -226,7 +226,7 @@ def describe_stand(one: Rank) -> str:
         return "was stopped by a signal"
     if not one.has_opened:
         return "has not opened hpcddp's runtime, as others have"
-    return f"stands at {one.place.text}" if one.place.text else NOWHERE
+    return f"stands at {one.place}" if one.place.line else NOWHERE
 
 
 def describe_stall(
@@ -238,7 +238,8 @@ def describe_stall(
     if stall_s is None or not any(now - one.since >= stall_s for one in waits):
         return ""
     stood_s = {one.rank: now - one.since if one.state == STANDING else 0.0 for one in ranks}
-    stands = {one.rank: Stand(one.place.text or "elsewhere", "", stood_s[one.rank], one.place.waits) for one in ranks}
+    places = {one.rank: one.place if one.place.line else Stand("elsewhere") for one in ranks}
+    stands = {rank: place._replace(seconds=stood_s[rank]) for rank, place in places.items()}
     return format_stands(stands, world_size, stall_s, end_s)
 
 

@@ -15,8 +15,8 @@ from contextlib import suppress
 from hpcddp.ranks.reach import list_addresses, open_listener
 from hpcddp.record import TYPE_CHECKING
 from hpcddp.runs.failure import choose_error, describe_end, format_failure
-from hpcddp.runs.hang import read_hang_limits
-from hpcddp.runs.heartbeat import NO_RANK, Beat, Position
+from hpcddp.runs.hang import Stand, read_hang_limits
+from hpcddp.runs.heartbeat import NO_RANK, Beat
 from hpcddp.runs.stacks import RankStacks, StacksAnswer
 from hpcddp.supervisor import wire
 from hpcddp.supervisor.events import (
@@ -370,9 +370,9 @@ class Reports:
         if isinstance(message, Beat):
             self._stuck.record(one, message, now)
             self._send(one, wire.Kill() if self._is_ending else wire.Ok())
-        elif isinstance(message, Position):
+        elif isinstance(message, Stand):
             one.place = message
-            one.change(STANDS if message.text else MOVES, now)
+            one.change(STANDS if message.line else MOVES, now)
         elif isinstance(message, wire.PlainStand):
             one.plain.setdefault(message.rank, PlainRank()).record(message.stand, now)
             self._plain_size = message.world_size

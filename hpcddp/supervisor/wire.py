@@ -14,7 +14,7 @@ from contextlib import suppress
 
 from hpcddp.record import TYPE_CHECKING, Record
 from hpcddp.runs.hang import Stand
-from hpcddp.runs.heartbeat import Beat, Position
+from hpcddp.runs.heartbeat import Beat
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from hpcddp.runs.folder import AttemptFolder
 
-# From the agent to the supervisor; and `Beat` and `Position`, which the rank writes and the agent passes on.
+# From the agent to the supervisor; and `Beat` and `Stand`, which the rank writes and the agent passes on.
 
 
 class Hello(Record):
@@ -129,7 +129,7 @@ class Content(Record):
     text: str
 
 
-_FROM_AGENT: tuple[Any, ...] = (Hello, Beat, Position, PlainStand, Stacks, Signalled, Ended)
+_FROM_AGENT: tuple[Any, ...] = (Hello, Beat, Stand, PlainStand, Stacks, Signalled, Ended)
 _FROM_SUPERVISOR: tuple[Any, ...] = (Ok, Kill, Until, Give, Ask, Wait)
 #: Name -> the message.
 MESSAGES = {message.__name__.lower(): message for message in (*_FROM_AGENT, *_FROM_SUPERVISOR, Content)}
@@ -142,7 +142,7 @@ _TYPES: dict[str, Callable[[str], Any]] = {
 _ESCAPES = (("%", "%25"), (" ", "%20"), ("\n", "%0A"))  # in a text
 
 if TYPE_CHECKING:
-    _FromAgent = Hello | Beat | Position | PlainStand | Stacks | Signalled | Ended
+    _FromAgent = Hello | Beat | Stand | PlainStand | Stacks | Signalled | Ended
     Message = _FromAgent | Ok | Kill | Until | Give | Ask | Wait | Content
 
 

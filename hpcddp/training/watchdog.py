@@ -34,7 +34,7 @@ from hpcddp.guard.hpcddp_stand import (
     list_frames,
 )
 from hpcddp.runs.hang import Hang, Stand, find_hang, format_stands, read_hang_limits
-from hpcddp.runs.heartbeat import HEARTBEAT_VARIABLE, Page, Position, open_page
+from hpcddp.runs.heartbeat import HEARTBEAT_VARIABLE, Page, open_page
 from hpcddp.training.activity import is_at_files, waits_for_ranks
 from hpcddp.training.rendezvous.failure import Failure, claim_first
 from hpcddp.training.rendezvous.group import Group
@@ -293,12 +293,12 @@ class Heartbeat:
 
     def _write_place(self, *, stands: bool) -> None:
         assert self._page is not None
-        self._place_is_written, place = stands, Position()
+        self._place_is_written, stand = stands, Stand()
         if stands:
-            stand = find_stand(list_frames(self._thread), 0)
-            place = Position(str(stand), WAITS if waits_for_ranks(self._thread) else stand.waits)
+            line, inside, waits = describe_frames(list_frames(self._thread))
+            stand = Stand(line, inside, waits=WAITS if waits_for_ranks(self._thread) else waits)
         with suppress(OSError, ValueError):
-            self._page.write_place(place)
+            self._page.write_place(stand)
 
 
 @contextmanager

@@ -19,7 +19,8 @@ import pytest
 from hpcddp.errors import PEER_FAILED
 from hpcddp.guard.hpcddp_stand import WAITS
 from hpcddp.runs.folder import AttemptFolder, RunFolder
-from hpcddp.runs.heartbeat import NO_RANK, Beat, Position, open_page
+from hpcddp.runs.hang import Stand
+from hpcddp.runs.heartbeat import NO_RANK, Beat, open_page
 from hpcddp.supervisor import agent, wire
 from hpcddp.supervisor.agent import Agent
 from hpcddp.supervisor.events import ERROR, GONE, KILLED, LEFT, SILENT, STUCK, UNHEARD, UNKNOWN, find_first_cause
@@ -313,7 +314,7 @@ def test_a_rank_that_ended_by_a_signal_is_hidden_from_the_launcher_while_others_
 
 
 def test_a_stall_of_the_runtime_s_ranks_is_one_notice_until_they_get_on(told: Told):
-    places = Position("train.py:9 (in all_reduce)", WAITS), Position("train.py:7")
+    places = Stand("train.py:9 (in all_reduce)", waits=WAITS), Stand("train.py:7")
     told.say(0, wire.PlainStand(0, 2, "", "", 0.0, 0, 0, 0.0))  # before it opened the runtime
     for moves in (1, 2):
         for rank, place in enumerate(places):
@@ -325,7 +326,7 @@ def test_a_stall_of_the_runtime_s_ranks_is_one_notice_until_they_get_on(told: To
         (stall,) = told.reports.stalls[moves - 1 :]
         assert stall.startswith("no progress for 60 s. The ranks stand at:\n  rank 0  train.py:9 (in all_reduce)\n")
         for rank in range(2):
-            told.say(rank, Position())
+            told.say(rank, Stand())
         told.pass_by(1)
     assert (told.reports.events, told.reports.remarks) == ([], [])  # the ranks print it themselves
 
@@ -372,7 +373,7 @@ def test_a_rank_that_has_only_seen_another_one_fail_stays_until_that_ones_words_
     ("other", "still", "over"),
     [
         ([USR1], 300, 301),  # it may have caught the signal, and go on
-        ([Position()], 3, 4),  # the signal has not come to it: it does not save
+        ([Stand()], 3, 4),  # the signal has not come to it: it does not save
     ],
 )
 def test_it_is_hidden_no_longer_than_a_rank_may_save(told: Told, other: list[wire.Message], still: int, over: int):
@@ -521,7 +522,7 @@ def test_ranks_that_all_stand_are_stuck_and_the_odd_one_is_named(ranks_with: Cal
         page.write(4, 1, 1)
     ranks.until(lambda: all(one.beat.step == 4 for one in ranks.reports.ranks.values()))
     for rank, page in enumerate(pages):
-        page.write_place(Position("train.py:7, in main: sleep()" if rank == 1 else "train.py:9, in main: step()"))
+        page.write_place(Stand("train.py:7, in main: sleep()" if rank == 1 else "train.py:9, in main: step()"))
         page.write(5, 2, 2)  # the second step: from now on no step compiles
     looks = 2
 

@@ -8,7 +8,7 @@ import pytest
 
 from hpcddp.guard.hpcddp_stand import MAY_WAIT, NO_WAIT, WAITS
 from hpcddp.runs.hang import Stand
-from hpcddp.runs.heartbeat import Beat, Position
+from hpcddp.runs.heartbeat import Beat
 from hpcddp.supervisor.rank import (
     ENDS,
     STARTING,
@@ -61,7 +61,7 @@ class Ranks:
 def test_the_first_step_has_ten_times_the_limit():
     ranks = Ranks(1)
     ranks.say(0, moves=True)
-    ranks.ranks[0].place = Position("train.py:7, in main: sleep()")
+    ranks.ranks[0].place = Stand("train.py:7, in main: sleep()")
     ranks.pass_time(FIRST_S)
     assert ranks.stuck() == []
     ranks.pass_time(2)
@@ -72,7 +72,7 @@ def test_a_rank_that_has_not_opened_the_runtime_is_the_one_that_others_wait_for(
     ranks = Ranks(3)
     for rank in (0, 2):
         ranks.say(rank, moves=True)
-        ranks.ranks[rank].place = Position("train.py:29, in main (in wait_until)", WAITS)
+        ranks.ranks[rank].place = Stand("train.py:29, in main (in wait_until)", waits=WAITS)
     ranks.pass_time(FIRST_S)
     assert ranks.stuck() == []
     ranks.pass_time(2)
@@ -117,7 +117,7 @@ def test_ranks_that_never_open_the_runtime_are_not_named_where_the_others_make_s
     ranks = Ranks(2)
     ranks.say(0, step=4, moves=True)
     ranks.say(0, step=5, moves=True)
-    ranks.ranks[0].place = Position("train.py:7, in main: sleep()")
+    ranks.ranks[0].place = Stand("train.py:7, in main: sleep()")
     ranks.pass_time(LIMIT_S + 2)
     assert ranks.stuck() == ["rank 0 stands at train.py:7, in main: sleep()"]
 
@@ -130,8 +130,8 @@ def training() -> Ranks:
         for rank in range(2):
             ranks.say(rank, step, moves=True)
         ranks.now += 1
-    ranks.ranks[0].place = Position("train.py:9, in main: rt.step() (in all_reduce)", WAITS)
-    ranks.ranks[1].place = Position("train.py:7, in main: while True: pass")
+    ranks.ranks[0].place = Stand("train.py:9, in main: rt.step() (in all_reduce)", waits=WAITS)
+    ranks.ranks[1].place = Stand("train.py:7, in main: while True: pass")
     return ranks
 
 
@@ -148,7 +148,7 @@ def training() -> Ranks:
 def test_of_two_ranks_the_one_that_does_not_wait_is_named_if_that_can_be_told(
     training: Ranks, one: tuple[str, int], other: tuple[str, int], named: str, is_known: bool
 ):
-    training.ranks[0].place, training.ranks[1].place = Position(*one), Position(*other)
+    training.ranks[0].place, training.ranks[1].place = (Stand(line, waits=waits) for line, waits in (one, other))
     training.pass_time(LIMIT_S + 2)
     (found,) = training.stuck()
     assert (found.startswith(named), training.is_known) == (True, is_known)

@@ -5,15 +5,16 @@ from __future__ import annotations
 import pytest
 
 from hpcddp.guard.hpcddp_stand import WAITS
-from hpcddp.runs.heartbeat import Beat, Position
+from hpcddp.runs.hang import Stand
+from hpcddp.runs.heartbeat import Beat
 from hpcddp.supervisor import wire
 
 EACH = [
     wire.Hello("0f", "7.1", 3, 8, "node 1%20"),
     Beat(12, 3, 4, 1700000000000000001, 5, is_stopped=True),
-    Position("train.py:9, in main: größer\n\t (in all_reduce)", WAITS),
+    Stand("train.py:9, in main: größer\n\t", "all_reduce", waits=WAITS),
     wire.PlainStand(3, 8, "train.py:7, in main: work()", "wait", 61.5, WAITS, 40, 7.5),
-    Position(),
+    Stand(),
     wire.Stacks("17-4", 1, 3, 'Thread 0x1 (most recent call first):\n  File "a b.py", line 7 in f\n', ""),
     wire.Signalled(10),
     wire.Ended(256, "ValueError: a  b %0A\nc", "runs/x y/log", is_printed=True),

@@ -50,8 +50,8 @@ def test_a_thread_that_stands_at_work_or_at_a_checkpoint_s_files_uses_its_time_a
     rank: Callable[[str], Page], line: str
 ):
     page = rank(line)
-    wait_until(lambda: page.read_place().text)
-    assert "rank.py:5" in page.read_place().text
+    wait_until(lambda: page.read_place().line)
+    assert "rank.py:5" in page.read_place().line
     before = page.read()
     wait_until(lambda: page.read().uses > before.uses)
     assert page.read().moves == before.moves
@@ -62,7 +62,7 @@ def test_a_thread_that_stands_and_uses_nothing_says_neither_and_whether_it_waits
     rank: Callable[[str], Page], line: str, waits: int
 ):
     page = rank(line)
-    wait_until(lambda: page.read_place().text)
+    wait_until(lambda: page.read_place().line)
     assert page.read_place().waits == waits
     before = page.read()
     wait_until(lambda: page.read().looks > before.looks + 1)
