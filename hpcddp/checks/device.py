@@ -29,7 +29,6 @@ _stores: list[TCPStore] = []
 
 
 def find_versions() -> dict[str, Any]:
-    """Find the versions of what the job's Python has."""
     cuda = torch.version.cuda or torch.version.hip
     nccl = ".".join(map(str, torch.cuda.nccl.version())) if torch.version.cuda else None  # type: ignore[no-untyped-call]
     versions = {"Python": sys.version.split()[0], "torch": torch.__version__, "CUDA": cuda, "NCCL": nccl}

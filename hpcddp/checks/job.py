@@ -35,8 +35,6 @@ if TYPE_CHECKING:
     Answer = dict[str, Any]
 
 
-# Links: which hosts exchange data with which, in rounds; and which host or link is slow by what they measured.
-
 #: Up to so many hosts every pair is tried; of more each host twice.
 ALL_PAIRS = 16
 _SLOW = 1 / 2  # of the median
@@ -45,6 +43,15 @@ _SLOW = 1 / 2  # of the median
 _SLOW_CPU, _LEAST_CPU_GBPS = 1 / 5, 1.0
 _LATE = 10.0  # times the median, and so many milliseconds
 _TRIES = 3  # of a pair, until it is believed to be slow
+LOOK_S, NAME_S, PAIR_S, ALL_S = 30.0, 5.0, 8.0, 8.0
+#: After which no further round begins.
+MOST_S = 60.0
+_FIRST_S = 3.0  # for the first exchange of a device: NCCL sets up what the next ones have
+_END_S = 5.0
+_PAUSE_S = 0.05
+
+
+# ---- links: which hosts exchange data, in rounds, and which host or link is slow by what they measured
 
 
 class LinkSpeed(Record):
@@ -128,14 +135,7 @@ def _format_link(pair: Pair, one: LinkSpeed) -> str:
     return f"{name}: {one.error}" if one.error else f"{name} {one.gbps:.3g} Gb/s, {one.ms:.3g} ms"
 
 
-# The checker.
-
-LOOK_S, NAME_S, PAIR_S, ALL_S = 30.0, 5.0, 8.0, 8.0
-#: After which no further round begins.
-MOST_S = 60.0
-_FIRST_S = 3.0  # for the first exchange of a device: NCCL sets up what the next ones have
-_END_S = 5.0
-_PAUSE_S = 0.05
+# ---- the checker
 
 
 class CheckRequest(Record):
@@ -168,7 +168,6 @@ class CheckReport(Record):
 
     @property
     def is_well(self) -> bool:
-        """Whether nothing has failed."""
         return all(check.state != FAILED for _, check in self.checks)
 
 
@@ -224,7 +223,7 @@ class Checker:
         return self._began + LOOK_S * self._request.patience - time.monotonic()
 
     def _is_complete(self, launcher: subprocess.Popen[bytes]) -> bool:
-        """Whether all that are expected have described themselves."""
+        """Whether all processes that are expected have described themselves."""
         with self._lock:
             processes = [*self._processes.values()]
             if not processes:
@@ -234,7 +233,7 @@ class Checker:
             all_came = len(processes) >= size if size else every_host
             return all_came and all(peer in self._measured or peer.is_gone for peer in self._processes)
 
-    # What the processes answer.
+    # ---- what the processes answer
 
     def _accept(self, listener: socket.socket, mark: str) -> None:
         with suppress(OSError):  # it was closed
@@ -304,7 +303,7 @@ class Checker:
             thread.join()
         return answers
 
-    # Clocks, and rank 0's name.
+    # ---- clocks, and rank 0's name
 
     def _set_clock(self, host: str) -> None:
         before = time.time()
@@ -332,7 +331,7 @@ class Checker:
         for host, each in errors.items():
             self._add_errors(host, each)
 
-    # Links.
+    # ---- links
 
     def _exchange(self, hosts: Sequence[str], on_gpu: bool) -> dict[Pair, LinkSpeed]:
         """The best that each pair has measured."""
@@ -375,7 +374,7 @@ class Checker:
             found.append({"host": wrong[0], **results[wrong[0]]} if wrong else results[group[0]])
         return found
 
-    # The report.
+    # ---- the report
 
     def _judge(self, launcher: subprocess.Popen[bytes]) -> CheckReport:
         processes = tuple(self._processes.values())

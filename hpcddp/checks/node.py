@@ -17,9 +17,20 @@ from hpcddp.units import format_count
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
+    Found = tuple[str, str] | None
+
 _NOTHING: Mapping[str, str] = {}
 
-# The descriptions. None: not known there, and no check is made of it.
+SHM = "/dev/shm"  # noqa: S108  # its size is asked for, nothing is written
+_LEAST_SHM_MB, _SMALL_SHM_MB, _LEAST_FILES = 16, 512, 1024
+_LEAST_DISK_MB, _LEAST_INODES = 1024, 1000  # with less a folder of a job is taken to be full
+_MOST_CLOCK_S = 1.0
+_LEFT_MB = 1024  # of a GPU's memory, that no process of this check holds
+_OF_MEDIAN = 1 / 2
+_OF_DATA_SHEET, _OF_GPUS = 0.4, 0.7  # the floor of a type; of the median of the job's
+
+
+# ---- descriptions: what is None is not known, and not checked
 
 
 class Gpu(Record):
@@ -98,18 +109,7 @@ def _median(values: Iterable[float | None]) -> float:
     return median(known) if len(known) > 1 else 0.0
 
 
-# The checks: each gives (what is so, what to do), or None where all is well or nothing is known.
-
-if TYPE_CHECKING:
-    Found = tuple[str, str] | None
-
-SHM = "/dev/shm"  # noqa: S108  # its size is asked for, nothing is written
-_LEAST_SHM_MB, _SMALL_SHM_MB, _LEAST_FILES = 16, 512, 1024
-_LEAST_DISK_MB, _LEAST_INODES = 1024, 1000  # with less a folder of a job is taken to be full
-_MOST_CLOCK_S = 1.0
-_LEFT_MB = 1024  # of a GPU's memory, that no process of this check holds
-_OF_MEDIAN = 1 / 2
-_OF_DATA_SHEET, _OF_GPUS = 0.4, 0.7  # the floor of a type; of the median of the job's
+# ---- checks: each gives (what is so, what to do), or None where all is well or nothing is known
 
 
 def check_cpus(node: CheckedNode, job: CheckedJob) -> Found:
@@ -170,7 +170,7 @@ def judge_disk(folder: str, free_mb: int, files: int, error: str) -> Found:
 
 
 def check_leftover(node: CheckedNode, _job: CheckedJob) -> Found:
-    """Processes of an earlier job that still hold a GPU, or a GPU's memory that nobody owns up to."""
+    """Processes of an earlier job that still hold a GPU, or a GPU's memory that no visible process holds."""
     held = [gpu for gpu in node.gpus if gpu.used_mb > _LEFT_MB]
     if not node.leftover and not held:
         return None
@@ -316,7 +316,7 @@ ERRORS = {
 
 
 def judge_nodes(job: CheckedJob) -> Iterator[tuple[str, Check]]:
-    """Every finding with its host, in the order of nodes and rows; those of the ranks' environments are said once."""
+    """Every finding with its host, in the order of nodes and rows; each of the ranks' environments once."""
     for node in job.nodes:
         for row in NODE_CHECKS:
             found = row.find(node, job)

@@ -42,9 +42,11 @@ _PROGRAM_S = 10.0  # for nvidia-smi, or the job file's own line
 _KILLED_S = 1.0
 _DEVICE = (sys.executable, "-m", "hpcddp.checks.device")
 GPU_S, IMPORT_S = 15.0, 25.0  # for one order to a device; for `import torch`
-
-
-# Orders and their answers, to a process of the launch as to one with a device.
+_MB = 1024 * 1024
+#: How the variables begin that every rank of a job should have alike.
+_ALIKE = ("NCCL_", "GLOO_", "TORCH_", "UCX_", "FI_", "OMP_NUM", "MKL_", "PYTORCH_", "RCCL_", "HF_", "MASTER_")
+_ALIKE_WHOLE = ("PATH", "LD_LIBRARY_PATH", "PYTHONPATH", "http_proxy", "https_proxy", "no_proxy", "VIRTUAL_ENV")
+_SMI = "pci.bus_id,uuid,name,driver_version,memory.used,ecc.errors.uncorrected.volatile.total"
 
 
 class Peer:
@@ -129,16 +131,10 @@ class Worker:
         self._errors.close()
 
 
-# The node. Each part gives what it can, and leaves the rest unknown.
+# ---- the node: each part gives what it can, and leaves the rest unknown
 
 
-_MB = 1024 * 1024
-#: How the variables begin that every rank of a job should have alike.
-_ALIKE = ("NCCL_", "GLOO_", "TORCH_", "UCX_", "FI_", "OMP_NUM", "MKL_", "PYTORCH_", "RCCL_", "HF_", "MASTER_")
-_ALIKE_WHOLE = ("PATH", "LD_LIBRARY_PATH", "PYTHONPATH", "http_proxy", "https_proxy", "no_proxy", "VIRTUAL_ENV")
-
-
-def variables_alike(env: Mapping[str, str]) -> dict[str, str]:
+def choose_common_variables(env: Mapping[str, str]) -> dict[str, str]:
     """Choose the variables that should be the same on all ranks; a list of folders has each once, since launchers put
     their own in front again and again."""
     found = {name: env[name] for name in env if name.startswith(_ALIKE) or name in _ALIKE_WHOLE}
@@ -186,9 +182,6 @@ def probe_disk(folder: str) -> tuple[int, int, str]:
     return found.f_bavail * found.f_frsize // _MB, found.f_favail if found.f_files else -1, error
 
 
-_SMI = "uuid,name,driver_version,memory.used,ecc.errors.uncorrected.volatile.total"
-
-
 def read_gpus(rows: str, memory: str) -> tuple[Gpu, ...]:
     """The GPUs in nvidia-smi's answers: a line of CSV each, and the report on their memory."""
     pending = {part.split("\n")[0].strip() for part in memory.split("\nGPU ")[1:] if re.search(NEEDS_RESET, part)}
@@ -203,7 +196,7 @@ def query_gpus(env: Mapping[str, str]) -> tuple[tuple[Gpu, ...], tuple[str, ...]
     """The GPUs, what runs on them, and why the driver does not say it. Nothing where there is no driver."""
     if shutil.which("nvidia-smi", path=env.get("PATH")) is None:
         return (), (), ""
-    rows = ["nvidia-smi", f"--query-gpu=pci.bus_id,{_SMI}", "--format=csv,noheader,nounits"]
+    rows = ["nvidia-smi", f"--query-gpu={_SMI}", "--format=csv,noheader,nounits"]
     apps = ["nvidia-smi", "--query-compute-apps=pid,process_name", "--format=csv,noheader"]
     try:
         answer = run_program(rows, env, patience_s=_PROGRAM_S)
@@ -229,7 +222,7 @@ def run_line(line: str, env: Mapping[str, str]) -> str:
     return f"the job file's own check ended with status {answer.status}{why}" if answer.status else ""
 
 
-def taken_gpus(gpus: Sequence[Gpu], env: Mapping[str, str], process: Process) -> tuple[str, ...]:
+def choose_gpus(gpus: Sequence[Gpu], env: Mapping[str, str], process: Process) -> tuple[str, ...]:
     """The unique names of the GPUs that this process would take, as training does; all for one that is alone on its
     node. LaunchError where it could take none."""
     mask = visible_devices(env)
@@ -283,7 +276,7 @@ def _describe(error: OSError) -> str:
 def identify_process(env: Mapping[str, str], host: str) -> Process:
     """Find this process's place among the ranks. An error of the launch is a field of it."""
     launch = Launch(env, host, strict=False)
-    process = Process(host, cpus=tuple(sorted(os.sched_getaffinity(0))), env=variables_alike(env))
+    process = Process(host, cpus=tuple(sorted(os.sched_getaffinity(0))), env=choose_common_variables(env))
     try:
         info, master = launch.info, launch.rendezvous.master_addr or ""
     except HpcddpError as error:
@@ -315,7 +308,7 @@ class CheckedProcess:
         gpus = self._gpus if leads else query_gpus(self._env)[0]
         errors = dict[str, str]()
         try:
-            self.process = self.process._replace(gpus=taken_gpus(gpus, self._env, self.process))
+            self.process = self.process._replace(gpus=choose_gpus(gpus, self._env, self.process))
         except LaunchError as error:
             self.process = self.process._replace(error=self.process.error or str(error))
         try:
@@ -371,7 +364,7 @@ class CheckedProcess:
         return self._host
 
     def reach(self, host: str, port: int, limit_s: float) -> dict[str, Any]:
-        """The others' side."""
+        """The other ranks' side: call rank 0's port."""
         return {"errors": reach(self.process.master or host, port, limit_s)}
 
     def device(self, what: str, limit_s: float, **order: object) -> dict[str, Any]:
@@ -387,16 +380,14 @@ class CheckedProcess:
         return {"address": self._find_address(), **answer}
 
     def clock(self) -> dict[str, float]:
-        """The time here."""
         return {"time": time.time()}
 
     def close(self) -> None:
-        """End what was started."""
         for worker in self._workers:
             worker.close()
 
 
-def be_checked(word: str, env: Mapping[str, str]) -> None:
+def answer_checker(word: str, env: Mapping[str, str]) -> None:
     """Be checked. `word`: the key and the port of the checker, and its addresses."""
     key, port, addresses = word.split(":", 2)
     me, errors = os.uname().nodename, list[str]()
@@ -419,4 +410,4 @@ def be_checked(word: str, env: Mapping[str, str]) -> None:
 
 
 if __name__ == "__main__":
-    be_checked(sys.argv[1], dict(os.environ))
+    answer_checker(sys.argv[1], dict(os.environ))

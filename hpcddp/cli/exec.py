@@ -197,7 +197,7 @@ def _run_with_agent(
     """Run the command as a process beside this one, and report how it has ended. `rank_marks`: the variables of each
     rank that the command starts, where it is an agent."""
     from hpcddp.cli.streams import print_message
-    from hpcddp.supervisor.agent import BY_WORD, RankProgram, Stderr, end_alike
+    from hpcddp.supervisor.agent import BY_SUPERVISOR, RankProgram, Stderr, end_alike
     from hpcddp.supervisor.wire import Ended
 
     stderr = None if log else Stderr(job_output)
@@ -213,7 +213,7 @@ def _run_with_agent(
         _refuse(_cannot_run(command, error), agent, job_output, _CANNOT_RUN)
     if stderr:
         stderr.start()
-    agent.start(program.process, lambda number: program.give(number, BY_WORD))
+    agent.start(program.process, lambda number: program.give(number, BY_SUPERVISOR))
     if info.local_rank == 0:
         agent.measure()
     status = program.wait(agent.send_signal)

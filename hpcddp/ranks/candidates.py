@@ -17,9 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 
-# Cray PALS' layout file, named by `$PALS_APINFO`: the world size and who is where.
-
-
+# The form of PALS' layout file, `$PALS_APINFO`.
 _HEADER = "@iNNNiNNiNNiNNiNNiNNN"  # 160 bytes, 20 fields
 _VERSION, _PE_SIZE, _PE_OFFSET, _NPES, _NODE_SIZE, _NODE_OFFSET, _NNODES = 0, 8, 9, 10, 11, 12, 13
 _PE = "@iii"  # local index, command index, node index
@@ -27,7 +25,8 @@ _NODE = "@i64s"  # nid, host name
 
 
 class ApInfo(Record):
-    """The layout of one PALS launch: host names in node order; for each rank its node's index and its index there."""
+    """The layout of one launch by Cray PALS: host names in node order; for each rank its node's index and its index
+    there."""
 
     hosts: tuple[str, ...]
     node_of: tuple[int, ...]

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from hpcddp.errors import LaunchError
-from hpcddp.ranks.launcher import NUMBERS, shows
+from hpcddp.ranks.launcher import NUMBERS, is_set_by_launcher
 from hpcddp.record import TYPE_CHECKING
-from hpcddp.schedulers.allocation import holds
+from hpcddp.schedulers.allocation import includes_host
 from hpcddp.schedulers.registry import all_schedulers
 from hpcddp.units import shorten
 
@@ -54,9 +54,9 @@ def check_node_rank(env: Mapping[str, str], node_rank: int, torch: Launcher) -> 
     check_exported(env, dict.fromkeys(names, str(node_rank)), f"this is node {node_rank} of the launch")
 
 
-def check_exported(env: Mapping[str, str], told: Mapping[str, str], because: str = "") -> None:
-    """LaunchError if a variable is exported with another value than the one told here; "": it must not be set."""
-    for name, value in told.items():
+def check_exported(env: Mapping[str, str], expected: Mapping[str, str], because: str = "") -> None:
+    """LaunchError if a variable is exported with another value than expected; "": it must not be set."""
+    for name, value in expected.items():
         text = env.get(name, "")
         if text not in {"", value} and not (text == "0" and not value):
             usual = f"this launch sets {name}={value}" if value else "hpcddp sets the rendezvous of the nodes"
@@ -67,7 +67,7 @@ def check_agent_store(env: Mapping[str, str], rows: Iterable[Launcher]) -> None:
     """LaunchError if torch would wait for an agent that is not there: all ranks clients, and nobody serves."""
     for row in rows:
         value = env.get(row.agent_store, "")
-        if value.lower() in {"true", "1"} and not any(shows(env, mark) for mark in row.marks):
+        if value.lower() in {"true", "1"} and not any(is_set_by_launcher(env, mark) for mark in row.marks):
             what = f"{row.agent_store}={value}, but no {row.name} started this process: nobody would serve the store"
             raise LaunchError(what, f"unset {row.agent_store}")
 
@@ -77,7 +77,7 @@ def check_host(chosen: Candidate, env: Mapping[str, str], hostname: str | None, 
     if hostname is None or not allocation.hosts:
         return
     hosts = [host for host, _ in allocation.hosts]
-    if not holds(hosts, list_host_names(chosen.row, env, hostname)):
+    if not includes_host(hosts, list_host_names(chosen.row, env, hostname)):
         raise LaunchError(
             f"this host is {hostname}, but {allocation.source} does not hold it: {shorten(','.join(hosts))}",
             "start the ranks on the hosts of the allocation, or unset the scheduler's variables if they are others'",

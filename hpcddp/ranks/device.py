@@ -15,14 +15,14 @@ from hpcddp.units import format_count, read_number
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-# How a vendor's device files are called, and the masks that its driver reads.
+# How a vendor's device files begin, and the masks that its driver reads, the scheduler's first.
 _MASKS = {
     "nvidia": ("CUDA_VISIBLE_DEVICES",),
     "kfd": ("ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES"),
     "renderD": ("ZE_AFFINITY_MASK",),
 }
-# How their device files are called: NVIDIA's, AMD's, Intel's and other GPUs', Windows' GPUs under Linux, TPUs, Intel's
-# Gaudi, Huawei's Ascend, AWS's Trainium.
+# How the device files of accelerators begin: NVIDIA's, AMD's, Intel's and other GPUs', Windows' GPUs under Linux, TPUs,
+# Intel's Gaudi, Huawei's Ascend, AWS's Trainium.
 _ACCELERATORS = ("nvidia", "kfd", "renderD", "dxg", "accel", "habana", "hl", "davinci", "neuron")
 
 
@@ -44,7 +44,7 @@ def visible_devices(env: Mapping[str, str], mask: str = "CUDA_VISIBLE_DEVICES") 
 
 def count_visible_gpus(env: Mapping[str, str], devices: str = "/dev") -> int:
     """Count the GPUs that the scheduler's mask shows; without a mask, the NVIDIA GPUs of this machine."""
-    for mask in ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "ZE_AFFINITY_MASK"):
+    for mask, *_ in _MASKS.values():
         visible = visible_devices(env, mask)
         if visible is not None:
             return len(visible)

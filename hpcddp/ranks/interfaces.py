@@ -34,11 +34,13 @@ class Interface(Record):
 def list_interfaces() -> list[Interface]:
     """Every (interface, address) of this host: IPv4 first, then IPv6."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        flags = {name: _read_flags(probe, name) for _, name in socket.if_nameindex()}
-        addresses = [(name, address, True) for name in flags if (address := _read_ipv4(probe, name))]
+        answers = {name: _ask_kernel(probe, name, _SIOCGIFFLAGS) for _, name in socket.if_nameindex()}
+        ipv4 = {name: answer for name in answers if (answer := _ask_kernel(probe, name, _SIOCGIFADDR))}
+    addresses = [(name, socket.inet_ntoa(answer[20:24]), True) for name, answer in ipv4.items()]
     found = []
     for name, address, is_global in (*addresses, *_list_ipv6()):
-        flag = flags.get(name, 0)
+        answer = answers.get(name, b"")
+        flag = int(struct.unpack_from("H", answer, 16)[0]) if answer else 0
         is_up, is_loopback = flag & _UP != 0 and flag & _RUNNING != 0, flag & _LOOPBACK != 0
         found.append(Interface(name, address, is_up, is_loopback, is_global and not is_loopback))
     return found
@@ -88,15 +90,8 @@ def _list_ipv6() -> list[tuple[str, str, bool]]:
     ]
 
 
-def _read_ipv4(probe: socket.socket, name: str) -> str:
-    with suppress(OSError):  # it has none
-        answer = fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
-        return socket.inet_ntoa(answer[20:24])
-    return ""
-
-
-def _read_flags(probe: socket.socket, name: str) -> int:
+def _ask_kernel(probe: socket.socket, name: str, question: int) -> bytes:
+    """The kernel's answer about an interface; empty where it has none, as on the address of one without IPv4."""
     with suppress(OSError):
-        answer = fcntl.ioctl(probe.fileno(), _SIOCGIFFLAGS, struct.pack("256s", name.encode()[:15]))
-        return int(struct.unpack_from("H", answer, 16)[0])
-    return 0
+        return fcntl.ioctl(probe.fileno(), question, struct.pack("256s", name.encode()[:15]))
+    return b""

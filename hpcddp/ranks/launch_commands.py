@@ -10,8 +10,8 @@ if TYPE_CHECKING:
 
 
 class NodeAgentCommand(Record):
-    """A command that makes the ranks of one node: the row of its ranks, its options for which hpcddp has others, those
-    that one of several nodes must not be given, and the variables that it `reads` in place of options."""
+    """A command that starts the ranks of one node, such as `accelerate launch`. `node_agent`: the launcher whose
+    variables its ranks get. The other fields as in `Launcher`."""
 
     command: str
     node_agent: str
@@ -53,7 +53,7 @@ def find_launch_command(words: Sequence[str]) -> tuple[int, str] | None:
 
 
 def starts_python_or_ranks(words: Sequence[str]) -> bool:
-    """Whether the words say so: a Python, itself or behind `env`, `numactl` or a container's start, or a launcher."""
+    """Whether the words start a Python, also behind `env`, `numactl` or a container's start, or a launcher."""
     names = [word.rsplit("/", 1)[-1] for word in words]
     python = any(name.startswith("python") or name.endswith(".py") for name in names)
     return python or find_launch_command(words) is not None
@@ -73,24 +73,22 @@ def find_node_agent(words: Sequence[str]) -> tuple[int, NodeAgentCommand] | None
     return None
 
 
-def split_node_agent_options(
-    words: Sequence[str], flags: Sequence[str], known: Sequence[str] = ()
-) -> tuple[list[tuple[str, str, str | None]], list[str]]:
-    """The options that stand before a program, and the program with its words. Of an option its name with `-` for `_`,
-    in full where it begins one of the `known`; as it is written; and its value, None where it has none. `flags`: those
-    without a value."""
-    found, rest = list[tuple[str, str, str | None]](), list(words)
+def read_node_agent_options(words: Sequence[str], node_agent: NodeAgentCommand) -> dict[str, str]:
+    """The options of a node agent that stand before its program, and their values, "" where there is none. A name has
+    `-` for `_`, and is in full where it begins one of the agent's."""
+    known = (*node_agent.typed, *node_agent.rendezvous_options, *node_agent.flags)
+    found, rest = dict[str, str](), list(words)
     while rest and rest[0].startswith("-"):
-        written, equals, value = rest.pop(0).partition("=")
-        name = written.replace("_", "-")
+        name, equals, value = rest.pop(0).partition("=")
+        name = name.replace("_", "-")
         name = next((full for full in known if full == name or (full.startswith(name) and len(name) > 4)), name)
-        if not equals and name not in flags and rest and not rest[0].endswith(".py") and rest[0][:2] != "--":
-            equals, value = "=", rest.pop(0)
-        found.append((name, written, value if equals else None))
-    return found, rest
+        if not equals and name not in node_agent.flags and rest and rest[0][-3:] != ".py" and rest[0][:2] != "--":
+            value = rest.pop(0)
+        found[name] = value
+    return found
 
 
-def ask_for(command: str) -> str:
+def hint_instead_of(command: str) -> str:
     """The hint on what to type instead of a command that starts its ranks with this launcher command."""
     node_agent = next((name for name in NODE_AGENTS if command in LAUNCHERS[name].commands), "")
     further = f" (and --launcher {node_agent} if {node_agent} shall start it)" if node_agent else ""

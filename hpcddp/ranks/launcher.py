@@ -41,7 +41,7 @@ class JobStep(Record):
 class FrontEnd(Record):
     """A program that starts an agent by options of its own. The agent still reads its variables where they say nothing.
 
-    Fields as in `Launcher`; it `reads` those variables beside the agent's.
+    Fields as in `Launcher`; it `reads` those variables and the agent's.
     """
 
     commands: tuple[str, ...]
@@ -77,7 +77,7 @@ class Launcher(Record):
     protocol: str = ""
     #: Whether people set these variables by hand, so that they need not be from a launcher.
     by_hand: bool = False
-    #: Whether the row says nothing beside another one.
+    #: Whether the row does not count where another one stands.
     yields: bool = False
     #: For a launcher whose variables stand in shells as well.
     step: JobStep | None = None
@@ -96,7 +96,7 @@ class Launcher(Record):
     launch_id: tuple[str, ...] = ()
     #: Where no variable does: the option of its process on each node (`programs`) that is equal on all of them.
     launch_option: str = ""
-    #: Variables in which the launcher tells this node's name.
+    #: Variables in which the launcher gives this node's name.
     host: tuple[str, ...] = ()
     #: Other variables that tell its ranks from another launcher's, with the values that `predict` gives them: {node} is
     #: the node's number, {ranks} its ranks, {tasks} every node's number of ranks, {hosts} their names.
@@ -149,8 +149,8 @@ class Launcher(Record):
     of_scheduler: bool = False
     #: Its options that say how many there are: `nodes`, `processes` in all, or `per_node`. Also what `env` sets for it.
     counts: Mapping[str, str] = _NO_OPTIONS
-    #: How it is told which of the job's hosts to start on: a line of a file of hosts, its option for the file, and
-    #: other options that name hosts. (): it cannot be told.
+    #: How it is given the hosts to start on: a line of a file of hosts, its option for the file, and other options that
+    #: name hosts. (): it takes none.
     hosts: tuple[str, ...] = ()
     #: Variables that the script has to export for it, beside those of the job.
     settings: tuple[tuple[str, str], ...] = ()
@@ -196,19 +196,20 @@ class Launcher(Record):
         return {name for one in (self.reads, *(front.reads for front in self.front_ends)) for name in one}
 
 
-def shows(env: Mapping[str, str], mark: str) -> bool:
+def is_set_by_launcher(env: Mapping[str, str], mark: str) -> bool:
     """Whether a launcher set this variable; `hpcddp exec` sets some for programs that look for them."""
     return mark in env and not env[mark].startswith(HANDED_ON)
 
 
 def is_present(row: Launcher, env: Mapping[str, str]) -> bool:
     """Whether this launcher left its row in the environment (complete or not)."""
-    if not any(shows(env, mark) for mark in row.marks) or any(shows(env, name) for name in row.excluded_by):
+    there = {name for name in (*row.marks, *row.excluded_by) if is_set_by_launcher(env, name)}
+    if there.isdisjoint(row.marks) or not there.isdisjoint(row.excluded_by):
         return False
     return not row.identity or any(name in env for name in row.identity)
 
 
-# The words of a launcher's command line: which processes to start on which hosts.
+# ---- the words of a launcher's command line
 
 
 class FromShell(Record):
@@ -265,7 +266,6 @@ class LaunchRequest(Record):
 
     @property
     def processes(self) -> int:
-        """Processes in all."""
         return self.nodes * self.processes_per_node
 
 
@@ -281,7 +281,7 @@ def each_with(option: str, names: Iterable[str]) -> Iterator[str]:
         yield name
 
 
-# What a process knows about its place among the ranks.
+# ---- a process's place among the ranks
 
 
 #: The numbers of a place, in the order in which people are shown them.

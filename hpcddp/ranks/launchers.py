@@ -28,9 +28,6 @@ if TYPE_CHECKING:
     from hpcddp.ranks.launcher import LaunchRequest, Words
 
 
-# The rows of the launchers that an MPI library brings; hpcddp/ranks/launchers.py has the others, and all of them.
-
-
 HYDRA = ("MPI_LOCALRANKID", "MPI_LOCALNRANKS")
 _HYDRA_PROGRAMS = ("hydra_pmi_proxy", "hydra_bstrap_pr", "mpiexec.hydra", "pmi_proxy")
 _HYDRA_TYPED = {
@@ -64,7 +61,97 @@ def _hydra_line(job: LaunchRequest, file_option: str) -> Iterator[Words]:
 _HYDRA_COUNTS = {**dict.fromkeys(("-n", "-np"), "processes"), **dict.fromkeys(("-ppn", "--ppn"), "per_node")}
 
 
-MPI_LAUNCHERS: dict[str, Launcher] = {
+def _pals_line(job: LaunchRequest) -> Iterator[Words]:
+    counts = ("-n", str(job.processes), "--ppn", str(job.processes_per_node), "--depth", str(job.cpus_per_process))
+    bind = ("--cpu-bind", job.bind) if job.bind else ()
+    yield LAUNCHER_PROGRAM, *counts, *bind
+    yield job.launcher_options
+
+
+def _srun_line(job: LaunchRequest) -> Iterator[Words]:
+    size = (f"--nodes={job.nodes}", f"--ntasks={job.processes}", f"--ntasks-per-node={job.processes_per_node}")
+    yield "srun", *size
+    yield f"--cpus-per-task={job.cpus_per_process}", "--kill-on-bad-exit=1"
+    yield (f"--cpu-bind={job.bind}",) if job.bind else ()
+    yield job.launcher_options
+    yield from job.container_options
+
+
+def _ibrun_line(job: LaunchRequest) -> Iterator[Words]:
+    """ibrun fills the job's nodes in order, each with as many ranks as the variable says, else as the job's own tasks
+    (https://docs.tacc.utexas.edu/hpc/vista/#mps). Its -n has to stand with -o, the place in the list of hosts where it
+    begins (https://docs.tacc.utexas.edu/hpc/stampede3/#launching-mpiconcurrent)."""
+    count = ("-n", str(job.processes), "-o", "0")
+    yield "env", f"TACC_TASKS_PER_NODE={job.processes_per_node}", LAUNCHER_PROGRAM, *count
+    yield job.launcher_options
+
+
+def _pyxis_options(image: str, mounts: str) -> tuple[Words, ...]:
+    of_job = "$PWD:$PWD,$runs:$runs"
+    return (
+        (f"--container-image={image}", FromShell("$PWD", before="--container-workdir=")),
+        (FromShell(of_job, before="--container-mounts=", after=mounts),),
+    )
+
+
+def _cscs_options(image: str, _mounts: str) -> tuple[Words, ...]:
+    """CSCS' Container Engine, a plugin of srun: the environment's own file names its mounts."""
+    return ((f"--environment={image}",),)
+
+
+def _torchrun_line(job: LaunchRequest) -> Iterator[Words]:
+    """torchrun's agent, which another launcher starts once on each node. All agents meet at `$rendezvous`."""
+    agent = (FromShell("$HPCDDP_PYTHON"), "-m", "torch.distributed.run", "--no-python")
+    yield *agent, f"--nproc-per-node={job.ranks_per_node}", f"--nnodes={job.nodes}"
+    if job.nodes > 1:
+        yield (
+            "--rdzv-backend=c10d",
+            FromShell("$rendezvous", before="--rdzv-endpoint="),
+            FromShell("$launch_number", before="--rdzv-id="),
+        )
+    else:
+        yield ("--standalone",)
+
+
+_TRL = ("sft", "dpo", "grpo", "kto", "reward", "rloo")
+_ACCELERATE = FrontEnd(  # it calls torchrun's code, and the last two lines call it (trl/cli.py, axolotl/cli/launchers)
+    commands=(
+        *("accelerate launch", "accelerate-launch", "-m accelerate.commands.launch", "accelerate test"),
+        "accelerate.commands.accelerate_cli launch",
+        *(f"{trl} {how}" for trl in ("trl", "trl.cli", "trl.cli.main") for how in _TRL),
+        *("axolotl train", "axolotl.cli.main train"),
+    ),
+    typed={"--num-processes": "--ranks-per-node"},
+    # elsewhere the number of processes is that of all nodes
+    rendezvous_options=(
+        "--num-processes",
+        "--num-machines",
+        "--machine-rank",
+        "--main-process-ip",
+        "--rdzv-backend",
+        "--rdzv-conf",
+    ),
+    flags=(
+        *("-m", "--module", "--no-python", "--multi-gpu", "--cpu", "--use-fsdp", "--use-deepspeed"),
+        *("--debug", "-q", "--quiet"),
+    ),
+)
+
+_TORCHRUN_RENDEZVOUS = (
+    *("--standalone", "--rdzv-endpoint", "--rdzv-backend", "--rdzv-conf", "--rdzv-id"),
+    *("--node-rank", "--master-addr", "--master-port"),
+)
+_TORCHRUN_UNSET = ("PET_STANDALONE", "PET_RDZV_ENDPOINT", "PET_RDZV_BACKEND", "PET_RDZV_CONF", "PET_RDZV_ID")
+_TORCHRUN_FLAGS = ("--standalone", "--no-python", "-m", "--module", "--run-path", "--use-env", "--virtual-local-rank")
+_LLAMAFACTORY = FrontEnd(  # it gives torchrun options that it makes of variables (llamafactory/cli.py)
+    commands=("llamafactory-cli train", "lmf train"),
+    typed={},
+    rendezvous_options=(),
+    flags=(),
+    reads={"FORCE_TORCHRUN": "yes", "NNODES": "nodes", "NPROC_PER_NODE": "ranks_per_node"},
+)
+
+LAUNCHERS: dict[str, Launcher] = {
     "openmpi": Launcher(
         "openmpi",
         MPI,
@@ -182,101 +269,6 @@ MPI_LAUNCHERS: dict[str, Launcher] = {
         command="mpirun_rsh -np {n}",
         commands=("mpirun_rsh",),
     ),
-}
-
-
-def _pals_line(job: LaunchRequest) -> Iterator[Words]:
-    counts = ("-n", str(job.processes), "--ppn", str(job.processes_per_node), "--depth", str(job.cpus_per_process))
-    bind = ("--cpu-bind", job.bind) if job.bind else ()
-    yield LAUNCHER_PROGRAM, *counts, *bind
-    yield job.launcher_options
-
-
-def _srun_line(job: LaunchRequest) -> Iterator[Words]:
-    size = (f"--nodes={job.nodes}", f"--ntasks={job.processes}", f"--ntasks-per-node={job.processes_per_node}")
-    yield "srun", *size
-    yield f"--cpus-per-task={job.cpus_per_process}", "--kill-on-bad-exit=1"
-    yield (f"--cpu-bind={job.bind}",) if job.bind else ()
-    yield job.launcher_options
-    yield from job.container_options
-
-
-def _ibrun_line(job: LaunchRequest) -> Iterator[Words]:
-    """ibrun fills the job's nodes in order, each with as many ranks as the variable says, else as the job's own tasks
-    (https://docs.tacc.utexas.edu/hpc/vista/#mps). Its -n has to stand with -o, the place in the list of hosts where it
-    begins (https://docs.tacc.utexas.edu/hpc/stampede3/#launching-mpiconcurrent)."""
-    count = ("-n", str(job.processes), "-o", "0")
-    yield "env", f"TACC_TASKS_PER_NODE={job.processes_per_node}", LAUNCHER_PROGRAM, *count
-    yield job.launcher_options
-
-
-def _pyxis_options(image: str, mounts: str) -> tuple[Words, ...]:
-    of_job = "$PWD:$PWD,$runs:$runs"
-    return (
-        (f"--container-image={image}", FromShell("$PWD", before="--container-workdir=")),
-        (FromShell(of_job, before="--container-mounts=", after=mounts),),
-    )
-
-
-def _cscs_options(image: str, _mounts: str) -> tuple[Words, ...]:
-    """CSCS' Container Engine, a plugin of srun: the environment's own file names its mounts."""
-    return ((f"--environment={image}",),)
-
-
-def _torchrun_line(job: LaunchRequest) -> Iterator[Words]:
-    """torchrun's agent, which another launcher starts once on each node. All agents meet at `$rendezvous`."""
-    agent = (FromShell("$HPCDDP_PYTHON"), "-m", "torch.distributed.run", "--no-python")
-    yield *agent, f"--nproc-per-node={job.ranks_per_node}", f"--nnodes={job.nodes}"
-    if job.nodes > 1:
-        yield (
-            "--rdzv-backend=c10d",
-            FromShell("$rendezvous", before="--rdzv-endpoint="),
-            FromShell("$launch_number", before="--rdzv-id="),
-        )
-    else:
-        yield ("--standalone",)
-
-
-_TRL = ("sft", "dpo", "grpo", "kto", "reward", "rloo")
-_ACCELERATE = FrontEnd(  # it calls torchrun's code, and the last two lines call it (trl/cli.py, axolotl/cli/launchers)
-    commands=(
-        *("accelerate launch", "accelerate-launch", "-m accelerate.commands.launch", "accelerate test"),
-        "accelerate.commands.accelerate_cli launch",
-        *(f"{trl} {how}" for trl in ("trl", "trl.cli", "trl.cli.main") for how in _TRL),
-        *("axolotl train", "axolotl.cli.main train"),
-    ),
-    typed={"--num-processes": "--ranks-per-node"},
-    # elsewhere the number of processes is that of all nodes
-    rendezvous_options=(
-        "--num-processes",
-        "--num-machines",
-        "--machine-rank",
-        "--main-process-ip",
-        "--rdzv-backend",
-        "--rdzv-conf",
-    ),
-    flags=(
-        *("-m", "--module", "--no-python", "--multi-gpu", "--cpu", "--use-fsdp", "--use-deepspeed"),
-        *("--debug", "-q", "--quiet"),
-    ),
-)
-
-_TORCHRUN_RENDEZVOUS = (
-    *("--standalone", "--rdzv-endpoint", "--rdzv-backend", "--rdzv-conf", "--rdzv-id"),
-    *("--node-rank", "--master-addr", "--master-port"),
-)
-_TORCHRUN_UNSET = ("PET_STANDALONE", "PET_RDZV_ENDPOINT", "PET_RDZV_BACKEND", "PET_RDZV_CONF", "PET_RDZV_ID")
-_TORCHRUN_FLAGS = ("--standalone", "--no-python", "-m", "--module", "--run-path", "--use-env", "--virtual-local-rank")
-_LLAMAFACTORY = FrontEnd(  # it gives torchrun options that it makes of variables (llamafactory/cli.py)
-    commands=("llamafactory-cli train", "lmf train"),
-    typed={},
-    rendezvous_options=(),
-    flags=(),
-    reads={"FORCE_TORCHRUN": "yes", "NNODES": "nodes", "NPROC_PER_NODE": "ranks_per_node"},
-)
-
-LAUNCHERS: dict[str, Launcher] = {
-    **MPI_LAUNCHERS,
     "pals": Launcher(
         "pals",
         RESOURCE_MANAGER,
@@ -426,10 +418,7 @@ LAUNCHERS: dict[str, Launcher] = {
 
 #: What `launcher` can be; also what HPCDDP_LAUNCHER takes. PMIx alone is a protocol, and
 #: what calls another launcher leaves that one's variables.
-LAUNCHER_NAMES = (
-    *dict.fromkeys(row.name for key, row in LAUNCHERS.items() if key != "pmix" and not row.calls),
-    "none",
-)
+LAUNCHER_NAMES = (*dict.fromkeys(row.name for key, row in LAUNCHERS.items() if key != "pmix" and not row.calls), "none")
 #: What a job file may ask for. By each row's word, not by its place in the table.
 JOB_LAUNCHERS = tuple(
     sorted((key for key, row in LAUNCHERS.items() if row.program), key=lambda key: (LAUNCHERS[key].order, key))

@@ -1,6 +1,6 @@
 """A site's recipe for the network that ranks meet on: what a host is called there, or which interface leads there.
 
-A scheduler tells the names of hosts; on some machines these belong to a management network. The site's recipe reaches
+A scheduler gives the names of hosts; on some machines these belong to a management network. The site's recipe reaches
 the ranks as HPCDDP_HOST_SUFFIX (`i`: node1 is node1i there; with a leading dot it is a domain) and HPCDDP_INTERFACE.
 """
 

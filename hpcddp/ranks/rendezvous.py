@@ -16,7 +16,7 @@ from hpcddp.ranks.launchers import LAUNCHERS
 from hpcddp.ranks.reach import INTERFACE, SUFFIX, reached_as
 from hpcddp.ranks.resolve import launcher_option, launcher_pid
 from hpcddp.record import TYPE_CHECKING, Record
-from hpcddp.schedulers.allocation import holds, is_address, is_alias, is_loopback
+from hpcddp.schedulers.allocation import includes_host, is_address, is_alias, is_loopback
 from hpcddp.schedulers.registry import find_scheduler
 from hpcddp.units import read_number, shorten
 
@@ -26,10 +26,7 @@ if TYPE_CHECKING:
     from hpcddp.ranks.launch import Launch
     from hpcddp.ranks.launcher import RankInfo
 
-# Ports that all ranks of a launch find for themselves, alike.
-
-
-_LOWEST, _COUNT = 12000, 20000  # below those that Linux hands out for outgoing connections
+_LOWEST, _COUNT = 12000, 20000  # ports below those that Linux hands out for outgoing connections
 
 
 def port_candidates(key: str, count: int = 16) -> tuple[int, ...]:
@@ -81,9 +78,8 @@ def find_rendezvous(launch: Launch) -> Rendezvous:
 
 
 def is_enough(found: Rendezvous, env: Mapping[str, str], info: RankInfo) -> bool:
-    """Whether the ranks can meet by this alone. A site that names an interface (HPCDDP_INTERFACE) has to be told rank
-    0's address there, which only rank 0 knows; without a channel the name has to do.
-    """
+    """Whether the ranks can meet by this alone. Where a site names an interface (HPCDDP_INTERFACE), they need rank 0's
+    address there, which only rank 0 knows; without a channel the name has to do."""
     if found.master_addr is None or found.master_port is None:
         return False
     return not env.get(INTERFACE) or is_address(found.master_addr) or is_on_one_node(info)
@@ -139,7 +135,7 @@ def _fault_of(given: str, certain: str | None, because: str, launch: Launch) -> 
         return f"rank 0 is on {certain}, by {because}"
     if allocation is None or not allocation.hosts or is_address(given) or LAUNCHERS[info.launcher].sets_master:
         return ""
-    known = holds([host for host, _ in allocation.hosts], (given,))
+    known = includes_host([host for host, _ in allocation.hosts], (given,))
     return "" if known else f"{allocation.source} does not hold it"
 
 
@@ -148,7 +144,7 @@ def _is_elsewhere(address: str, launch: Launch) -> bool:
     row, hostname = LAUNCHERS[launch.info.launcher], launch.hostname
     if launch.info.rank != 0 or hostname is None or is_address(address) or is_loopback(address) or row.sets_master:
         return False
-    return not holds((address,), list_host_names(row, launch.env, hostname))
+    return not includes_host((address,), list_host_names(row, launch.env, hostname))
 
 
 def _find_port(launch: Launch) -> tuple[int | None, str]:

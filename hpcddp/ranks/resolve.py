@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from hpcddp.schedulers.allocation import Allocation
 
 
-# Which of several launchers started this process: the innermost one.
+# ---- which of several launchers started this process: the innermost one
 
 
 class Evidence(Record):
@@ -77,7 +77,8 @@ def _merge(candidates: list[Candidate]) -> list[Candidate]:
 
 
 def _by_command(left: list[Candidate], env: Mapping[str, str]) -> Candidate | None:
-    """A launcher that writes down the command that it started: if that is another launcher, that one is inside."""
+    """The inner launcher, where the outer one has a variable with the command that it started, and that command is the
+    inner one's (mpirun starts torchrun)."""
     for outer in left:
         command = env.get(outer.row.command_variable, "").rpartition("/")[2]
         others = [c for c in left if c is not outer] if command else []
@@ -149,8 +150,11 @@ def _undecided(a: Candidate, b: Candidate) -> LaunchError:
     )
 
 
+# ---- the rank
+
+
 class FoundRank(Record):
-    """The rank of a process, as far as its environment tells.
+    """The rank of a process, as far as its environment shows it.
 
     `remarks` name the launchers outside of the one that started this process, for people. `numbers` may lack the world
     size (PALS without its file, `mpiexec -pmi-port`): `require_info` insists on it, `hpcddp env` does not.
@@ -162,7 +166,7 @@ class FoundRank(Record):
     remarks: tuple[str, ...] = ()
 
     def info(self) -> RankInfo | None:
-        """Convert it to a RankInfo; None if rank or world size is not told."""
+        """Convert it to a RankInfo; None if rank or world size is unknown."""
         rank, size, *others = (self.numbers[k] for k in NUMBERS)
         if rank is None or size is None:
             return None
@@ -171,7 +175,7 @@ class FoundRank(Record):
 
 
 def require_info(place: FoundRank) -> RankInfo:
-    """The place as RankInfo. LaunchError if the world size is not told."""
+    """The place as RankInfo. LaunchError if the world size is unknown."""
     info = place.info()
     if info is None:
         raise LaunchError(
@@ -324,7 +328,7 @@ def _derive(chosen: Candidate) -> tuple[dict[str, int | None], dict[str, str]]:
     return n, source
 
 
-# Live evidence about who started this process: its parents.
+# ---- this process's parents
 
 
 def gather_evidence() -> Evidence:

@@ -10,10 +10,16 @@ from hpcddp.record import TYPE_CHECKING, Record
 from hpcddp.units import read_number, shorten
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
+
+    Hosts = tuple[tuple[str, int], ...]
+    #: None where they cannot be read here; and the variable or file that they came from, "" without hosts
+    HostsFound = tuple[Hosts | None, str]
+
+_MOST = 1 << 20  # hosts: a garbled list must not take a login node's memory
 
 
-# Whether two names mean one host, and which names are addresses. No name server is asked.
+# ---- names of hosts: no name server is asked
 
 
 def same_host(a: str, b: str) -> bool:
@@ -25,7 +31,7 @@ def same_host(a: str, b: str) -> bool:
     return a == b or (not is_address(a) and not is_address(b) and a.partition(".")[0] == b.partition(".")[0])
 
 
-def holds(hosts: Sequence[str], names: Iterable[str]) -> bool:
+def includes_host(hosts: Sequence[str], names: Iterable[str]) -> bool:
     """Whether one of the names can be one of the hosts'."""
     known = [name for name in names if name]
     if any(name in hosts for name in known):  # the usual case, at the speed of C: there may be 100,000 hosts
@@ -44,7 +50,7 @@ def is_alias(name: str, host: str) -> bool:
 
 
 def is_address(name: str) -> bool:
-    """Whether this is an IP address (4 or 6) rather than a name. No name server is asked."""
+    """Whether this is an IP address (4 or 6) rather than a name."""
     return ":" in name or (name.count(".") == 3 and name.replace(".", "").isdigit())
 
 
@@ -54,12 +60,7 @@ def is_loopback(name: str) -> bool:
     return first in {"localhost", "127"} or name in {"::1", "::", "0.0.0.0"}  # noqa: S104  # compared with, never bound
 
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    Hosts = tuple[tuple[str, int], ...]
-    #: None where they cannot be read here; and the variable or file that they came from, "" without hosts
-    HostsFound = tuple[Hosts | None, str]
+# ---- the hosts of a job
 
 
 class Allocation(Record):
@@ -129,10 +130,7 @@ def read_word_lines(path: str) -> list[list[str]] | None:
         return None
 
 
-# Slurm's two compressed forms: host lists (`node[001-003,7],login1`) and run lengths (`2(x3),1`).
-
-
-_MOST = 1 << 20  # hosts: a garbled list must not take a login node's memory
+# ---- Slurm's compressed forms: host lists (`node[001-003,7],login1`) and run lengths (`2(x3),1`)
 
 
 def expand_nodelist(text: str, where: str = "nodelist") -> list[str]:

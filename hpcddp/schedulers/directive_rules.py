@@ -50,15 +50,9 @@ def full_name(rules: Directives, name: str) -> str:
     """The long name of an option, which may be shortened to any beginning that no other option has."""
     if name[1:] in rules.letters:
         return f"--{rules.letters[name[1:]]}"
-    known = {
-        *rules.options.values(),
-        *rules.printed,
-        *rules.no_submit,
-        *rules.gpu_counts,
-        *rules.synonyms,
-        *(one.partition("=")[0] for one in rules.needs),
-    }
-    known.update(*rules.alternatives, *rules.last_wins, (f"--{name}" for name in rules.letters.values()))
+    known = {*rules.options.values(), *rules.printed, *rules.no_submit, *rules.gpu_counts, *rules.synonyms}
+    known.update(*rules.alternatives, *rules.last_wins, (one.partition("=")[0] for one in rules.needs))
+    known.update(f"--{name}" for name in rules.letters.values())
     longer = {one for one in known if one.startswith(name)} if name.startswith("--") and name not in known else set()
     found = longer.pop() if len(longer) == 1 else name
     return rules.synonyms.get(found, found)

@@ -19,11 +19,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 
-# Grid Engine's jobs as text: what `qstat -u USER -xml` prints. It shows no job that has ended.
-
-
 def parse_jobs(answer: CommandAnswer, states: Mapping[str, str]) -> JobsFound:
-    """The jobs of an answer. `states`: its letters -> our word."""
+    """The jobs of `qstat -u USER -xml`, which shows none that has ended. `states`: its letters -> our word."""
     from xml.etree import ElementTree  # the scheduler's own answer; expat refuses entities that explode
 
     try:

@@ -39,8 +39,8 @@ class JobId(Record):
 
     def at(self, index: str, of_index: str) -> JobId:
         """The job of this array with this index. `of_index`: the scheduler's way to write it, `{job}_{index}`."""
-        has_place = "[]" in self.text
-        text = self.text.replace("[]", f"[{index}]") if has_place else of_index.format(job=self.number, index=index)
+        of_array = self.text.replace("[]", f"[{index}]")
+        text = of_array if "[]" in self.text else of_index.format(job=self.number, index=index)
         return JobId(text, self.number, index)
 
     def is_same(self, other: JobId) -> bool:
@@ -67,7 +67,7 @@ def parse_id(text: str) -> JobId:
     return JobId(text, text) if found is None else JobId(text, found[1], found[2] or found[3] or "")
 
 
-# The indices of an array: `5-9999%2`, or `1,3,7-9:2`.
+# ---- the indices of an array: `5-9999%2`, or `1,3,7-9:2`
 
 
 def is_in(array: str, index: str | int) -> bool:

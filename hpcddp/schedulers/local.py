@@ -9,8 +9,5 @@ SCHEDULER = Scheduler(
     title="this machine",
     generic_site="local",
     this_machine=True,
-    variables=Variables(
-        job_id=("HPCDDP_JOB_ID",),
-        of_job=("HPCDDP_JOB_ID",),
-    ),
+    variables=Variables(job_id=("HPCDDP_JOB_ID",), of_job=("HPCDDP_JOB_ID",)),
 )

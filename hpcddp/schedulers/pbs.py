@@ -24,17 +24,18 @@ if TYPE_CHECKING:
     from typing import Any
 
 
-# PBS's jobs as text: what `qstat -x -f -F json` prints of them (OpenPBS 23.06).
-
-
 # qstat's exit status where jobs are unknown, and where they have ended and -x was not asked for: it shows the others.
 _SOME_UNKNOWN = {0, 35, 153}
 _BY_QDEL = 91  # substate
 _BY_QRERUN = range(60, 64)  # substates of a job that is started again, until it is queued (job.h of OpenPBS)
+_SIZES = {"b": 1, "kb": 2**10, "mb": 2**20, "gb": 2**30, "tb": 2**40}  # PBS Reference Guide, size
+
+
+# ---- jobs
 
 
 def parse_jobs(answer: CommandAnswer, states: Mapping[str, str]) -> JobsFound:
-    """The jobs of an answer. `states`: its letter -> our word."""
+    """The jobs of `qstat -x -f -F json` (OpenPBS 23.06). `states`: its letter -> our word."""
     found = _read_json(answer.stdout)
     problem = "qstat: its answer cannot be read" if found is None else ""
     if answer.status not in _SOME_UNKNOWN:  # it may show some, and not those of the server that did not answer
@@ -76,10 +77,7 @@ def _describe(job: str, about: Mapping[str, Any], states: Mapping[str, str]) -> 
     comment = printable(str(about.get("comment") or "")).strip()
     starts, ends = _time(about.get("stime")), None
     if state == "finished":
-        state, ends = (
-            _judge_end(about, status, comment, is_array="[]" in job),
-            _time(about.get("obittime")),
-        )
+        state, ends = _judge_end(about, status, comment, is_array="[]" in job), _time(about.get("obittime"))
         if status is None and not comment and about.get("depend"):
             comment = "deleted by the server: its dependency can never be met"
     elif starts is not None:
@@ -147,10 +145,7 @@ def _duration(value: object) -> int | None:
     return int(found[1]) * 3600 + int(found[2]) * 60 + int(found[3]) if found else None
 
 
-# What PBS prints of its queues and nodes. Recorded answers: tests/captures/pbs.
-
-
-_SIZES = {"b": 1, "kb": 2**10, "mb": 2**20, "gb": 2**30, "tb": 2**40}  # PBS Reference Guide, size
+# ---- queues and nodes
 
 
 class _Node(Record):
@@ -226,7 +221,7 @@ def _alike(hosts: list[_Node]) -> _Node:
 
 
 def _node(resources: Mapping[str, Any]) -> _Node:
-    return _Node(*(read(resources.get(key)) for key, read in (("ncpus", _count), ("mem", _bytes), ("ngpus", _count))))
+    return _Node(_count(resources.get("ncpus")), _bytes(resources.get("mem")), _count(resources.get("ngpus")))
 
 
 def _count(value: object) -> int | None:

@@ -112,7 +112,7 @@ def job_variables(env: Mapping[str, str]) -> list[str]:
 def submit_commands() -> list[tuple[str, Scheduler]]:
     """The submit commands that show their scheduler where they are on PATH, in the order in which they are looked for.
 
-    Those whose `--version` has to be asked go first: it tells more than a name does.
+    Those that are recognised by their `--version` go first: it is surer than a name.
     """
     found = [row for row in scripted_schedulers() if row.commands.submit and row.commands.identified]
     return [(row.commands.submit[0], row) for row in sorted(found, key=lambda row: row.commands.version == "")]

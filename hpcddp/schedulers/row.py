@@ -73,10 +73,10 @@ def refused_together(directives: Directives, options: Sequence[tuple[str, str]])
     found = []
     for second, (name, value) in enumerate(options):
         typed = _gpu_types(directives, name, value)
-        for first, (other, its_value) in enumerate(options[: second + 1]):
+        for first, (other, other_value) in enumerate(options[: second + 1]):
             if other != name and any(name in group and other in group for group in directives.alternatives):
                 found.append((first, second, "exclude each other"))
-            elif len(typed | _gpu_types(directives, other, its_value)) > 1 and (other != name or first == second):
+            elif len(typed | _gpu_types(directives, other, other_value)) > 1 and (other != name or first == second):
                 found.append((first, second, "ask for GPUs with a type and without one"))
     return found
 
@@ -112,7 +112,7 @@ class Variables(Record):
 
 class QueueFound(Record):
     """A queue as the scheduler shows it; None: it does not say. `nodes`: how many it has. `mixed`: its nodes differ,
-    and what is said is of the largest. `defaults`: those of `cpus`, `mem_gb` and `gpus` that a request gets which names
+    and the values are of the largest. `defaults`: those of `cpus`, `mem_gb` and `gpus` that a request gets which names
     none, instead of what a node has."""
 
     name: str
@@ -158,8 +158,6 @@ class JobsFound(Record):
 
 
 class CommandAnswer(Record):
-    """The answer of a program."""
-
     status: int
     stdout: str
     stderr: str
@@ -222,10 +220,10 @@ class Commands(Record):
     ended: tuple[str, ...] = ()  # shows one job {} that `jobs` has forgotten
     parse_ended: Callable[[CommandAnswer, Mapping[str, str]], JobsFound] = lambda _answer, _states: JobsFound()
     ask_env: Mapping[str, str] = _NOTHING  # what the commands that ask need in their environment
-    #: Starts a command on the host {host} of the job, beside what runs there.
+    #: Starts a command on the host {host} of the job, where others run.
     starter: tuple[str, ...] = ()
     remote_shell: RemoteShell | None = None
-    #: Takes the host {host}, which is gone, out of the running job {job}, so that the job lives on {kept}.
+    #: Takes the host {host}, which is gone, out of the running job {job}, so that the job lives on {others}.
     drop: tuple[str, ...] = ()
     list_queues: str = ""  # lists the queues with their limits, for people
     survey: tuple[tuple[str, ...], ...] = ()  # commands that list queues and nodes
@@ -235,8 +233,6 @@ class Commands(Record):
 
 
 class Scheduler(Record):
-    """A scheduler."""
-
     name: str  # of its module, its template, and in site files
     title: str  # as people write it
     order: int = 100  # where an environment or PATH shows several, the lowest goes first
@@ -251,7 +247,7 @@ class Scheduler(Record):
     states: Mapping[str, str] = _NOTHING  # its own word for a job's state -> queued, held, running, finished, …
     find_hosts: Callable[[Mapping[str, str], str | None], HostsFound] | None = None
     find_hostfile_copy: Callable[[Mapping[str, str]], str | None] = lambda _env: None
-    #: What a launch needs that is made beside what is left of another one in the same job.
+    #: Variables that a launch needs while another launch of the same job has not ended.
     overlap: Mapping[str, str] = _NOTHING
     #: (slots, environment) -> how many ranks a job was asked for; None: it does not say.
     count_ranks: Callable[[int | None, Mapping[str, str]], int | None] = lambda slots, _env: slots

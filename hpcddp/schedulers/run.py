@@ -159,8 +159,8 @@ def ask_about(name: str, job: str, env: Mapping[str, str], patience_s: float = 1
     if not commands.jobs:
         return None
     found = ask_jobs(name, [job], env, patience_s=patience_s)
-    its = next((one for one in found.jobs if wanted.is_same(one.id)), None)
-    return its or (None if found.problem else JobFound(wanted, "gone"))
+    same = next((one for one in found.jobs if wanted.is_same(one.id)), None)
+    return same or (None if found.problem else JobFound(wanted, "gone"))
 
 
 def ask_jobs(
@@ -206,9 +206,9 @@ def ask_job(name: str, job: str, env: Mapping[str, str]) -> JobsFound:
     scheduler = find_scheduler(name)
     commands, wanted = scheduler.commands, parse_id(job)
     found = ask_jobs(name, [job], env)
-    its = tuple(one for one in found.jobs if wanted.matches(one.id))
-    if its or not commands.ended:
-        return JobsFound(its, found.problem)
+    jobs = tuple(one for one in found.jobs if wanted.matches(one.id))
+    if jobs or not commands.ended:
+        return JobsFound(jobs, found.problem)
     try:
         answer = run_program([word.replace("{}", job) for word in commands.ended], {**env, **commands.ask_env})
     except SchedulerError as error:

@@ -24,19 +24,30 @@ if TYPE_CHECKING:
     from hpcddp.schedulers.allocation import HostsFound
 
 
-# Slurm's jobs as text: what `squeue` prints of them. It is not asked for their names, which may hold line ends.
-
-
 #: The states of a job that has ended, of which the state says more than the reason.
 _SAYS_WHY = ("TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED", "BOOT_FAIL", "DEADLINE", "REVOKED")
 #: Why a job waits that will not start by itself (Slurm src/common/job_state_reason.c, and what slurmctld writes).
 _HELD = ("JobHeld", "JobHoldMaxRequeue", "launch failed requeued held", "DependencyNeverSatisfied", "held state")
+_FIELDS = 8  # of sinfo's lines
+_MOST_COMPONENTS = 128  # MAX_HET_JOB_COMPS
+_INTERACTIVE_STEP = "4294967290"  # the step of salloc's shell
+_LETTERS = {
+    "A": "account", "a": "array", "B": "extra-node-info", "b": "begin", "C": "constraint", "c": "cpus-per-task",
+    "D": "chdir", "d": "dependency", "e": "error", "F": "nodefile", "G": "gpus", "H": "hold", "h": "help",
+    "I": "immediate", "i": "input", "J": "job-name", "k": "no-kill", "L": "licenses", "M": "clusters",
+    "m": "distribution", "N": "nodes", "n": "ntasks", "O": "overcommit", "o": "output", "p": "partition",
+    "Q": "quiet", "q": "qos", "S": "core-spec", "s": "oversubscribe", "t": "time", "V": "version", "v": "verbose",
+    "W": "wait", "w": "nodelist", "x": "exclude",
+}  # fmt: skip
+
+
+# ---- jobs
 
 
 def parse_jobs(answer: CommandAnswer, states: Mapping[str, str]) -> JobsFound:
-    """The jobs of `squeue --noheader --format=%F|%A|%K|%T|%S|%e|%r|%E|`: the job's id, of an array the array's; its
-    own; index; state; start, perhaps an estimate; end; reason; the jobs that it waits for. `states`: its word -> ours.
-    """
+    """The jobs of `squeue --noheader --format=%F|%A|%K|%T|%S|%e|%r|%E|`: the job's id, of an array the array's; the id
+    of one job of an array; index; state; start, perhaps an estimate; end; reason; the jobs that it waits for. No name
+    is asked for: it may hold line ends. `states`: its word -> ours."""
     if answer.status:
         return JobsFound((), answer.why("squeue"))
     jobs, odd = [], 0
@@ -55,7 +66,7 @@ def _parse(line: str, states: Mapping[str, str]) -> JobFound | None:
     fields = line.split("|", 7)
     if len(fields) != 8 or not fields[0].isdecimal():
         return None
-    job, own, index, word, start, end, reason, after = fields
+    job, raw, index, word, start, end, reason, after = fields
     state = states.get(word, "unknown")
     if state == "queued" and any(text in reason for text in _HELD):
         state = "held"
@@ -64,7 +75,7 @@ def _parse(line: str, states: Mapping[str, str]) -> JobFound | None:
         why = f"waits for {jobs}" if reason == "Dependency" else f"{why}: it waits for {jobs}"
     if word in _SAYS_WHY:
         why = f"{word}: {why}" if why else word
-    return JobFound(_read_id(job, own, index), state, printable(why), read_time(start), read_time(end))
+    return JobFound(_read_id(job, raw, index), state, printable(why), read_time(start), read_time(end))
 
 
 def parse_ended(answer: CommandAnswer, states: Mapping[str, str]) -> JobsFound:
@@ -100,10 +111,7 @@ def _read_after(text: str) -> str:
     return ", ".join(re.findall(r":(\d+)(?:_\*|[+]\d+)*\(", text) or re.findall(r"\bafter\w*:(\d+)", text))
 
 
-# What sinfo prints of partitions and their nodes.
-
-
-_FIELDS = 8
+# ---- partitions
 
 
 def parse_partitions(text: str) -> list[QueueFound]:
@@ -170,16 +178,7 @@ def _parse_limit(limit: str) -> str | None:
     return whole if whole.strip("0:") else None
 
 
-_MOST_COMPONENTS = 128  # MAX_HET_JOB_COMPS
-_LETTERS = {
-    "A": "account", "a": "array", "B": "extra-node-info", "b": "begin", "C": "constraint", "c": "cpus-per-task",
-    "D": "chdir", "d": "dependency", "e": "error", "F": "nodefile", "G": "gpus", "H": "hold", "h": "help",
-    "I": "immediate", "i": "input", "J": "job-name", "k": "no-kill", "L": "licenses", "M": "clusters",
-    "m": "distribution", "N": "nodes", "n": "ntasks", "O": "overcommit", "o": "output", "p": "partition",
-    "Q": "quiet", "q": "qos", "S": "core-spec", "s": "oversubscribe", "t": "time", "V": "version", "v": "verbose",
-    "W": "wait", "w": "nodelist", "x": "exclude",
-}  # fmt: skip
-_INTERACTIVE_STEP = "4294967290"  # the step of salloc's shell
+# ---- the job around a process
 
 
 def find_hosts(env: Mapping[str, str], nodefile: str | None) -> HostsFound:  # noqa: ARG001  # Slurm writes no such file
@@ -292,11 +291,7 @@ SCHEDULER = Scheduler(
             **dict.fromkeys(("--gpus", "--gpus-per-node", "--gpus-per-task", "--gpus-per-socket"), ""),
         },
         account="--account",
-        site_words={
-            "account": ("--account",),
-            "queue_option": ("--qos",),
-            "gpus_option": ("--gres", "--gpus", "none"),
-        },
+        site_words={"account": ("--account",), "queue_option": ("--qos",), "gpus_option": ("--gres", "--gpus", "none")},
         # Slurm keeps the last of two, without a word.
         printed=(
             *("--nodes", "--ntasks", "--ntasks-per-node", "--job-name", "--time", "--partition", "--account"),
@@ -361,7 +356,7 @@ SCHEDULER = Scheduler(
         parse_ended=parse_ended,
         ask_env={"SLURM_TIME_FORMAT": "standard", "SLURM_BITSTR_LEN": "0"},
         starter=("srun", "--overlap", "--nodes=1", "--ntasks=1", "--nodelist={host}"),
-        drop=("scontrol", "update", "JobId={job}", "NodeList={kept}"),
+        drop=("scontrol", "update", "JobId={job}", "NodeList={others}"),
         list_queues="sinfo -s",
         survey=(("sinfo", "--all", "--exact", "--noheader", "--format=%R|%D|%c|%m|%G|%l|%a|%s"),),
         parse_survey=parse_partitions,

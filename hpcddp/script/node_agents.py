@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from hpcddp.errors import RequestError
-from hpcddp.ranks.launch_commands import NodeAgentCommand, find_node_agent, split_node_agent_options
+from hpcddp.ranks.launch_commands import NodeAgentCommand, find_node_agent, read_node_agent_options
 from hpcddp.ranks.launchers import LAUNCHERS, NODE_AGENTS
 from hpcddp.record import Record
 from hpcddp.script.jobplan import SOME_COMMAND
@@ -40,7 +40,7 @@ def plan_rank_maker(spec: JobSpec) -> tuple[JobSpec, RankMaker]:
     if found is None:
         return spec, RankMaker(SOME_COMMAND, NODE_AGENTS[0])
     at, node_agent = found
-    given = _options(command[at + len(node_agent.command.split()) :], node_agent)
+    given = read_node_agent_options(command[at + len(node_agent.command.split()) :], node_agent)
     if (spec.nodes or 1) > 1:
         _refuse_options_of_all_nodes(node_agent, given)
     for option, ours in node_agent.typed.items():
@@ -57,14 +57,6 @@ def plan_rank_maker(spec: JobSpec) -> tuple[JobSpec, RankMaker]:
 
 def _has_option(command: Sequence[str]) -> bool:
     return any(word.partition("=")[0].lstrip("-").replace("_", "-") == _SPAWNS for word in command if word[:2] == "--")
-
-
-def _options(words: Sequence[str], node_agent: NodeAgentCommand) -> Mapping[str, str]:
-    """The node agent's own options, in full and with `-` for `_`, and their values; its program's follow them."""
-    options, _ = split_node_agent_options(
-        words, node_agent.flags, (*node_agent.typed, *node_agent.rendezvous_options, *node_agent.flags)
-    )
-    return {name: value or "" for name, _, value in options}
 
 
 def _refuse_options_of_all_nodes(node_agent: NodeAgentCommand, given: Mapping[str, str]) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from itertools import pairwise
 
 from hpcddp.errors import RequestError, SiteError, nearest
-from hpcddp.ranks.launch_commands import ask_for, find_launch_command
+from hpcddp.ranks.launch_commands import find_launch_command, hint_instead_of
 from hpcddp.ranks.launcher import NUMBERS
 from hpcddp.ranks.launchers import JOB_LAUNCHERS, LAUNCHERS, NODE_AGENTS, launchers_under
 from hpcddp.record import Record
@@ -345,7 +345,7 @@ def plan_command(spec: JobSpec, rank_maker: str) -> tuple[str, ...]:
     if found is not None and found[1] != rank_maker:  # N times N ranks
         raise RequestError(
             f"the command starts its own ranks with {found[1]}, under a launcher that makes one per rank already",
-            ask_for(found[1]),
+            hint_instead_of(found[1]),
         )
     return command
 

@@ -1,6 +1,5 @@
-"""The agent: the process beside a rank. It tells the job's supervisor how the rank is (`wire.py`), gives the rank the
-signals that come for it, and ends it when the supervisor says so.
-"""
+"""The agent, a process beside a rank: it reports the rank to the job's supervisor (`wire.py`), passes on the signals
+that come for the rank, and ends it when the supervisor orders that; and the rank's program as its child."""
 
 from __future__ import annotations
 
@@ -20,7 +19,7 @@ from hpcddp.runs.hang import Stand
 from hpcddp.runs.heartbeat import Beat, PageEntry, make_page
 from hpcddp.signals import ENDING
 from hpcddp.supervisor import wire
-from hpcddp.supervisor.leftover import end_left, find_left, find_marked, kill_left
+from hpcddp.supervisor.leftover import end_left, find_left, find_marked, kill_command
 
 TYPE_CHECKING = False
 
@@ -39,10 +38,26 @@ _EXIT_S = 0.5  # for what ends by itself with its rank, such as workers of a loa
 _MOST_TEXT = 10_000  # characters
 _ORPHAN_S = 15.0  # without the supervisor and without the launcher that has started it
 _ITSELF = 1.1  # of the lease, after which the rank ends itself if this process has not ended it
+_ANSWER_S, _LOOK_S = 2.0, 0.05  # in which a rank writes its stacks
+_NO_ANSWER = {
+    "": "its process has ended",
+    "Z": "its process has ended",
+    "T": "it was stopped by a signal (SIGSTOP)",
+    "D": "it waits for a disk or a file system (state D), and hears no signal",
+}
+#: A terminal sends these. Neither Python nor hpcddp's runtime saves at them: a program that catches SIGTERM gets that.
+_OF_TERMINAL = (signal.SIGINT, signal.SIGHUP)
+_DRAIN_S = 2.0
+_LAST_BYTES = 16384  # of the output, for the error
+#: How a signal comes: to every process of the job; to this process alone; by the supervisor's order.
+TO_ALL, TO_THIS, BY_SUPERVISOR = "to all", "to this", "by supervisor"
+#: The same signal that comes in several of these ways within so many seconds was sent once.
+_SAME_S = 15.0
+_LATER_S = 0.5  # by which the scheduler's own comes behind what it, or a launcher in its step, has sent to others
 
 
 class Agent:
-    """The agent of one rank. It says nothing as long as this host cannot reach the supervisor."""
+    """The agent of one rank. It reports nothing as long as this host cannot reach the supervisor."""
 
     def __init__(
         self,
@@ -57,6 +72,7 @@ class Agent:
         self._rank, self._hello = rank, wire.Hello(listener.key, attempt.name, rank, world_size, host)
         self._launcher = os.getppid()
         self._page = make_page()
+        self.path = self._page.path
         self._program = 0
         self._give: Callable[[int], None] = lambda _: None
         self._socket: _socket.socket | None = None
@@ -64,20 +80,16 @@ class Agent:
         self._heard: float | None = None  # when the supervisor last said something
         self._place = Stand()  # the last that was sent
         self._looks: dict[int, int] = {}  # of plain scripts' pulses by rank, at what was sent last
-        self._over: dict[int, float] = {}  # since when such a rank's process has ended
+        self._over: dict[int, float] = {}  # the time at which such a rank's process was first found to have ended
         self._is_over = False
-        self._given = 0  # signals, by the supervisor's word
-        self._signals: list[int] = []  # that came from elsewhere, and that the supervisor does not know of yet
+        self._given = 0  # signals that the supervisor has sent
+        self._signals: list[int] = []  # that came from elsewhere, and that were not reported yet
         self._wait_s = 0.0  # at most, before this process ends
         self._unheard_s = 0  # for how long the supervisor was not heard before the rank was ended for that
         self._alive: int | None = None  # open as long as this process is there
-        self.was_ended = False  # by the supervisor's word, or since it was not heard any more
+        self.was_ended = False  # by the supervisor's order, or since that was not heard any more
         # in the environment of all that the rank has started; the page is this process's alone
         self._marks = {"HPCDDP_ATTEMPT": attempt.name, "HPCDDP_HEARTBEAT": self.path}
-
-    @property
-    def path(self) -> str:
-        return self._page.path
 
     def start(self, program: int, give: Callable[[int], None] = lambda _: None) -> None:
         """Begin to report, in a thread. `program`: its process. `give`: hands it a signal."""
@@ -159,7 +171,7 @@ class Agent:
             with suppress(OSError):  # that of the list itself
                 if number > 2 and os.get_inheritable(number):
                     moves.append((os.POSIX_SPAWN_CLOSE, number))
-        shell, option, code, *words = kill_left(self._marks, self._env)
+        shell, option, code, *words = kill_command(self._marks, self._env)
         line = (shell, option, f"read -r done && exit\n{code}", *words)
         env = {"PATH": self._env.get("PATH", os.defpath)}  # without what marks a rank's processes
         with suppress(OSError):  # without a shell, or another process
@@ -178,7 +190,7 @@ class Agent:
                     self._socket = connection
                 self._converse(connection)
                 with self._lock:
-                    if not self._is_over:  # else the last word is said on it
+                    if not self._is_over:  # else `end` sends the last message on it
                         self._socket = None
                         connection.close()
             self._check_lease()
@@ -292,7 +304,7 @@ class Agent:
             self._end_rank()
 
     def _end_rank(self) -> None:
-        """Kill the rank, and what it has started. `wait` sees that, and this process ends too."""
+        """Kill the rank, and what it has started: `RankProgram.wait` returns then, and this process ends."""
         if self.was_ended or self._is_over:
             return
         self.was_ended = True
@@ -315,16 +327,6 @@ def _read_state(process: int) -> str:
     return stat.state if stat is not None else ""
 
 
-_ANSWER_S = 2.0  # in which a rank writes its stacks
-_LOOK_S = 0.05
-_NO_ANSWER = {
-    "": "its process has ended",
-    "Z": "its process has ended",
-    "T": "it was stopped by a signal (SIGSTOP)",
-    "D": "it waits for a disk or a file system (state D), and hears no signal",
-}
-
-
 def read_stacks(one: PageEntry) -> tuple[str, str]:
     """The stacks of this rank, or "" and why it writes none."""
     path = f"/proc/{one.process}/fd/{one.stacks}"
@@ -344,18 +346,7 @@ def read_stacks(one: PageEntry) -> tuple[str, str]:
     return "", _NO_ANSWER.get(_read_state(one.process), "it does not answer")
 
 
-# The rank's program, which gets each signal once, and how it ended.
-
-
-#: A terminal sends these. Neither Python nor hpcddp's runtime saves at them: a program that catches SIGTERM gets that.
-_OF_TERMINAL = (signal.SIGINT, signal.SIGHUP)
-_DRAIN_S = 2.0
-_LAST_BYTES = 16384  # of the output, for the error
-#: How a signal comes: to every process of the job; to this process alone; by the supervisor's word.
-TO_ALL, TO_THIS, BY_WORD = "to all", "to this", "by word"
-#: The same signal that comes in several of these ways within so many seconds was sent once.
-_SAME_S = 15.0
-_LATER_S = 0.5  # by which the scheduler's own comes behind what it, or a launcher in its step, has sent to others
+# ---- the rank's program
 
 
 class SignalCount:
@@ -370,7 +361,7 @@ class SignalCount:
         to mpirun and to the ranks alike."""
         now = self._clock()
         came = [(at, one) for at, one in self._came.get(number, ()) if now - at < _SAME_S]
-        had = max((sum(one == other for _, other in came) for one in (TO_ALL, TO_THIS, BY_WORD)), default=0)
+        had = max((sum(one == other for _, other in came) for one in (TO_ALL, TO_THIS, BY_SUPERVISOR)), default=0)
         came.append((now, way))
         self._came[number] = came
         return sum(one == way for _, one in came) > had
@@ -418,9 +409,14 @@ class RankProgram:
         that is only counted."""
         with self._lock:
             ranks: list[int] = []
-            if way == BY_WORD and self._rank_marks and number not in _OF_TERMINAL and _ends_by(self.process, number):
+            if (
+                way == BY_SUPERVISOR
+                and self._rank_marks
+                and number not in _OF_TERMINAL
+                and _ends_by(self.process, number)
+            ):
                 ranks = find_marked(self.process, self._rank_marks)  # torchrun passes on SIGTERM, and would end
-            if way == BY_WORD and not ranks:
+            if way == BY_SUPERVISOR and not ranks:
                 number = _choose_signal(self.process, number)
             if self._is_over or not self._count.is_new(number, way) or way == TO_ALL:
                 return

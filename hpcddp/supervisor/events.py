@@ -18,7 +18,7 @@ LEFT, UNKNOWN, ABSENT, UNHEARD = "left", "unknown", "absent", "unheard"
 #: Of hosts that the check before the start has found unfit.
 UNFIT = "unfit"
 
-# What a rank says that has only seen another one end: no word of the program's own, but torch's or the network's below.
+# The last line of a rank that failed because another one ended: an error of torch or of the network below the program.
 _OF_NETWORK = re.compile(
     r"^([\w.]+\.)?(PeerFailedError|DistNetworkError|DistStoreError|DistBackendError)\b"
     r"|^(nccl\w*|Last error|Proxy call)\b"

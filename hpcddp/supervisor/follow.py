@@ -35,11 +35,23 @@ else:
     import _signal as signal
 
 
-# What takes a while, as a scheduler's answer may, is waited for in a thread: the supervisor goes on.
+_PATIENCE_S = 10.0  # a scheduler that is busy must not hold up the job's start and end
+#: A job that is signalled earlier than this before its end is not ended by its walltime.
+_EARLY_S = 60
+#: The source of an end that no scheduler gives.
+BY_SCRIPT = "as the script says"
+_ASK_AGAIN_S = 300.0
+_SAME_S = 10  # schedulers round, and count from different moments
+#: Seconds between two looks into the run folder: a shared file system shows a new file late anyway.
+POLL_S = 3.0
+_ANSWER_S = 5.0  # for the ranks' stacks
+#: The signals with which an owner ends a job.
+_ENDING = (signal.SIGTERM, signal.SIGINT)
 
 
 def ask_in_thread(question: Callable[[], T]) -> SimpleQueue[T | None]:
-    """Ask in a thread; the queue gets the one answer, or None if the question has raised an error."""
+    """Ask in a thread what may take a while, such as a scheduler. The queue gets the one answer, or None if the
+    question has raised an error."""
     answers: SimpleQueue[T | None] = SimpleQueue()
 
     def ask() -> None:
@@ -51,21 +63,6 @@ def ask_in_thread(question: Callable[[], T]) -> SimpleQueue[T | None]:
 
     _thread.start_new_thread(ask, ())
     return answers
-
-
-# The scheduler's job around this process: its name, when it ends, and whether its owner wants it to end.
-
-
-_PATIENCE_S = 10.0  # a scheduler that is busy must not hold up the job's start and end
-#: A job that is signalled earlier than this before its end is not ended by its walltime.
-_EARLY_S = 60
-#: The source of an end that no scheduler said.
-BY_SCRIPT = "as the script says"
-_ASK_AGAIN_S = 300.0
-_SAME_S = 10  # schedulers round, and count from different moments
-#: Seconds between two looks into the run folder: a shared file system shows a new file late anyway.
-POLL_S = 3.0
-_ANSWER_S = 5.0  # for the ranks' stacks
 
 
 class EndTime(Record):
@@ -93,8 +90,8 @@ def find_job_of_script(scheduler: str, env: Mapping[str, str]) -> CurrentJob:
 
 
 def find_end(job: CurrentJob, env: Mapping[str, str], walltime_s: int | None, *, by_hand: bool) -> EndTime:
-    """When the job ends: by the scheduler's variable, else by its word, else by the script's walltime. An end that is
-    asked for by hand, in an allocation, may come before the allocation's."""
+    """When the job ends: by the scheduler's variable, else by its command, else by the script's walltime. An end that
+    is requested by hand, in an allocation, may come before the allocation's."""
     row = find_scheduler(job.scheduler)
     by_script = None if walltime_s is None else EndTime(int(_script_start()) + walltime_s, BY_SCRIPT)
     at = read_number(env.get(row.variables.end, "")) if row.variables.end else None
@@ -127,8 +124,8 @@ def find_walltime(scheduler: str, script: str) -> int | None:
     return None
 
 
-class Repeated:
-    """A question that is asked every so many seconds in a thread, never twice at a time: where a scheduler or a file
+class RepeatedQuestion:
+    """A question that a thread asks every so many seconds, and not before the last answer: where a scheduler or a file
     system hangs, the supervisor still hears the ranks. `clock`: seconds, from anywhere."""
 
     def __init__(
@@ -165,11 +162,11 @@ class MovingEnd:
         self._commands = find_scheduler(job.scheduler).commands
         begins_in_s = _ASK_AGAIN_S if job.id and end.at is not None else float("inf")
         question = partial(ask_about, job.scheduler, job.id, env)
-        self._repeated = Repeated(question, _ASK_AGAIN_S, clock, begins_in_s=begins_in_s)
+        self._question = RepeatedQuestion(question, _ASK_AGAIN_S, clock, begins_in_s=begins_in_s)
 
     def poll(self) -> bool:
-        """Whether it is another one than it was said to be. Does not wait for the scheduler."""
-        found = self._repeated.poll()
+        """Whether the end has moved, as far as the scheduler has answered; does not wait for it."""
+        found = self._question.poll()
         now_at = found.runs_until if found is not None else None
         if now_at is None or self.end.at is None or abs(now_at - self.end.at) <= _SAME_S:
             return False
@@ -195,7 +192,7 @@ class StackRequests:
 
     def __init__(self, attempt: AttemptFolder, reports: Reports, clock: Callable[[], float] = time.monotonic) -> None:
         self._attempt, self._reports, self._clock = attempt, reports, clock
-        self._requests = Repeated(lambda: pop_request(attempt), POLL_S, clock)
+        self._requests = RepeatedQuestion(lambda: pop_request(attempt), POLL_S, clock)
         self._until = 0.0
 
     def poll(self) -> None:
@@ -229,10 +226,6 @@ def is_queued(scheduler: str, job: str, env: Mapping[str, str]) -> bool:
     """Whether this other job is still there; True if its scheduler does not say."""
     state = ask_job_state(scheduler, job, env, _PATIENCE_S)
     return state not in {"gone", "cancelled", "finished", "failed"}
-
-
-#: The signals with which an owner ends a job.
-_ENDING = (signal.SIGTERM, signal.SIGINT)
 
 
 class FollowUp:

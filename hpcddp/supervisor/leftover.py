@@ -1,4 +1,5 @@
-"""Ends the processes that a launcher or a rank left behind on this host, so that no later job meets them."""
+"""Processes that a launcher or a rank has left behind on this host, known by variables in their environment, its marks:
+they are found and killed, so that no later job meets them."""
 
 from __future__ import annotations
 
@@ -16,8 +17,8 @@ if TYPE_CHECKING:
 else:
     import _signal as signal
 
-# SIGKILL to every process that has the marks $1 and $2, and none of the variables $3 but with the values $4, until
-# there is none. What it runs itself has no mark.
+# Sends SIGKILL to every process whose environment has the lines $1 and $2, until there is none; not to one of another
+# job, in which a variable of $3 has another value than in the lines $4. The programs that it runs have no mark.
 _KILL = """\
 find_left() {
 for file in $(grep -slzxF -e "$2" /dev/null $(grep -slzxF -e "$1" /dev/null /proc/[0-9]*/environ)); do
@@ -40,7 +41,7 @@ def end_left(
     whose: str = "the launcher",
     rest_s: float = 0.0,
 ) -> None:
-    """Kill every process of `find_left` that has not ended by itself in `rest_s`. `whose`: who started them."""
+    """Kill every process of `find_left` that does not end by itself in `rest_s`. `whose`: what started them."""
     end = time.monotonic() + rest_s
     while (left := find_left(marks, env)) and time.monotonic() < end:
         time.sleep(0.05)
@@ -52,8 +53,8 @@ def end_left(
 
 
 def find_left(marks: Mapping[str, str], env: Mapping[str, str]) -> list[int]:
-    """The numbers of the processes of this user whose environment has these variables, but for this one and those of
-    another job than `env` is of. What cannot be read is another user's."""
+    """The numbers of this user's processes that have the variables `marks` in their environment and belong to the job
+    of `env`; without this process."""
     wanted = set(_lines(marks))
     names, lines = _describe_job(env)
     begins = tuple(f"{name}=".encode() for name in names)
@@ -68,7 +69,7 @@ def find_left(marks: Mapping[str, str], env: Mapping[str, str]) -> list[int]:
 
 
 def find_marked(process: int, marks: tuple[str, ...]) -> list[int]:
-    """The processes below this one that have one of these variables, without those that they have started."""
+    """The descendants of a process that have one of these variables, without the descendants of those."""
     children: dict[int, list[int]] = {}
     for one in list_processes():
         if (stat := read_stat(one)) is not None:
@@ -83,9 +84,9 @@ def find_marked(process: int, marks: tuple[str, ...]) -> list[int]:
     return found
 
 
-def kill_left(marks: Mapping[str, str], env: Mapping[str, str]) -> tuple[str, ...]:
-    """The command that kills them, also on another host and without Python. `marks`: two. It fails where some are
-    still there after ten seconds."""
+def kill_command(marks: Mapping[str, str], env: Mapping[str, str]) -> tuple[str, ...]:
+    """The command that kills the processes of `find_left`, also on another host and without Python. `marks`: two. Its
+    status is 1 where some are still there after ten seconds."""
     first, second = (f"{name}={value}" for name, value in marks.items())
     names, lines = _describe_job(env)
     text = b"\n".join(lines).decode(errors="surrogateescape")
@@ -93,6 +94,7 @@ def kill_left(marks: Mapping[str, str], env: Mapping[str, str]) -> tuple[str, ..
 
 
 def _describe_job(env: Mapping[str, str]) -> tuple[list[str], list[bytes]]:
+    """The variables that tell one job from another, and the lines of `env` with them."""
     names = job_variables(env)
     return names, _lines({name: env[name] for name in names if name in env})
 

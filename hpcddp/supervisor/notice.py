@@ -1,8 +1,8 @@
 """Notices to people: by a webhook, mail or a command, when a run ends, fails, is started again or stalls.
 
-The supervisor sends them beside the ranks. What it cannot send, as on a compute node without a way out, is left in the
-attempt's folder, from where the login node sends it. An address is named by a variable or a private file, and stands in
-no script, record, log or message.
+The supervisor sends them while the ranks run. What it cannot send, as on a compute node without a way out, is left in
+the attempt's folder, from where the login node sends it. An address is named by a variable or a private file, and
+stands in no script, record, log or message.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Notify(Record):
         return json.dumps({name: value for name, value in self._asdict().items() if value}, separators=(",", ":"))
 
 
-class Message(Record):
+class Notice(Record):
     """One notice. `event`: one of EVENTS. `title`: one line."""
 
     event: str
@@ -70,7 +70,7 @@ class Message(Record):
     text: str
 
 
-# The settings.
+# ---- the settings
 
 
 def read_notify(value: object, where: str) -> Notify | None:
@@ -142,16 +142,16 @@ def _read_address(word: str, env: Mapping[str, str]) -> str:
     return text.split()[0]
 
 
-# One message.
+# ---- one notice
 
 
-def send(notify: Notify, way: str, message: Message, env: Mapping[str, str]) -> str:
+def send(notify: Notify, way: str, notice: Notice, env: Mapping[str, str]) -> str:
     """Send it; why that did not work, without any address, or ""."""
     try:
         if way == "webhook":
-            _post(_read_address(notify.webhook, env), notify.format, message, env)
+            _post(_read_address(notify.webhook, env), notify.format, notice, env)
         else:
-            _run(notify, way, message, env)
+            _run(notify, way, notice, env)
     except HpcddpError as error:
         return error.message
     except Exception as error:  # a notice is no reason for a job to fail; an error's text has the address
@@ -161,7 +161,7 @@ def send(notify: Notify, way: str, message: Message, env: Mapping[str, str]) -> 
     return ""
 
 
-def _post(address: str, form: str, message: Message, env: Mapping[str, str]) -> None:
+def _post(address: str, form: str, notice: Notice, env: Mapping[str, str]) -> None:
     import urllib.parse
     import urllib.request
 
@@ -171,7 +171,7 @@ def _post(address: str, form: str, message: Message, env: Mapping[str, str]) -> 
 
     host = urllib.parse.urlsplit(address).hostname or ""
     by_host = next((form for end, form in _HOSTS.items() if f".{host}".endswith(f".{end}")), "json")
-    body, kind = format_body(form or by_host, message)
+    body, kind = format_body(form or by_host, notice)
     proxies = {name: env[f"{name}_proxy"] for name in ("http", "https") if env.get(f"{name}_proxy")}
     opener = urllib.request.build_opener(NoRedirect(), urllib.request.ProxyHandler(proxies))
     request = urllib.request.Request(address, body, {"Content-Type": kind}, method="POST")  # noqa: S310  # http or https
@@ -179,12 +179,12 @@ def _post(address: str, form: str, message: Message, env: Mapping[str, str]) -> 
         pass
 
 
-def format_body(form: str, message: Message) -> tuple[bytes, str]:
+def format_body(form: str, notice: Notice) -> tuple[bytes, str]:
     """The body of the POST, and its type."""
-    whole = f"{message.title}\n{message.text}".strip()[: _LONGEST.get(form, 20_000)]
+    whole = f"{notice.title}\n{notice.text}".strip()[: _LONGEST.get(form, 20_000)]
     if form == "ntfy":
         return whole.encode(), "text/plain; charset=utf-8"
-    content: object = message._asdict()
+    content: object = notice._asdict()
     if form == "slack":  # what a log says is no mention, link or markup
         content = {"text": whole.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")}
     elif form == "discord":
@@ -197,20 +197,20 @@ def format_body(form: str, message: Message) -> tuple[bytes, str]:
     return json.dumps(content).encode(), "application/json"
 
 
-def _run(notify: Notify, way: str, message: Message, env: Mapping[str, str]) -> None:
-    words, text = list(notify.command), f"{message.title}\n{message.text}\n"
+def _run(notify: Notify, way: str, notice: Notice, env: Mapping[str, str]) -> None:
+    words, text = list(notify.command), f"{notice.title}\n{notice.text}\n"
     if way == "mail":
         words = [next(filter(os.path.exists, ("/usr/sbin/sendmail", "/usr/lib/sendmail")), "sendmail"), "-t", "-i"]
-        subject = re.sub(r"[^ -~]", "?", message.title)
+        subject = re.sub(r"[^ -~]", "?", notice.title)
         text = f"To: {notify.mail}\nSubject: {subject}\nContent-Type: text/plain; charset=utf-8\n\n{text}"
-    variables = {f"HPCDDP_NOTICE_{name.upper()}": value for name, value in message._asdict().items()}
-    # apart: the signals of the job's end are not meant for it
+    variables = {f"HPCDDP_NOTICE_{name.upper()}": value for name, value in notice._asdict().items()}
+    # apart: the signals that end the job do not come to it
     done = run_program(words, {**env, **variables}, text, patience_s=_SEND_S, apart=True)
     if done.status:
         raise RequestError(f"{os.path.basename(words[0])} ended with status {done.status}", "run it by hand")
 
 
-# In the attempt's folder: the settings, and a file for each notice and way, whose ending says whether it was sent.
+# ---- the attempt's folder: the settings, and a file for each notice and way, whose ending says whether it was sent
 
 
 def _folder(attempt: AttemptFolder) -> str:
@@ -221,21 +221,21 @@ def _settings(attempt: AttemptFolder) -> str:
     return os.path.join(_folder(attempt), "settings.json")
 
 
-def _make(event: str, attempt: AttemptFolder, what: str, text: str) -> Message:
+def _make(event: str, attempt: AttemptFolder, what: str, text: str) -> Notice:
     job, run = job_of(attempt.name), os.path.abspath(attempt.run.path)
-    return Message(event, run, job, f"{os.path.basename(run)} {what}, job {job}", f"{text}\n{run}".strip())
+    return Notice(event, run, job, f"{os.path.basename(run)} {what}, job {job}", f"{text}\n{run}".strip())
 
 
-def _send_all(notify: Notify, attempt: AttemptFolder, message: Message, env: Mapping[str, str]) -> list[str]:
+def _send_all(notify: Notify, attempt: AttemptFolder, notice: Notice, env: Mapping[str, str]) -> list[str]:
     began = time.time_ns() // 1_000_000
-    places = {way: os.path.join(_folder(attempt), f"{began}-{message.event}-{way}") for way in notify.ways}
-    return [problem for way, place in places.items() for problem in _send_one(notify, way, message, place, env)]
+    places = {way: os.path.join(_folder(attempt), f"{began}-{notice.event}-{way}") for way in notify.ways}
+    return [problem for way, place in places.items() for problem in _send_one(notify, way, notice, place, env)]
 
 
-def _send_one(notify: Notify, way: str, message: Message, place: str, env: Mapping[str, str]) -> list[str]:
-    problem = send(notify, way, message, env)
+def _send_one(notify: Notify, way: str, notice: Notice, place: str, env: Mapping[str, str]) -> list[str]:
+    problem = send(notify, way, notice, env)
     with suppress(OSError):
-        write_object(place + (_LEFT if problem else _SENT), message._asdict())
+        write_object(place + (_LEFT if problem else _SENT), notice._asdict())
     return [f"no notice by {way} from here: {problem}"] if problem else []
 
 
@@ -299,7 +299,7 @@ def explain_cause(cause: Cause, why: str) -> str:
     return why if cause.class_ in {"unknown", "none"} else format_cause(cause, "cause").strip()
 
 
-# On the login node.
+# ---- on the login node
 
 
 def send_left(
@@ -336,5 +336,5 @@ def _send_again(notify: Notify, path: str, env: Mapping[str, str]) -> list[str]:
         os.unlink(taken)
     except (OSError, HpcddpError):
         return []
-    message = Message(*(str(found.get(key, "")) for key in Message._fields))
-    return _send_one(notify, place.rpartition("-")[2], message, place, env)
+    notice = Notice(*(str(found.get(key, "")) for key in Notice._fields))
+    return _send_one(notify, place.rpartition("-")[2], notice, place, env)

@@ -34,6 +34,14 @@ _NOTHING: Mapping[str, Any] = {}
 _TEXTS = ("name", "run_dir", "scheduler", "launcher", "site", "resume", "scratch", "preflight", "fresh")
 _COUNTS = ("chain", "max_restarts")
 _TIMES = ("walltime", "signal", "stall_limit")
+#: Between the command that copies data to the nodes and the launcher's.
+THEN = "--then"
+#: Open MPI's and hydra's options of a name and a value.
+_TWO_VALUES = {"mca", "gmca", "pmixmca", "prtemca", "env", "genv"}
+#: Options of `hpcddp exec` that describe the job.
+_OF_EXEC = {"--gpus-per-node": "gpus_per_node", "--global-batch": "global_batch"}
+#: The number of an option's value; of Open MPI's mapping that of each node.
+_NUMBER = re.compile(r"(?:ppr:(?=\d+:node))?(\d+)", re.ASCII)
 
 
 class Order(Record):
@@ -45,7 +53,7 @@ class Order(Record):
 
     scheduler: str
     launcher: str
-    line: Line
+    line: LaunchLine
     name: str = ""
     run_dir: str = ""
     site: str = ""
@@ -91,9 +99,9 @@ def read_order(options: Mapping[str, Any], words: Sequence[str], env: Mapping[st
 def find_run_folder(order: Order, env: Mapping[str, str]) -> str:
     """The run's folder, without the index of an array. The job's own spelling of its working directory is taken, which
     other hosts may know alone."""
-    here, said = os.getcwd(), env.get("PWD", "")
+    here, spelled = os.getcwd(), env.get("PWD", "")
     with suppress(OSError):
-        here = said if os.path.isabs(said) and os.path.samefile(said, here) else here
+        here = spelled if os.path.isabs(spelled) and os.path.samefile(spelled, here) else here
     return os.path.join(here, os.path.join(RUNS, order.name) if order.name else order.run_dir)
 
 
@@ -149,20 +157,7 @@ def _read_sweep(words: Sequence[str]) -> dict[str, tuple[str, ...]]:
     return axes
 
 
-# The launcher's line: what its words say, and the same line for other hosts.
-
-
-#: Between the command that copies data to the nodes and the launcher's.
-THEN = "--then"
-#: Open MPI's and hydra's options of a name and a value.
-_TWO_VALUES = {"mca", "gmca", "pmixmca", "prtemca", "env", "genv"}
-#: What options of `hpcddp exec` say of the job.
-_OF_EXEC = {"--gpus-per-node": "gpus_per_node", "--global-batch": "global_batch"}
-#: The number of an option's value; of Open MPI's mapping that of each node.
-_NUMBER = re.compile(r"(?:ppr:(?=\d+:node))?(\d+)", re.ASCII)
-
-
-class Line(Record):
+class LaunchLine(Record):
     """The launcher's line. `words`: all of it but for `stage`, which copies data to the nodes before. `command`: what
     each rank runs. `node_agent`: the row of what makes the ranks of a node, "" if the launcher does. What the line does
     not say is None, and 0 GPUs."""
@@ -177,7 +172,7 @@ class Line(Record):
     gpus_per_node: int = 0
     global_batch: int | None = None
 
-    def fill(self, point: Mapping[str, str]) -> Line:
+    def fill(self, point: Mapping[str, str]) -> LaunchLine:
         """The same with the values of a point of a sweep in its command."""
         cut, node_agent = len(self.words) - len(self.command), LAUNCHERS.get(self.node_agent)
         handed = {name: node_agent.as_arguments([value])[0] if node_agent else value for name, value in point.items()}
@@ -185,7 +180,7 @@ class Line(Record):
         return self._replace(words=words, command=tuple(fill_point(self.command, point)))
 
 
-def read_line(words: Sequence[str], launcher: str, count_hosts: Callable[[], int]) -> Line:
+def read_line(words: Sequence[str], launcher: str, count_hosts: Callable[[], int]) -> LaunchLine:
     """Parse a launcher's line. RequestError without a command for the ranks behind `hpcddp exec --`."""
     at = _find_exec(words)
     cut = words.index("--", at) if at and "--" in words[at:] else len(words)
@@ -206,7 +201,7 @@ def read_line(words: Sequence[str], launcher: str, count_hosts: Callable[[], int
     nodes = nodes or max(count_hosts(), 1)
     each = made.get("per_node") or per_node or (processes // nodes if processes else None)
     whole = nodes * each if each else None
-    return Line(
+    return LaunchLine(
         words=tuple(words[begin:]),
         command=tuple(command),
         nodes=nodes,
@@ -226,14 +221,14 @@ def split_check(words: Sequence[str], python: str) -> tuple[list[str], str]:
     if at < 2:
         return [*words], python
     is_module = words[at - 2] == "-m"
-    cut, own = (at - 3, words[at - 3]) if is_module else (at - 1, python)
+    cut, python = (at - 3, words[at - 3]) if is_module else (at - 1, python)
     commands = [command for name in NODE_AGENTS for command in LAUNCHERS[name].commands]
     for i in range(cut):
         if words[i].rpartition("/")[2] in commands:
-            return [*words[:i]], own
+            return [*words[:i]], python
         if " ".join(words[i : i + 2]) in commands:
-            return [*words[: i - 1]], own
-    return [*words[:cut]], own
+            return [*words[: i - 1]], python
+    return [*words[:cut]], python
 
 
 def _find_exec(words: Sequence[str]) -> int:
@@ -261,7 +256,7 @@ def read_numbers(words: Sequence[str], counts: Mapping[str, str]) -> dict[str, i
 
 
 def name_hosts(
-    words: Sequence[str], row: Launcher, line: Line, hosts: Sequence[str], path: str
+    words: Sequence[str], row: Launcher, line: LaunchLine, hosts: Sequence[str], path: str
 ) -> tuple[list[str], str]:
     """These words of a launcher for other hosts, with as many processes on each; and the text of the file `path` that
     lists them."""

@@ -1,5 +1,5 @@
-"""The launcher as a process beside this one, whose output goes to the job's and into the log; signals, which go to the
-ranks; and the end of an attempt that has lost ranks."""
+"""The launcher as a child process, whose output is printed and logged; signals, which are passed on to the ranks; and
+the end of an attempt that has lost ranks."""
 
 from __future__ import annotations
 
@@ -29,14 +29,23 @@ else:
 
 #: A wish to end the job, however long ago it came. The others mean what a program makes of them.
 WISHES = ("SIGTERM", "SIGINT")
-_IDLE_S = 5.0
-_SOON_S = 0.1
+_IDLE_S, _LOOK_S, _SOON_S = 5.0, 1.0, 0.1  # at most between two looks, by what is awaited
 _HINT = "put its folder on PATH, or name the module that brings it (modules in the job file)"
 _CANNOT_RUN = 127
 _SET_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of prctl(2)
-
-
 _FILE_LIMITS = resource.getrlimit(resource.RLIMIT_NOFILE)  # the launcher's, too
+#: Bytes that wait in memory for a slow reader. Above it nothing more is read of the launcher, whose ranks then wait.
+MOST_BYTES = 64 * 1024 * 1024
+_STEP_S = 0.02
+_DRAIN_S = 5.0  # for what is left once nobody should write any more, or somebody wants the job to end
+_ANSWER_S = 10.0  # for the scheduler's, and for the first call of ranks that were started
+#: For what other ranks say: the first one to end need not be the cause.
+_COLLECT_S = 5.0
+_LAUNCHER_S = 30.0  # that it gets to end by itself, where nothing is started again
+#: What the launcher gets, so many seconds from the end of the ranks: Open MPI 5 and Intel MPI ignore SIGTERM while a
+#: host is silent.
+_LAUNCHER_GETS = ((1.0, signal.SIGTERM), (6.0, signal.SIGKILL))
+_LAST_WORDS_S = 1.0
 
 
 def allow_more_files() -> None:
@@ -136,18 +145,12 @@ def _end_with_parent(parent: int) -> None:
         os._exit(128 + signal.SIGTERM)
 
 
-# What the job prints and logs is written by threads: a reader that pauses, or a file system that hangs, does not keep
-# it from hearing the ranks, which would end themselves.
-
-
-#: What is kept in memory for a slow reader. Above it nothing more is read of the launcher, whose ranks then wait.
-MOST_BYTES = 64 * 1024 * 1024
-_STEP_S = 0.02
-_DRAIN_S = 5.0  # for what is left once nobody should write any more, or somebody wants the job to end
+# ---- what the job prints and logs
 
 
 class Writer:
-    """Writes to descriptors in a thread, in order. `left`: bytes that are still to be written."""
+    """Writes to descriptors in a thread, in order: a reader that pauses, or a file system that hangs, does not keep the
+    job from hearing the ranks, which would end themselves. `left`: bytes that are still to be written."""
 
     def __init__(self) -> None:
         self._queue: SimpleQueue[tuple[int, bytes]] = SimpleQueue()
@@ -206,13 +209,10 @@ class Output:
                 until = time.monotonic() + _DRAIN_S
 
 
-# Signals on their way to the ranks.
+# ---- signals to the ranks
 
 
-_ANSWER_S = 10.0  # for the scheduler's, and for the first call of ranks that were started
-
-
-class _Waiting(Record):
+class _PendingSignal(Record):
     """A signal on its way. `due`: on the monotonic clock. `answer`: the scheduler's. `is_printed`: already."""
 
     number: int
@@ -221,8 +221,8 @@ class _Waiting(Record):
     is_printed: bool = False
 
 
-class Passing:
-    """Signals on their way to the ranks of one attempt, by their agents and not by the launcher.
+class SignalRelay:
+    """Passes signals on to the ranks of one attempt, by their agents and not by the launcher.
 
     A scheduler may signal every process of a job. So a signal waits for `settle_s`: a rank that has had it by then gets
     no other. `is_ending`: asks the scheduler whether it ends the job, and sends the ranks SIGTERM itself; None: it does
@@ -241,12 +241,12 @@ class Passing:
     ) -> None:
         self._reports, self._emit, self._settle_s, self._is_ending = reports, emit, settle_s, is_ending
         self._warn_at, self._is_warned, self.by_hand = warn_at, False, by_hand
-        self._waiting: list[_Waiting] = []
+        self._waiting: list[_PendingSignal] = []
 
     def receive(self, number: int) -> None:
         answer = ask_in_thread(self._is_ending) if self._is_ending is not None and number == signal.SIGTERM else None
         is_printed = self.by_hand and number == signal.SIGINT
-        self._waiting.append(_Waiting(number, time.monotonic() + self._settle_s, answer, is_printed))
+        self._waiting.append(_PendingSignal(number, time.monotonic() + self._settle_s, answer, is_printed))
         if is_printed:
             self._emit("Ctrl-C: the ranks save and stop; once more kills them")
 
@@ -256,7 +256,7 @@ class Passing:
         warns_in_s = _IDLE_S if warns is None else max(warns - time.time(), 0.0)
         if warns is not None and not warns_in_s:
             self._is_warned = True
-            self._waiting.insert(0, _Waiting(signal.SIGUSR1, time.monotonic(), is_printed=True))
+            self._waiting.insert(0, _PendingSignal(signal.SIGUSR1, time.monotonic(), is_printed=True))
             self._emit("the ranks are warned: SIGUSR1 is sent, as the job file's signal asks")
         while self._waiting and self._waiting[0].due <= time.monotonic():
             if not self._pass_on(self._waiting[0], launcher):
@@ -264,7 +264,7 @@ class Passing:
             del self._waiting[0]
         return _SOON_S if self._waiting else min(_IDLE_S, warns_in_s)
 
-    def _pass_on(self, one: _Waiting, launcher: LauncherProcess) -> bool:
+    def _pass_on(self, one: _PendingSignal, launcher: LauncherProcess) -> bool:
         """Whether that was possible: not while an answer may come, of the scheduler or of ranks that start."""
         reports = self._reports
         is_unanswered = one.answer is not None and one.answer.empty()
@@ -288,34 +288,24 @@ class Passing:
         for one in self._waiting:
             self._print(one, "the ranks ended")
 
-    def _print(self, one: _Waiting, what: str) -> None:
+    def _print(self, one: _PendingSignal, what: str) -> None:
         if not one.is_printed:
             self._emit(f"{name_signal(one.number)} came: {what}")
 
 
-# The end of an attempt of which ranks are lost or have failed: no launcher can be trusted to see it, or to end then.
-# What is known of it: Intel MPI and MPICH wait for ever for the others of a rank that ended with status 1; every
-# launcher does where a host falls silent; Open MPI leaves ranks behind.
-
-
-_LOOK_S = 1.0
-#: For what other ranks say: the first one to end need not be the cause.
-_COLLECT_S = 5.0
-_LAUNCHER_S = 30.0  # that it gets to end by itself, where nothing is started again
-#: What the launcher gets, so many seconds from the end of the ranks: Open MPI 5 and Intel MPI ignore SIGTERM while a
-#: host is silent.
-_LAUNCHER_GETS = ((1.0, signal.SIGTERM), (6.0, signal.SIGKILL))
-_LAST_WORDS_S = 1.0
+# ---- the end of an attempt
 
 
 class Teardown:
-    """Brings one attempt to its end. `acts`: whether the ranks may be started again. `judges`: whether the end of one
-    rank is that of all; False where they are independent."""
+    """Ends one attempt of which ranks are lost or have failed: no launcher can be trusted to see it, or to end then.
+    Intel MPI and MPICH wait for ever for the others of a rank that ended with status 1, every launcher does where a
+    host falls silent, and Open MPI leaves ranks behind. `acts`: whether the ranks may be started again. `judges`:
+    whether the end of one rank is that of all; False where they are independent."""
 
     def __init__(self, reports: Reports, emit: Callable[[str], None], *, acts: bool, judges: bool = True) -> None:
         self._reports, self._emit, self._acts, self._judges = reports, emit, acts, judges
-        self._began: float | None = None  # the first event
-        self._ended_at: float | None = None  # the ranks were told to end
+        self._began: float | None = None  # when the first event was seen
+        self._ended_at: float | None = None  # when the ranks were ordered to end
         self._launcher_gets = [*_LAUNCHER_GETS]
         self.is_wish = False  # a signal came: the ranks may end as they like
 
@@ -389,34 +379,34 @@ def watch(
     emit: Callable[[str], None],
     came: Callable[[int], None],
     idle: Callable[[], None],
-    of_ranks: tuple[Passing, Teardown] | None = None,
+    of_ranks: tuple[SignalRelay, Teardown] | None = None,
 ) -> AttemptEnd:
     """Wait for the launcher's end, or bring it about where ranks do not end well. `of_ranks`: None where it starts
     none, and gets SIGTERM for each signal that comes. `came` is called with each signal, `idle` again and again."""
-    passing, teardown = of_ranks or (None, None)
+    relay, teardown = of_ranks or (None, None)
     poll = select.poll()
     for entry in (signals.entry, *([teardown.entry] if teardown else [])):
         poll.register(entry, select.POLLIN)
     last, came_at = "", 0.0
     while not launcher.has_ended:
         idle()
-        waits_s = [_IDLE_S, *(one.poll(launcher) for one in (teardown, passing) if one)]
+        waits_s = [_IDLE_S, *(one.poll(launcher) for one in (teardown, relay) if one)]
         poll.poll(min(waits_s) * 1000)
         for one in signals.read():
             is_again, last, came_at = last == name_signal(one), name_signal(one), time.monotonic()
             came(one)
-            if teardown is None or passing is None:
+            if teardown is None or relay is None:
                 launcher.send(signal.SIGTERM)
                 emit(f"{last} came")
-            elif one == signal.SIGINT and is_again and passing.by_hand:
+            elif one == signal.SIGINT and is_again and relay.by_hand:
                 emit("Ctrl-C again: the ranks are killed")
                 teardown.kill()
             else:
                 teardown.is_wish = True
-                passing.receive(one)
+                relay.receive(one)
     cause = teardown.conclude(launcher.status) if teardown else None
-    if passing:
-        passing.finish()
+    if relay:
+        relay.finish()
     if not ended_by(last, time.monotonic() - came_at):
         last = ""
     heard = teardown.find_signal(cause) if teardown and not last else 0

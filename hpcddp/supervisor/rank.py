@@ -141,7 +141,7 @@ class Rank:
         return next((one for one, at in self.signals.items() if killed_by in {0, one} and now - at <= SAVES_S), 0)
 
 
-def find_blocking(ranks: list[Rank]) -> tuple[list[Rank], bool]:
+def _find_blocking(ranks: list[Rank]) -> tuple[list[Rank], bool]:
     """The ranks that the others probably wait for, and whether they are all on one host. They are at the place where
     the fewest stand, among those that do not wait themselves, if there are any. The first rank, and False, where the
     places do not tell one rank from the others."""
@@ -207,7 +207,7 @@ class StuckDetector:
         frozen = [one for one in there if one.beat.is_stopped]
         frozen = frozen or [one for one in opened if one.beat.looks and now - one.looked > limit_s / 2]
         surely = ended or frozen or unopened
-        blocking, is_sure = (surely, True) if surely else find_blocking(opened)
+        blocking, is_sure = (surely, True) if surely else _find_blocking(opened)
         return blocking, since, is_sure
 
 

@@ -14,13 +14,7 @@ from hpcddp.ranks.launchers import LAUNCHERS
 from hpcddp.record import TYPE_CHECKING
 from hpcddp.runs.chain import find_follow_up, list_opened, start_attempt, write_follow_up
 from hpcddp.runs.command import identify_command
-from hpcddp.runs.folder import (
-    MANIFEST,
-    cannot_write,
-    list_checkpoints,
-    number_attempt,
-    step_of,
-)
+from hpcddp.runs.folder import MANIFEST, cannot_write, list_checkpoints, number_attempt, step_of
 from hpcddp.runs.lock import release_run
 from hpcddp.runs.start import hold
 from hpcddp.runs.state import read_plan_file, read_state, replace_state, write_plan_file
@@ -28,7 +22,7 @@ from hpcddp.schedulers.allocation import is_address, same_host
 from hpcddp.schedulers.registry import find_allocation, find_scheduler
 from hpcddp.schedulers.run import ask_about, run_program, run_side_by_side
 from hpcddp.supervisor.events import ERROR, UNHEARD
-from hpcddp.supervisor.leftover import kill_left
+from hpcddp.supervisor.leftover import kill_command
 from hpcddp.supervisor.start_end import make_folders
 from hpcddp.units import format_count
 
@@ -42,6 +36,8 @@ if TYPE_CHECKING:
     from hpcddp.supervisor.order import Order
 
 SSH = ("ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=5", "{host}")
+_SSH_S = 10.0  # for the first look whether ssh reaches the hosts
+_LEAST_LEFT_S = 60  # before the job's end: a start and a step would not fit
 _PROBE_S, _SUSPECT_S = 30.0, 5.0  # a host that has been silent before has less
 _MOST_BLAMED = 2  # attempts that failed on a host
 _TRIES, _PAUSE_S = 5, 2.0  # Slurm answers now and then that it is not ready
@@ -70,9 +66,6 @@ def list_hosts(env: Mapping[str, str]) -> tuple[str, ...]:
 
 def is_this_host(name: str) -> bool:
     return same_host(name, os.uname().nodename)
-
-
-_LEAST_LEFT_S = 60  # before the job's end: a start and a step would not fit
 
 
 class Recovery:
@@ -112,7 +105,6 @@ class Recovery:
         return why_not or (repeats if (self.chosen or self.names) == (before or self.names) else "")
 
     def _judge(self, attempt: AttemptFolder, cause: Event, end: EndTime) -> str:
-        """Why the ranks are not started again; empty: they are."""
         self._opened += [run for run in list_opened(attempt) if run not in self._opened]
         if end.at is not None and time.time() > end.at - _LEAST_LEFT_S:
             return "the job ends soon"
@@ -156,7 +148,7 @@ class Recovery:
             run, line = attempt.run, self._order.preflight
             # ranks of this attempt may be left, as one whose agent has lost its connection may be
             marks = {"HPCDDP_RUN_DIR": run.path, "HPCDDP_ATTEMPT": attempt.name}
-            self._check(kill_left(marks, self._env), {}, "ranks of the last start cannot be ended there")
+            self._check(kill_command(marks, self._env), {}, "ranks of the last start cannot be ended there")
             saved = list_checkpoints(os.path.abspath(run.checkpoints))
             manifest = os.path.join(saved[-1], MANIFEST) if saved else ""
             manifest = manifest if os.path.isfile(manifest) else ""
@@ -215,7 +207,7 @@ class Recovery:
 
     def _fill(self, words: tuple[str, ...], name: str) -> list[str]:
         left = ",".join(self._usable)
-        return [w.replace("{job}", self._job.id).replace("{host}", name).replace("{kept}", left) for w in words]
+        return [w.replace("{job}", self._job.id).replace("{host}", name).replace("{others}", left) for w in words]
 
     def _leave_out(self, name: str, why: str) -> None:
         self._left_out.add(name)
@@ -296,12 +288,6 @@ class Recovery:
         if state is not None and state.attempt == attempt.name and state.status == "unfinished":
             # the last that is written: what is there is the new one's, as for a chain
             replace_state(run, state._replace(attempt=new.name))
-
-
-# How an mpirun starts processes on the other hosts of a job where ssh does not reach them: as the scheduler does.
-
-
-_SSH_S = 10.0
 
 
 def reach_hosts(

@@ -1,8 +1,8 @@
 """Reports of the ranks' agents: which ranks are there, how far they are, and how they ended. `agent.py` is the other
 side, and `wire.py` has the messages.
 
-Each agent holds a connection. One that breaks without a last word is a process, or a host, that is gone; one
-that is silent is a host that cannot be reached, or one that does not run.
+Each agent holds a connection. One that breaks without the message of the rank's end is a process, or a host, that is
+gone; one that is silent is a host that cannot be reached, or one that does not run.
 """
 
 from __future__ import annotations
@@ -18,21 +18,7 @@ from hpcddp.runs.failure import choose_error, describe_end, format_failure
 from hpcddp.runs.hang import Stand, read_hang_limits
 from hpcddp.runs.heartbeat import NO_RANK, Beat
 from hpcddp.runs.stacks import RankStacks, StacksAnswer
-from hpcddp.supervisor import wire
-from hpcddp.supervisor.events import (
-    ABSENT,
-    ERROR,
-    GONE,
-    KILLED,
-    LEFT,
-    SILENT,
-    STUCK,
-    UNHEARD,
-    Event,
-    find_first_cause,
-    is_timeout,
-    read_shell_status,
-)
+from hpcddp.supervisor import events, wire
 from hpcddp.supervisor.rank import (
     BREAKS,
     CALLS,
@@ -68,7 +54,7 @@ else:
 _PATIENCE_S = 10.0  # for the first line of a caller
 _BACK_S = 3.0  # a connection that broke may come again
 _REPORT_S = 0.5  # from the first failure: rank 0 may fail with the same words, on the job's output
-_CAUSE_S = 5.0  # that a rank which has only seen another one fail stays for that one's words
+_CAUSE_S = 5.0  # that an agent stays whose rank failed after another one, until that one has reported its error
 _MOST_TEXT = 400  # characters of an error
 _NAP_S = 1.0  # between two looks, where nothing comes
 
@@ -108,7 +94,7 @@ class Reports:
         self._is_ending = self._is_stalled = False
         self._is_reported = False  # how the first rank has failed
         self.ranks: dict[int, Rank] = {}
-        self.events: list[Event] = []
+        self.events: list[events.Event] = []
         self.remarks: list[str] = []  # to print
         self.stalls: list[str] = []  # where ranks stand that wait for each other, once each time
         self.stacks: StacksAnswer | None = None  # the ranks have been asked for theirs
@@ -119,7 +105,7 @@ class Reports:
 
     @property
     def lost_hosts(self) -> set[str]:
-        return {event.host for event in self.events if event.kind in {GONE, SILENT}}
+        return {event.host for event in self.events if event.kind in {events.GONE, events.SILENT}}
 
     def open(self, attempt: AttemptFolder) -> None:
         """Expect the ranks of this attempt; those of others are to end."""
@@ -136,7 +122,7 @@ class Reports:
                 self._receive(self._callers[number])
 
     def check(self) -> None:
-        """Find what nobody says: who is silent, gone or stuck."""
+        """Find the ranks that are silent, gone, stuck or absent."""
         self._forgive_pause()
         now = self._clock()
         for caller in [*self._callers.values()]:
@@ -153,12 +139,12 @@ class Reports:
                 find(now)
 
     def finish(self) -> None:
-        """Judge the ranks at the attempt's end: one that is late with its word may be the cause of it."""
+        """Judge the ranks at the attempt's end: one whose last message is late may be the cause of it."""
         unexplained = bool(self.events) and all(event.is_of_another for event in self.events)
         self._find_lost(self._clock(), -1, 2 * self._address.every_s + _BACK_S)
         for one in self.ranks.values():
             if one.status == 0 and unexplained:
-                self._add(one, LEFT, one.heard)
+                self._add_event(one, events.LEFT, one.heard)
         self._report_failure(is_over=True)
 
     def end_all(self) -> None:
@@ -174,7 +160,7 @@ class Reports:
         self._poll.close()
 
     def send_end(self, at: float) -> None:
-        """Send the job's new end to the ranks, in seconds since 1970."""
+        """Send the job's new end, in seconds since 1970."""
         for one in self._connected:
             self._send(one, wire.Until(at))
 
@@ -191,7 +177,7 @@ class Reports:
 
     @property
     def is_deferring(self) -> bool:
-        return any(one.state == DEFERRED for one in self.ranks.values())
+        return bool(self._deferred)
 
     @property
     def are_started(self) -> bool:
@@ -206,10 +192,10 @@ class Reports:
 
     @property
     def all_well(self) -> bool:
-        """Whether every rank has said that it ended well."""
+        """Whether every rank has reported that it ended well."""
         return len(self.ranks) == self._world_size > 0 and all(one.is_well for one in self.ranks.values())
 
-    # What no rank reports.
+    # ---- what no rank reports
 
     def _forgive_pause(self) -> None:
         """Start all clocks anew where this process did not run itself, as in a job that is suspended: nobody has been
@@ -226,20 +212,20 @@ class Reports:
         for one in self.ranks.values():
             since, heard = one.since, one.heard
             if one.state == DISCONNECTED and now - since > away_s and one.change(STAYS_AWAY, now):
-                self._add(one, GONE, since)
+                self._add_event(one, events.GONE, since)
             elif one.is_there and now - heard > silent_s and one.change(FALLS_SILENT, now):
-                self._add(one, SILENT, heard)
+                self._add_event(one, events.SILENT, heard)
 
     def _find_absent(self, now: float) -> None:
         limit_s = self._limit_s * FIRST_STEP
         if limit_s and now - self._opened >= limit_s and not self.are_started:
-            self.events.append(Event(ABSENT, -1, "", now, text=f"no rank was started in {limit_s:.0f} s"))
+            self.events.append(events.Event(events.ABSENT, -1, "", now, text=f"no rank was started in {limit_s:.0f} s"))
 
     def _find_stuck(self, now: float) -> None:
         blocking, since, is_sure = self._stuck.find_blocking(self.ranks.values(), now)
         for one in blocking:
-            kind, at = (STUCK, since) if one.status is None else (LEFT, one.heard)
-            self._add(one, kind, at, describe_stand(one), is_sure=is_sure)
+            kind, at = (events.STUCK, since) if one.status is None else (events.LEFT, one.heard)
+            self._add_event(one, kind, at, describe_stand(one), is_sure=is_sure)
 
     def _find_hang(self, now: float) -> None:
         """Find ranks that wait for each other. Those of hpcddp's runtime print it themselves."""
@@ -255,36 +241,39 @@ class Reports:
     def _add_late(self, late: list[int], at: float) -> None:
         for rank in late:
             one = next(one for one in self.ranks.values() if rank in one.plain)
-            kind = STUCK if one.status is None else LEFT
+            kind = events.STUCK if one.status is None else events.LEFT
             text = describe_late(rank, self.ranks.values(), self._clock())
-            self._add(one, kind, at, text, is_sure=len(late) == 1, rank=rank)
+            self._add_event(one, kind, at, text, is_sure=len(late) == 1, rank=rank)
 
-    def _add(
+    def _add_event(
         self, one: Rank, kind: str, at: float, text: str = "", *, is_sure: bool = True, rank: int | None = None
     ) -> None:
-        """`rank`: of an agent's own ranks, the one that it is about."""
+        """Add an event of a rank that has none yet. `rank`: which one, where its agent has several (torchrun)."""
         if not one.has_event:
             one.has_event = True
             number, status = one.rank if rank is None else rank, one.status or 0
-            self.events.append(Event(kind, number, one.host, at, one.beat.step, status, text, is_sure, one.signal))
+            self.events.append(
+                events.Event(kind, number, one.host, at, one.beat.step, status, text, is_sure, one.signal)
+            )
 
     def _report_failure(self, *, is_over: bool = False) -> None:
-        """Say once, on the job's output, how the rank that failed first has ended, for any program. `is_over`: also one
-        that has only seen another fail. Rank 0 may have printed the same words, as with a mistake in the script."""
-        cause = find_first_cause(self.events)
-        one = self.ranks.get(cause.rank) if cause is not None else None
-        if self._is_reported or cause is None or cause.kind not in {ERROR, KILLED} or one is None or one.ended is None:
+        """Print once, on the job's output, how the rank that failed first has ended. `is_over`: also one that failed
+        because another had. Rank 0 may have printed the same words, as with a mistake in the script."""
+        cause = events.find_first_cause(self.events)
+        if self._is_reported or cause is None or cause.kind not in {events.ERROR, events.KILLED}:
             return
-        if is_over or not cause.is_of_another:
-            status, output, log, is_printed, _ = one.ended
-            is_above = is_printed or any((event.rank, event.text) == (0, cause.text) for event in self.events)
-            failure = format_failure(one.rank, one.host, describe_end(status), output, "" if is_above else log)
-            self._is_reported = True
-            if not (log or is_printed):  # a refusal, which says all in its two lines
-                failure = "\n".join([str(cause), *output.split("\n")[1:]])
-            self.remarks.append(failure)
+        ended = self.ranks[cause.rank].ended if cause.rank in self.ranks else None
+        if ended is None or (cause.is_of_another and not is_over):
+            return
+        self._is_reported = True
+        if ended.log or ended.is_printed:
+            is_above = ended.is_printed or any((event.rank, event.text) == (0, cause.text) for event in self.events)
+            how, log = describe_end(ended.status), "" if is_above else ended.log
+            self.remarks.append(format_failure(cause.rank, cause.host, how, ended.output, log))
+        else:  # a refusal, which says all in its two lines
+            self.remarks.append("\n".join([str(cause), *ended.output.split("\n")[1:]]))
 
-    # The connections.
+    # ---- connections
 
     def _accept(self) -> None:
         with suppress(OSError):  # nobody calls any more; or of one moment, as where too many files are open
@@ -309,7 +298,7 @@ class Reports:
         one = caller.rank
         if one is None:
             self._close(caller)
-        elif self.ranks.get(one.rank) is not one:  # of the attempt before: its last words are no news of this one
+        elif self.ranks.get(one.rank) is not one:  # of the attempt before
             self._send(one, wire.Kill())
             self._disconnect(one)
         else:
@@ -363,7 +352,7 @@ class Reports:
             self._poll.unregister(number)
         caller.connection.close()
 
-    # Messages of the agents.
+    # ---- messages of the agents
 
     def _record(self, one: Rank, message: wire.Message) -> None:
         now = self._clock()
@@ -390,7 +379,7 @@ class Reports:
                 self.stacks.awaited.pop(one.rank, None)
 
     def _record_end(self, one: Rank, ended: wire.Ended, now: float) -> None:
-        one.ended, one.status = ended, read_shell_status(ended.status)
+        one.ended, one.status = ended, events.read_shell_status(ended.status)
         one.signal = one.find_signal(one.status, now)
         may_defer = bool(one.signal and one.status) and not self._launcher_ends
         if not one.is_well and not self._is_ending:
@@ -409,24 +398,28 @@ class Reports:
     def _record_failure(self, one: Rank, ended: wire.Ended, now: float) -> None:
         text = choose_error(ended.output.split("\n"))[:_MOST_TEXT]
         waited = any(plain.waited is not None for plain in one.plain.values())
-        if waited and is_timeout(text):  # of a collective: it had waited for others
+        if waited and events.is_timeout(text):  # of a collective: it had waited for others
             self._add_late(find_late(self.ranks.values(), now), now)
         if ended.unheard_s:
-            self._add(one, UNHEARD, now, str(ended.unheard_s))
+            self._add_event(one, events.UNHEARD, now, str(ended.unheard_s))
         else:
-            self._add(one, KILLED if os.WIFSIGNALED(one.status or 0) else ERROR, now, text)
+            self._add_event(one, events.KILLED if os.WIFSIGNALED(one.status or 0) else events.ERROR, now, text)
 
-    # Ranks that have ended by a signal, and are hidden from the launcher while others save.
+    # ---- ranks that have ended by a signal, which the launcher does not see while others save
+
+    @property
+    def _deferred(self) -> list[Rank]:
+        return [one for one in self.ranks.values() if one.state == DEFERRED]
 
     @property
     def _launcher_ends(self) -> bool:
         """Whether the launcher may have seen a rank that did not end well: it sends signals to the others then."""
-        deferred = [number for number, one in self.ranks.items() if one.state == DEFERRED]
+        deferred = {one.rank for one in self._deferred}
         return self._is_ending or any(event.rank not in deferred for event in self.events)
 
     def _find_saving_s(self, now: float) -> float:
         """How long ranks may still save after a signal by which a rank has ended; 0: none does."""
-        deferred = [one for one in self.ranks.values() if one.state == DEFERRED]
+        deferred = self._deferred
         left = [one for one in self.ranks.values() if one.status is None and not one.has_event]
         # what came to one rank came to all a moment later, if it was sent to the job
         may_save = any(one.signals for one in left) or any(now - one.heard <= _BACK_S for one in deferred)

@@ -1,5 +1,5 @@
-"""The start of a job's attempt: its run is begun or taken again, and what the script says is left in its folder. And
-its end: what is written of that, what becomes of the follow-up, and the status of the job."""
+"""The start of a job's attempt: it takes the run, and records what the script asks for. And its end: what is recorded,
+whether the follow-up stays queued, and the status of the job."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from hpcddp.runs.chain import (
     start_attempt,
 )
 from hpcddp.runs.command import identify_command
-from hpcddp.runs.folder import AttemptFolder, RunFolder, cannot_write, job_of, show_path
+from hpcddp.runs.folder import RunFolder, cannot_write, job_of, show_path
 from hpcddp.runs.lock import HeldError, release_run
 from hpcddp.runs.start import RunRequest, start_run
 from hpcddp.runs.state import (
@@ -36,6 +36,7 @@ from hpcddp.supervisor.order import describe_job
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from hpcddp.runs.folder import AttemptFolder
     from hpcddp.schedulers.registry import CurrentJob
     from hpcddp.supervisor.events import Event
     from hpcddp.supervisor.follow import FollowUp
@@ -56,12 +57,7 @@ class StartedAttempt(Record):
 
 
 def begin(
-    order: Order,
-    base: str,
-    job: CurrentJob,
-    env: Mapping[str, str],
-    script: str,
-    emit: Callable[[str], None],
+    order: Order, base: str, job: CurrentJob, env: Mapping[str, str], script: str, emit: Callable[[str], None]
 ) -> StartedAttempt | int:
     """The attempt, which holds its run; the exit status where a chain ends here.
 
@@ -120,9 +116,6 @@ def _leave_records(order: Order, attempt: AttemptFolder, script: str) -> None:
         raise cannot_write(run, error) from error
 
 
-# The end.
-
-
 def end_attempt(
     attempt: AttemptFolder, ended: AttemptEnd, follow_up: FollowUp | None, emit: Callable[[str], None]
 ) -> int:
@@ -134,7 +127,7 @@ def end_attempt(
         if ended.signal:
             for run in (attempt.run, *list_opened(attempt)):  # the launcher may have handed on another signal
                 correct_signal(run.attempt(attempt.name), ended.signal)
-            if cause is not None:  # a rank that has seen the loss may have written `failed`
+            if cause is not None:  # another rank may have failed by the loss, and written `failed`
                 _set_back(attempt, cause, ("failed",))
         elif cause is not None:
             record_loss(attempt, cause)
@@ -154,8 +147,8 @@ def end_attempt(
         if follow_up is not None:
             follow_up.cancel("nothing is left to do")
         return ended.status
-    for run, its in left:
-        emit(f"unfinished: run {show_path(run.path)}, step {its.step} ({its.reason})")
+    for run, state in left:
+        emit(f"unfinished: run {show_path(run.path)}, step {state.step} ({state.reason})")
     follows = follow_up is not None and follow_up.is_queued()
     return ended.status if follows else ended.status or UNFINISHED
 
@@ -169,8 +162,8 @@ def _is_cut_off(attempt: AttemptFolder, ended: AttemptEnd, state: RunState | Non
 
 
 def record_loss(attempt: AttemptFolder, cause: Event) -> None:
-    """Set the runs back to their newest checkpoints, whatever a rank wrote that has seen another one end: a rank,
-    several and a whole node are lost alike, and the program has not failed."""
+    """Set the runs back to their newest checkpoints, whatever a rank has written that failed because another was lost:
+    the program has not failed."""
     with suppress(OSError), open(attempt.lost, "w", encoding="utf-8", errors="replace") as file:
         file.write(f"{cause}\n")
     _set_back(attempt, cause, ("unfinished", "failed"))

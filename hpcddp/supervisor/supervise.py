@@ -24,21 +24,8 @@ from hpcddp.runs.state import read_state
 from hpcddp.runs.submitted import JobEnd, record_job_end
 from hpcddp.schedulers.registry import find_allocation, find_scheduler
 from hpcddp.signals import name_signal
+from hpcddp.supervisor import follow
 from hpcddp.supervisor.events import ERROR, UNFIT, UNKNOWN, Event
-from hpcddp.supervisor.follow import (
-    BY_SCRIPT,
-    POLL_S,
-    FollowUp,
-    MovingEnd,
-    Repeated,
-    StackRequests,
-    ask_in_thread,
-    find_end,
-    find_job_of_script,
-    find_walltime,
-    is_ending,
-    stop_on_request,
-)
 from hpcddp.supervisor.leftover import end_left
 from hpcddp.supervisor.notice import Notices
 from hpcddp.supervisor.order import find_run_folder, name_hosts, take_index
@@ -47,7 +34,7 @@ from hpcddp.supervisor.program import (
     AttemptEnd,
     LauncherProcess,
     Output,
-    Passing,
+    SignalRelay,
     Signals,
     Teardown,
     allow_more_files,
@@ -89,15 +76,10 @@ def supervise(order: Order, script: str, env: Mapping[str, str], spell: Callable
 
 
 def _run_job(
-    order: Order,
-    script: str,
-    env: Mapping[str, str],
-    signals: Signals,
-    output: Output,
-    emit: Callable[[str], None],
+    order: Order, script: str, env: Mapping[str, str], signals: Signals, output: Output, emit: Callable[[str], None]
 ) -> int:
     order = take_index(order, env, emit)
-    job = find_job_of_script(order.scheduler, env)
+    job = follow.find_job_of_script(order.scheduler, env)
     by_hand = env.get(LAUNCHED) == str(os.getpid())
     if by_hand:  # one of several, maybe
         job = job._replace(name=f"{job.name}{BY_HAND}{os.getpid()}")
@@ -120,8 +102,8 @@ def _run_job(
 
 
 def _name_cause(cause: Event | None, signal: str) -> str:
-    """Why ranks have failed, for people. Behind a signal that need not end a job, an error may be the program's own,
-    soon after it has saved: both are said."""
+    """Why ranks have failed, for people. After a signal that need not end a job, an error may be the program's own,
+    soon after it has saved: signal and error are both reported."""
     if cause is None or cause.kind == UNKNOWN or (signal and (signal in WISHES or cause.kind != ERROR)):
         return ""
     return str(cause)
@@ -182,12 +164,14 @@ class Attempts:
         self._notices = Notices(order.notify, self._env, emit)
         self._notices.open(first)
         self._reports = Reports(order.stall_limit_s if order.max_restarts else 0, self._env)
-        self._stop_requests = Repeated(partial(stop_on_request, first.run.stop_request(job_of(first.name))), POLL_S)
-        self._stack_requests = StackRequests(first, self._reports)
-        end = find_end(job, env, order.walltime_s or find_walltime(job.scheduler, script), by_hand=by_hand)
-        is_fixed = by_hand and end.source == BY_SCRIPT
-        self._end = MovingEnd(job._replace(id="") if is_fixed else job, end, env)
-        self.follow_up = FollowUp(job, end, env, emit)
+        stop = partial(follow.stop_on_request, first.run.stop_request(job_of(first.name)))
+        self._stop_requests = follow.RepeatedQuestion(stop, follow.POLL_S)
+        self._stack_requests = follow.StackRequests(first, self._reports)
+        walltime_s = order.walltime_s or follow.find_walltime(job.scheduler, script)
+        end = follow.find_end(job, env, walltime_s, by_hand=by_hand)
+        is_fixed = by_hand and end.source == follow.BY_SCRIPT
+        self._end = follow.MovingEnd(job._replace(id="") if is_fixed else job, end, env)
+        self.follow_up = follow.FollowUp(job, end, env, emit)
         self._recovery: Recovery | None = None
         if order.max_restarts:
             from hpcddp.supervisor.recovery import Recovery  # most jobs start without it
@@ -217,7 +201,7 @@ class Attempts:
                     self._emit(f"the ranks are not started again: {following.why}")
                 return following.last
             self.attempt = following
-            self._stack_requests = StackRequests(following, self._reports)
+            self._stack_requests = follow.StackRequests(following, self._reports)
             self._record_end()
             self._notices.restart(following, str(ended.cause))
 
@@ -257,17 +241,17 @@ class Attempts:
             ended = self._launch(words, env, self._watch_ranks(env))
         return ended
 
-    def _watch_ranks(self, env: Mapping[str, str]) -> tuple[Passing, Teardown]:
+    def _watch_ranks(self, env: Mapping[str, str]) -> tuple[SignalRelay, Teardown]:
         job, row = self._job, LAUNCHERS.get(self._order.launcher)
         by_scheduler = row is not None and row.of_scheduler and job.id != ""
-        ends = (lambda: is_ending(job, self._env)) if by_scheduler else None
+        ends = (lambda: follow.is_ending(job, self._env)) if by_scheduler else None
         by_hand, settle_s = self._by_hand or not job.id, _SETTLE_S if job.id else 0.0
-        passing = Passing(self._reports, self._emit, settle_s, ends, self._warn_at, by_hand=by_hand)
+        relay = SignalRelay(self._reports, self._emit, settle_s, ends, self._warn_at, by_hand=by_hand)
         acts, judges = self._recovery is not None, not env.get("HPCDDP_INDEPENDENT")
-        return passing, Teardown(self._reports, self._emit, acts=acts, judges=judges)
+        return relay, Teardown(self._reports, self._emit, acts=acts, judges=judges)
 
     def _launch(
-        self, words: list[str], env: Mapping[str, str], of_ranks: tuple[Passing, Teardown] | None = None
+        self, words: list[str], env: Mapping[str, str], of_ranks: tuple[SignalRelay, Teardown] | None = None
     ) -> AttemptEnd:
         """Start a program, unless a signal has come, and wait for its end and that of what it has left."""
         ended = self.receive_signals("before the ranks were started")
@@ -361,7 +345,7 @@ class Attempts:
         return ended
 
     def _poll(self) -> None:
-        """Tell the ranks if the job ends at another time than they know, and end them if a person asks for it."""
+        """Look for requests of people (stop, stacks), send notices of stalls, and pass on an end that has moved."""
         self._stop_requests.poll()
         while self._reports.stalls:
             self._notices.stall(self.attempt, self._reports.stalls.pop(0))
@@ -369,7 +353,7 @@ class Attempts:
         if self._end.poll() and self._end.end.at is not None:
             self._emit(f"the job ends at {self._end.end} now")
             self._reports.send_end(self._end.end.at)
-            ask_in_thread(self._record_end)  # a file system may hang
+            follow.ask_in_thread(self._record_end)  # a file system may hang
 
     def _warn_at(self) -> int | None:
         warns_s, at = self._order.signal_s, self._end.end.at

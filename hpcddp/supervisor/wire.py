@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from hpcddp.runs.folder import AttemptFolder
 
-# From the agent to the supervisor; and `Beat` and `Stand`, which the rank writes and the agent passes on.
+# ---- from the agent to the supervisor; and `Beat` and `Stand`, which the rank writes and the agent passes on
 
 
 class Hello(Record):
@@ -66,7 +66,7 @@ class Stacks(Record):
 
 
 class Signalled(Record):
-    """A signal came to the rank, or to its agent, not by the supervisor's word."""
+    """A signal came to the rank, or to its agent, that the supervisor has not sent."""
 
     number: int
 
@@ -83,7 +83,7 @@ class Ended(Record):
     unheard_s: int = 0
 
 
-# From the supervisor to the agent.
+# ---- from the supervisor to the agent
 
 
 class Ok(Record):
@@ -101,7 +101,7 @@ class Until(Record):
 
 
 class Give(Record):
-    """Give the rank this signal, the `nth` of its attempt: they are said again on a new connection."""
+    """Give the rank this signal, the `nth` of its attempt: all are sent again on a new connection."""
 
     nth: int
     number: int
@@ -120,7 +120,7 @@ class Wait(Record):
     seconds: float
 
 
-# Between `hpcddp check` and its processes, in both directions.
+# ---- between `hpcddp check` and its processes, in both directions
 
 
 class Content(Record):

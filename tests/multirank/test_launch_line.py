@@ -9,7 +9,7 @@ import pytest
 from hpcddp.ranks.launcher import LaunchRequest
 from hpcddp.ranks.launchers import LAUNCHERS
 from hpcddp.script.spec import quote_line
-from hpcddp.supervisor.order import Line, name_hosts
+from hpcddp.supervisor.order import LaunchLine, name_hosts
 
 pytestmark = pytest.mark.multirank
 
@@ -44,7 +44,7 @@ def test_two_processes_start_on_each_of_two_named_hosts_and_get_what_is_exported
     env = {**flavour.env, **dict(row.settings), "FOO": "a b", "launcher": f"{flavour.prefix}/bin/{row.program}"}
     printed = " ".join(map(quote_line, row.line(request)))
     words = run(["bash", "-c", f"printf '%s\\0' {printed}"], env=env).stdout.split("\0")[:-1]
-    words, listed = name_hosts(words, row, Line((), (), 3), ("node1", "node2"), str(tmp_path / "hosts"))
+    words, listed = name_hosts(words, row, LaunchLine((), (), 3), ("node1", "node2"), str(tmp_path / "hosts"))
     (tmp_path / "hosts").write_text(listed)
     names = (row.rank, row.world_size, row.local_rank, row.local_world_size, "FOO")
     told = " ".join(f"${{{name}}}" for name in names)

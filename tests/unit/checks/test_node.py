@@ -10,13 +10,13 @@ import pytest
 from hpcddp.checks.environment import FAILED
 from hpcddp.checks.node import ERRORS, NODE_CHECKS, CheckedJob, CheckedNode, Gpu, Process, judge_nodes, judge_ranks
 from hpcddp.checks.process import (
+    choose_common_variables,
+    choose_gpus,
     count_cpus,
     describe_node,
     probe_disk,
     reach,
     read_gpus,
-    taken_gpus,
-    variables_alike,
 )
 
 GPU = Gpu("GPU-a", "NVIDIA H100 80GB HBM3", "570.1", 4, tflops=650.0, copy_gbs=2200.0)
@@ -157,7 +157,7 @@ def test_ranks_that_are_missing_or_there_twice_are_named(processes, hosts, found
 
 def test_a_list_of_folders_is_compared_without_what_is_in_it_twice() -> None:
     env = {"PATH": "/a::/b:/a", "NCCL_DEBUG": "a:a", "HOME": "/root"}
-    assert variables_alike(env) == {"PATH": "/a:/b", "NCCL_DEBUG": "a:a"}
+    assert choose_common_variables(env) == {"PATH": "/a:/b", "NCCL_DEBUG": "a:a"}
 
 
 @pytest.mark.parametrize(
@@ -238,7 +238,7 @@ def test_the_driver_says_what_gpus_there_are(line: str) -> None:
 def test_a_rank_takes_the_gpus_that_training_would_take(mask: str | None, local: tuple[int, int], taken: tuple) -> None:
     env = {} if mask is None else {"CUDA_VISIBLE_DEVICES": mask}
     process = Process("a", local[0], local[1], *local)
-    assert taken_gpus([Gpu("GPU-a"), Gpu("GPU-b"), Gpu("GPU-c")], env, process) == taken
+    assert choose_gpus([Gpu("GPU-a"), Gpu("GPU-b"), Gpu("GPU-c")], env, process) == taken
 
 
 def test_a_name_that_does_not_resolve_or_is_this_host_itself_is_named() -> None:

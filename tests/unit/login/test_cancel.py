@@ -12,7 +12,7 @@ import pytest
 from hpcddp.cli.main import main
 from hpcddp.runs.folder import RunFolder
 from hpcddp.runs.lock import BY_HAND, release_run
-from hpcddp.supervisor.follow import POLL_S, Repeated, stop_on_request
+from hpcddp.supervisor.follow import POLL_S, RepeatedQuestion, stop_on_request
 
 from .runs import held, submitted
 
@@ -89,7 +89,7 @@ def test_on_pbs_the_supervisor_is_asked_through_the_runs_folder(here: Path, prog
     before = signal.signal(signal.SIGTERM, lambda number, _frame: got.append(number))
     try:
         now = [100.0]
-        request = Repeated(lambda: stop_on_request(str(asked)), POLL_S, lambda: now[0])
+        request = RepeatedQuestion(lambda: stop_on_request(str(asked)), POLL_S, lambda: now[0])
         request.poll()
         until(lambda: got)
         assert (got, asked.exists()) == ([signal.SIGTERM], False)

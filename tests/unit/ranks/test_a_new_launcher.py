@@ -14,7 +14,7 @@ import pytest
 REPO = Path(__file__).parents[3]
 # A launcher that hpcddp does not know, and an agent, which starts the ranks of one node as torchrun does. Their rows
 # stand before all others: a row's place says nothing.
-BEFORE = "    **MPI_LAUNCHERS,\n"
+BEFORE = '    "openmpi": Launcher(\n'
 FLUX = """\
     "flux": Launcher(
         "flux",

@@ -64,7 +64,7 @@ def test_every_signal_that_would_end_it_goes_on_to_the_program() -> None:
     assert process.returncode == 0
 
 
-ALL, THIS, WORD = agent.TO_ALL, agent.TO_THIS, agent.BY_WORD
+ALL, THIS, WORD = agent.TO_ALL, agent.TO_THIS, agent.BY_SUPERVISOR
 
 
 @pytest.mark.parametrize(
@@ -162,7 +162,7 @@ for catches, number in json.loads(sys.argv[1]):
     with open(said) as lines:
         lines.readline()
         for one in (number, int(agent.signal.SIGUSR2)):
-            program.give(one, agent.BY_WORD)
+            program.give(one, agent.BY_SUPERVISOR)
             print(lines.readline(), end="", flush=True)
     program.wait()
     agent.signal.pthread_sigmask(agent.signal.SIG_SETMASK, ())
@@ -216,7 +216,7 @@ os.dup2(entry, 1)
 program = agent.RankProgram(sys.argv[1:], dict(os.environ), rank_marks=("MARK",))
 with open(said) as lines:
     processes = dict(lines.readline().split() for _ in range(5))
-    program.give(int(agent.signal.SIGUSR1), agent.BY_WORD)
+    program.give(int(agent.signal.SIGUSR1), agent.BY_SUPERVISOR)
     for _ in range(2):
         print(lines.readline(), end="", file=sys.stderr)
     for name in ("helper", "below"):

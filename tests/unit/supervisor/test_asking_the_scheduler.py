@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from hpcddp.schedulers.registry import CurrentJob
-from hpcddp.supervisor.follow import POLL_S, EndTime, FollowUp, MovingEnd, Repeated, find_end, stop_on_request
+from hpcddp.supervisor.follow import POLL_S, EndTime, FollowUp, MovingEnd, RepeatedQuestion, find_end, stop_on_request
 
 # It does not answer before it is told what.
 _QSTAT = """\
@@ -120,7 +120,7 @@ def test_a_run_folder_that_hangs_does_not_keep_the_supervisor_from_hearing_the_r
         return not answers.wait(300)
 
     monkeypatch.setattr("hpcddp.supervisor.follow.os.path.exists", exists)
-    request = Repeated(partial(stop_on_request, str(tmp_path / "stop")), POLL_S, lambda: now[0])
+    request = RepeatedQuestion(partial(stop_on_request, str(tmp_path / "stop")), POLL_S, lambda: now[0])
     for _ in range(3):
         request.poll()
         now[0] += 100

@@ -17,7 +17,7 @@ from hpcddp.runs.lock import is_held_by, release_run
 from hpcddp.runs.state import read_state, record_checkpoint, write_state
 from hpcddp.supervisor.events import ERROR, GONE, KILLED, SILENT, UNHEARD, UNKNOWN, Event
 from hpcddp.supervisor.follow import find_job_of_script
-from hpcddp.supervisor.order import Line, Order
+from hpcddp.supervisor.order import LaunchLine, Order
 from hpcddp.supervisor.program import AttemptEnd
 from hpcddp.supervisor.start_end import StartedAttempt, begin, end_attempt
 from tests.unit.chain_run import write_chain_run
@@ -35,7 +35,7 @@ class Node:
     def begin(self, job: str, *, command: tuple[str, ...] = COMMAND, **asked) -> StartedAttempt | int:
         self.told.clear()
         env = {"PBS_JOBID": job}
-        order = Order("pbs", "openmpi", Line((), command, 1), **asked)
+        order = Order("pbs", "openmpi", LaunchLine((), command, 1), **asked)
         own = find_job_of_script("pbs", env)
         return begin(order, str(self.base), own, env, "", self.told.append)
 

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from hpcddp.runs.folder import AttemptFolder, RunFolder
-from hpcddp.supervisor.leftover import end_left, find_left, kill_left
+from hpcddp.supervisor.leftover import end_left, find_left, kill_command
 from hpcddp.supervisor.reports import Reports
 from tests.conftest import wait_until
 
@@ -115,7 +115,7 @@ def test_a_job_that_a_rank_has_submitted_is_left_alone(marks: dict[str, str], ow
         for process in (left, other):  # in the middle of an exec it is empty
             assert wait_until(lambda process=process: Path(f"/proc/{process.pid}/environ").read_bytes() != b"")
         assert find_left(marks, own) == [left.pid]
-        subprocess.run(kill_left(marks, own), check=True)
+        subprocess.run(kill_command(marks, own), check=True)
         assert left.wait() == -signal.SIGKILL
         assert other.poll() is None
         other.kill()

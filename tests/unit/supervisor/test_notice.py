@@ -16,9 +16,9 @@ import pytest
 from hpcddp.cli.main import main
 from hpcddp.errors import RequestError
 from hpcddp.runs.folder import AttemptFolder, RunFolder
-from hpcddp.supervisor.notice import Message, Notices, Notify, check_notify, format_body, read_notify, send, send_left
+from hpcddp.supervisor.notice import Notice, Notices, Notify, check_notify, format_body, read_notify, send, send_left
 
-MESSAGE = Message("failure", "/u/runs/train", "4711", "train has failed, job 4711", "disk-full on rank 1 <!channel>")
+MESSAGE = Notice("failure", "/u/runs/train", "4711", "train has failed, job 4711", "disk-full on rank 1 <!channel>")
 
 
 class Taken:

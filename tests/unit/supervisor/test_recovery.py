@@ -17,7 +17,7 @@ from hpcddp.runs.state import RunState, read_state, replace_state
 from hpcddp.schedulers.registry import CurrentJob
 from hpcddp.supervisor.events import ERROR, GONE, KILLED, SILENT, STUCK, UNHEARD, UNKNOWN, Event
 from hpcddp.supervisor.follow import EndTime
-from hpcddp.supervisor.order import Line, Order
+from hpcddp.supervisor.order import LaunchLine, Order
 from hpcddp.supervisor.rank import NOWHERE
 from hpcddp.supervisor.recovery import Recovery
 from hpcddp.supervisor.supervise import _is_finished
@@ -71,7 +71,7 @@ class Cluster:
 
     def recovery(self, *, gpus: int = 0, **asked: typing.Any) -> Recovery:
         *fewer, nodes = asked.pop("fits", (2, 3, 4))
-        line = Line((), ("python", "t.py"), nodes, ranks_per_node=2, gpus_per_node=gpus)
+        line = LaunchLine((), ("python", "t.py"), nodes, ranks_per_node=2, gpus_per_node=gpus)
         return Recovery(
             Order("pbs", "openmpi", line, **{"max_restarts": 9, "fewer_nodes": tuple(fewer), **asked}),
             CurrentJob("pbs", "7.server", "7.server"),
