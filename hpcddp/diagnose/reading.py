@@ -482,7 +482,8 @@ class _LogReader:
         rank = (
             opened.rank if opened.rank is not None else 0 if "clients joined" in body else line.rank
         )  # whom others call
-        is_accident = opened.is_accident and "raise " not in log.read_line(line.at - 1)
+        is_named = row is not None and row.level == CAUSE  # as by a signal's handler that torch runs there
+        is_accident = opened.is_accident and not is_named and "raise " not in log.read_line(line.at - 1)
         named = _read_groups(match)
         whose = named.get("rank", rank) if level in {RAISED, END} else rank
         mark = Mark(

@@ -142,6 +142,7 @@ def test_a_log_that_begins_inside_of_a_traceback_that_torch_signs_shows_its_exce
 WHILE = "\nDuring handling of the above exception, another exception occurred:\n\n"
 DIRECT = "\nThe above exception was the direct cause of the following exception:\n\n"
 MISSING = "FileNotFoundError: [Errno 2] No such file or directory: '/x'"
+WORKER = "RuntimeError: DataLoader worker (pid 7) is killed by signal: Killed."
 
 
 @pytest.mark.parametrize(
@@ -153,6 +154,7 @@ MISSING = "FileNotFoundError: [Errno 2] No such file or directory: '/x'"
         ("KeyError: 3", WHILE, MISSING, "raise FileNotFoundError", MISSING),
         ("KeyError: 3", WHILE, MISSING, "os.remove(lock)", "KeyError: 3"),  # the handler failed
         (RESET, WHILE, MISSING, "torch.save(model)", None),
+        (RESET, WHILE, WORKER, "_error_if_any_worker_fails()", WORKER),  # torch runs it at a worker's end
         (RESET, DIRECT, "RuntimeError: training failed", "raise RuntimeError", None),
     ],
 )
