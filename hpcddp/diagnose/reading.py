@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+from functools import lru_cache
 
 from hpcddp.diagnose.progress import forget_caught
 from hpcddp.diagnose.rows import CAUSE, END, LOST, NOISE, RAISED, RECORD, RESTART, ROWS, WEAK, Row
@@ -24,6 +25,7 @@ _MOST = 1 << 28  # bytes of one file, from its end
 _LONGEST = 1 << 16  # bytes of a line, at its begin and at its end, that are looked at
 _DIGITS = b"0123456789"
 _NO_DIGITS = str.maketrans("", "", "0123456789")
+_PLAIN_TRACEBACK = TRACEBACK.encode()
 _LATER = ("During handling of the above exception", "was the direct cause of the following")
 #: What stands in front of a traceback that ends nothing.
 _IGNORED = ("Exception ignored in", "Logging error", "Exception in thread", "atexit")
@@ -114,17 +116,17 @@ class Mark(Record):
 class Log:
     """One file. `ranks`: those that have printed something with their number."""
 
-    def __init__(self, number: int, source: LogFile, text: bytes, skipped: int) -> None:
-        self.number, self.source, self.skipped = number, source, skipped
-        self.lines = text.split(b"\n")
+    def __init__(self, number: int, source: LogFile, lines: list[bytes], skipped: int) -> None:
+        self.number, self.source, self.lines, self.skipped = number, source, lines, skipped
         self.marks: list[Mark] = []
         self.exit_status: int | None = None
         self.passed = set[int]()  # the last lines of tracebacks that ended nothing
-        begin = text[:_SAMPLE]
-        labels = (_LABEL.search(line) for line in (begin + text[-_SAMPLE:]).split(b"\n"))
-        found = {_read_number(label) for label in (*labels, *_NAMED.finditer(text))}
-        self.ranks = {rank for rank in found if rank is not None}
-        sizes = (_read_number(size) or 0 for size in _WORLD.finditer(begin))
+        text = b"\n".join(lines)
+        self.begin = text[:_SAMPLE]
+        labels = (_LABEL.search(line) for line in (self.begin + text[-_SAMPLE:]).split(b"\n"))
+        self.ranks = {int(rank) for rank in set(_NAMED.findall(text)) if len(rank) < 7}
+        self.ranks |= {rank for rank in map(_read_number, labels) if rank is not None}
+        sizes = (_read_number(size) or 0 for size in _WORLD.finditer(self.begin))
         self.world_size = max((size for size in sizes if size < _MOST_RANKS), default=0)
 
     @property
@@ -200,10 +202,11 @@ def _read(number: int, source: LogFile) -> Log:
     if sum(c == "\ufffd" or c < "\b" for c in sample) > len(sample) / 4:
         unpack = f"zcat {source.path} > job.out; hpcddp diagnose job.out"
         raise RequestError(f"{source.path} is no text in UTF-8", f"if it is compressed: {unpack}")
-    lines = text.split(b"\n")
-    long = (line if len(line) <= 2 * _LONGEST else line[:_LONGEST] + b" ... " + line[-_LONGEST:] for line in lines)
-    text = b"\n".join(long)
-    log = Log(number, source, text, skipped)
+    lines = [
+        line if len(line) <= 2 * _LONGEST else line[:_LONGEST] + b" ... " + line[-_LONGEST:]
+        for line in text.split(b"\n")
+    ]
+    log = Log(number, source, lines, skipped)
     _LogReader(log).read()
     marks = log.marks
     log.marks = _choose_of_chains(marks)
@@ -272,9 +275,9 @@ class _Line(Record):
 class _Open(Traceback):
     """A traceback that has not come to its exception."""
 
-    def __init__(self, prefix: str, rank: int | None, chain: int, before: str = "") -> None:
+    def __init__(self, at: int, prefix: str, rank: int | None, chain: int, before: str = "") -> None:
         super().__init__(prefix)
-        self.rank, self.chain, self.before = rank, chain, before
+        self.at, self.rank, self.chain, self.before = at, rank, chain, before
         self.is_logged = self.is_accident = False
 
     @property
@@ -299,8 +302,7 @@ class _LogReader:
     def __init__(self, log: Log) -> None:
         self._log = log
         self._known: dict[bytes, _LineKind] = {}  # by the line without digits
-        self._rows: dict[str, Row | None] = {}  # of exceptions, by their text
-        self._survived: dict[str, bool] = {}  # by a line near a traceback, without digits
+        self._survived = set[bytes]()  # tracebacks, as `_find_block` gives them
         self._open: list[_Open] = []
         self._restarts: list[int] = []  # lines
         self._exit_at = 0
@@ -312,9 +314,11 @@ class _LogReader:
 
     def read(self) -> None:
         """Fill the log."""
-        begin = b"\n".join(self._log.lines)[:_SAMPLE]
+        begin, next_at = self._log.begin, 0
         alone = {begin.count(b"\n", 0, found.start()) for found in re.finditer(_ALONE.pattern.encode(), begin)}
         for at, line in enumerate(self._log.lines):
+            if at < next_at:
+                continue
             if at in alone:
                 self._read_line(at, line, _LineKind(rows=(_ALONE,)))
                 continue
@@ -327,9 +331,24 @@ class _LogReader:
                     if b'File "' in piece:
                         last.frames.append(piece.decode(errors="replace"))
                     continue
-                if kind.is_special or kind.rows or last or self._quoted or piece.startswith(b"[rank"):
+                if piece.startswith(_PLAIN_TRACEBACK) and not (last or self._quoted or self._chained):
+                    end, block = self._find_block(at)
+                    if block in self._survived:
+                        self._log.passed.add(end + 1 + self._log.skipped)
+                        next_at = end + 1
+                        break
+                is_frame = piece.startswith(b"[rank") and b'File "' in piece
+                if kind.is_special or kind.rows or last or self._quoted or is_frame:
                     self._read_line(at, piece, kind)
         self._forget_attempts()
+
+    def _find_block(self, at: int) -> tuple[int, bytes]:
+        """The index of the exception of the traceback that begins at this one, and its lines with the one before and
+        the two behind it, without digits."""
+        lines, end = self._log.lines, at + 1
+        while end < len(lines) and lines[end][:1] == b" ":
+            end += 1
+        return end, b"\n".join(lines[max(at - 1, 0) : end + 3]).translate(None, _DIGITS)
 
     def _forget_attempts(self) -> None:
         """Remove what was said before the last attempt began: where ranks are started again, and where a count of
@@ -365,7 +384,7 @@ class _LogReader:
         if (kind.is_special and self._read_special(line)) or self._continue_traceback(line):
             return
         if text.startswith("[rank") and _FRAME.match(body):  # torch's, whose first lines are cut off
-            self._open.append(_Open(prefix, rank, self._new_chain()))
+            self._open.append(_Open(at, prefix, rank, self._new_chain()))
             self._open[-1].frames.append(body)
             return
         for row in kind.rows:
@@ -408,7 +427,7 @@ class _LogReader:
         follows = self._chained == prefix.strip() + "|" or "The above" in before
         last = self._last[2]
         chain = last.chain if follows and last is not None else self._new_chain()
-        opened = _Open(prefix, rank, chain, before)
+        opened = _Open(line.at, prefix, rank, chain, before)
         opened.is_logged = is_logged
         opened.is_accident = follows and self._is_accident
         self._open.append(opened)
@@ -449,24 +468,22 @@ class _LogReader:
         if opened.is_ignored:
             return
         near = (opened.before, log.read_line(line.at + 1), log.read_line(line.at + 2))
-        if (
-            is_caught
-            and any(map(self._is_survived, near))
-            and not any(word in text for text in near for word in _LATER)
-        ):
+        is_followed = any(word in text for text in near for word in _LATER)
+        if is_caught and not is_followed and any(_says_survived(text.translate(_NO_DIGITS)) for text in near):
             log.passed.add(number)
+            end, block = self._find_block(opened.at)
+            kinds = [self._known.get(each.translate(None, _DIGITS)) for each in log.lines[opened.at + 1 : end + 1]]
+            if end == line.at and all(kind is not None and not kind.is_special for kind in kinds):
+                self._survived.add(block)
             return
-        said = f"{body} (torch.load)" if any(_LOADS.search(frame) for frame in opened.frames) else body
-        if said not in self._rows:
-            fits = (row for row in ROWS if row.level not in {RECORD, RESTART} and row.match(said))
-            self._rows[said] = next(fits, None)
-        row = self._rows[said]
+        row = _find_row(f"{body} (torch.load)" if any(_LOADS.search(frame) for frame in opened.frames) else body)
         level = RAISED if row is None or row.level in {CAUSE, RAISED} else row.level
         match = row.match(body) if row is not None else None
         rank = (
             opened.rank if opened.rank is not None else 0 if "clients joined" in body else line.rank
         )  # whom others call
-        is_accident = opened.is_accident and "raise " not in log.read_line(line.at - 1)
+        is_named = row is not None and row.level == CAUSE  # as by a signal's handler that torch runs there
+        is_accident = opened.is_accident and not is_named and "raise " not in log.read_line(line.at - 1)
         named = _read_groups(match)
         whose = named.get("rank", rank) if level in {RAISED, END} else rank
         mark = Mark(
@@ -477,13 +494,6 @@ class _LogReader:
         )  # fmt: skip
         log.marks.append(mark)
         self._last = opened.prefix.strip(), line.at, mark
-
-    def _is_survived(self, line: str) -> bool:
-        """Whether a line near a traceback says that the program goes on."""
-        alike = line.translate(_NO_DIGITS)
-        if alike not in self._survived:
-            self._survived[alike] = SURVIVED.search(alike) is not None
-        return self._survived[alike]
 
     def _add(self, line: _Line, row: Row, match: re.Match[str]) -> None:
         log, at, body, rank, host = self._log, line.at, line.body, line.rank, line.host
@@ -542,6 +552,22 @@ def _classify(alike: bytes) -> _LineKind:
         return _LineKind()
     rows = tuple(row for row, keys in _KEYS if any(key in text for key in keys))
     return _LineKind(any(word in text for word in _SPECIAL), rows)
+
+
+@lru_cache(1 << 12)
+def _says_survived(line: str) -> bool:
+    return SURVIVED.search(line) is not None
+
+
+@lru_cache(1 << 12)
+def _list_rows(error: str) -> list[Row]:
+    """The rows that may fit an exception, by its text without digits."""
+    rows = (row for row in ROWS if row.level not in {RECORD, RESTART})
+    return [row for row in rows if row is _ALONE or any(key in error for key in row.key.split("|"))]
+
+
+def _find_row(error: str) -> Row | None:
+    return next((row for row in _list_rows(error.translate(_NO_DIGITS)) if row.match(error)), None)
 
 
 def _split_labels(line: str) -> tuple[str, str]:

@@ -70,6 +70,14 @@ def test_an_exception_that_was_caught_is_no_cause(told):
     assert told(raised(1, "KeyError: 'label'") + on).class_ == "exception"  # torch signs what ends a rank
 
 
+def test_of_alike_tracebacks_the_one_that_no_line_says_to_be_survived_is_the_cause(told):
+    body = raised(None, "OSError: [Errno 5] Input/output error: '/x/7'").replace("<module>", "read")
+    again = "".join(f"reading {n} failed (attempt {n} of 3), will retry\n{body}" for n in range(5))
+    assert told(again + "rank 0 done\n").class_ == "none"
+    cause = told(again + "reading 5 failed\n" + body)
+    assert (cause.class_, cause.line) == ("exception", 30)
+
+
 CAUGHT = raised(None, "ModuleNotFoundError: No module named 'wandb'")
 EPOCHS = "epoch 0 loss 1.0\nepoch 1 loss 0.5\n"
 OF_3 = "".join(f"rank {n} of 3 on node{n}\n" for n in range(3))
@@ -134,6 +142,7 @@ def test_a_log_that_begins_inside_of_a_traceback_that_torch_signs_shows_its_exce
 WHILE = "\nDuring handling of the above exception, another exception occurred:\n\n"
 DIRECT = "\nThe above exception was the direct cause of the following exception:\n\n"
 MISSING = "FileNotFoundError: [Errno 2] No such file or directory: '/x'"
+WORKER = "RuntimeError: DataLoader worker (pid 7) is killed by signal: Killed."
 
 
 @pytest.mark.parametrize(
@@ -145,6 +154,7 @@ MISSING = "FileNotFoundError: [Errno 2] No such file or directory: '/x'"
         ("KeyError: 3", WHILE, MISSING, "raise FileNotFoundError", MISSING),
         ("KeyError: 3", WHILE, MISSING, "os.remove(lock)", "KeyError: 3"),  # the handler failed
         (RESET, WHILE, MISSING, "torch.save(model)", None),
+        (RESET, WHILE, WORKER, "_error_if_any_worker_fails()", WORKER),  # torch runs it at a worker's end
         (RESET, DIRECT, "RuntimeError: training failed", "raise RuntimeError", None),
     ],
 )
