@@ -94,6 +94,7 @@ class Rank:
         self.caller: Caller | None = None  # its agent's connection
         self.heard = self.moved = self.used = self.looked = now
         self.beat = Beat()
+        self.touched = 0  # the time of its page that its program has set; 0: not known
         self.place = Stand()
         self.plain: dict[int, PlainRank] = {}  # those of a plain script that have a process group; an agent has several
         self.has_opened = False  # the runtime, at some time, or touched its page
@@ -166,8 +167,9 @@ class StuckDetector:
 
     def record(self, one: Rank, beat: Beat, now: float) -> None:
         before, one.beat = one.beat, beat
-        was_touched = before.touched not in {0, beat.touched}  # 0: it was not made yet
-        touches = was_touched and not (beat.looks or before.looks)
+        touches = 0 < one.touched < before.touched <= beat.touched  # else another writer has set it back since
+        if touches or not one.touched or beat.looks or before.looks:
+            one.touched = beat.touched
         opens = beat.looks > 0 and not before.looks
         if one.state == CLOSED and opens:  # the script opens another runtime, whose first step compiles, too
             self._has_stepped = False

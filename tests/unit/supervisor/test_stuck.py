@@ -199,6 +199,15 @@ def test_a_program_that_says_nothing_of_itself_is_never_stuck_and_one_that_touch
     assert ranks.stuck() == ["rank 0 is one of them"]
 
 
+def test_a_page_whose_time_is_set_back_was_not_touched():
+    """What else is written there sets it back; on a busy node an agent reads the page in the middle of that."""
+    ranks = Ranks(1)
+    for touched in (1, 2, 1, 1):
+        ranks.detector.record(ranks.ranks[0], Beat(touched=touched), ranks.now)
+    ranks.now += 20 * FIRST_S
+    assert ranks.stuck() == []
+
+
 # Plain scripts, by the stands that the guard in each rank tells.
 
 SUM = Stand("train.py:9, in main: dist.all_reduce(x)", "all_reduce", 61.0, WAITS)
