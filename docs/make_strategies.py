@@ -58,8 +58,8 @@ _TABLE = """
 """
 EXAMPLE = {"P": 1.0, "W": 32, "S": 8, "C": 4, "T": 8}
 _COLUMNS = """
-Each row is a test (`tests/jobs/`, `tests/frameworks/`), on CPUs by Open MPI and gloo. Weights are compared with those of
-one rank with the same global batch. DeepSpeed's bytes are those of its paper (arXiv 1910.02054), not counted here.
+Each row is a test (`tests/jobs/`, `tests/frameworks/`), on CPUs by Open MPI and gloo. Weights are compared with those
+of one rank with the same global batch. DeepSpeed's bytes are those of its paper (arXiv 1910.02054), not counted here.
 """
 _MISSING = """
 ## Ways that have no job
