@@ -29,13 +29,13 @@ hpcddp: global batch 64 = 16 ranks x 4 x 1
 #PBS -l select=2:mpiprocs=8:ompthreads=12
 ```
 
-Each job is a YAML file and a script of at most 60 lines. [jobs/README.md](../jobs/README.md) says how to run them.
-[advise.md](advise.md) computes which split fits into the memory of a site's GPUs.
+[jobs/README.md](../jobs/README.md) says how to run them, [advise.md](advise.md) which split fits into the memory of a
+site's GPUs.
 
 ## What a rank holds, and what it sends
 
-The pictures show a model of four layers. Each square is the matrix of a layer, and its filled part is what the rank
-holds between two steps. `samples 1/4` are the rank's samples of the global batch.
+A model of four layers. Each square is the matrix of a layer, and its filled part is what the rank holds between two
+steps. `samples 1/4` are the rank's samples of the global batch.
 
 """
 _FORMULAS = """
@@ -43,9 +43,9 @@ _FORMULAS = """
 |---|---|---|---|---|
 """
 _LETTERS = """
-The last column is for 32 ranks on 4 nodes. The formulas are for rings, in which each rank sends as much as it receives.
-Tests count what four training ranks hold and send, but for `two-devices`. FSDP without blocks
-(`rt.wrap(model, blocks=…)`) keeps the whole model from the forward to the backward pass, and sends `2 P (S - 1) / S`.
+The last column is for 32 ranks on 4 nodes. The formulas are for rings. Tests count what four training ranks hold and
+send, but for `two-devices`. FSDP without `rt.wrap(model, blocks=…)` keeps the whole model from the forward to the
+backward pass, and sends `2 P (S - 1) / S`.
 
 | letter | meaning |
 |---|---|
@@ -58,9 +58,8 @@ _TABLE = """
 """
 EXAMPLE = {"P": 1.0, "W": 32, "S": 8, "C": 4, "T": 8}
 _COLUMNS = """
-Each row is a test (`tests/jobs/`, `tests/frameworks/`), on CPUs by Open MPI and gloo. `hpcddp render` makes scripts for
-ABCI 3.0 and for Slurm, for any number of nodes unless the row says otherwise. Weights are compared with those of one
-rank with the same global batch. DeepSpeed's bytes are those of its paper (arXiv 1910.02054), and were not counted here.
+Each row is a test (`tests/jobs/`, `tests/frameworks/`), on CPUs by Open MPI and gloo. Weights are compared with those
+of one rank with the same global batch. DeepSpeed's bytes are those of its paper (arXiv 1910.02054), not counted here.
 """
 _MISSING = """
 ## Ways that have no job
