@@ -12,10 +12,13 @@ from __future__ import annotations
 
 import importlib
 import os
+import sys
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 from hpcddp.errors import LaunchError, RequestError
+from hpcddp.runs.folder import find_attempt
+from hpcddp.training.arguments import read_save_every
 from hpcddp.uncaught import Opening, two_lines
 
 if TYPE_CHECKING:
@@ -49,7 +52,13 @@ def attach(trainer: Any, *, save_every: int | str | None = None) -> None:
                 f"attach(…) takes a Trainer of transformers or Lightning, not a {type(trainer).__name__}",
                 "in a loop of your own: with hpcddp.integrations.loop() as run: …",
             )
-        importlib.import_module(f"{__name__}.{module}").attach(trainer, os.environ, save_every)
+        attempt = find_attempt(os.environ)
+        if attempt is not None:
+            every = read_save_every(save_every, "hpcddp.integrations.attach(trainer, save_every={})")
+            importlib.import_module(f"{__name__}.{module}").attach(trainer, attempt, os.environ, every)
+        elif os.environ.get("RANK", "0") == "0":
+            what = "no run folder (HPCDDP_RUN_DIR, HPCDDP_ATTEMPT): nothing stops or resumes this training"
+            print(f"hpcddp: {what}\nhint: hpcddp launch -- python train.py", file=sys.stderr, flush=True)
 
 
 def loop(

@@ -8,25 +8,22 @@ from importlib import import_module
 from typing import Any
 
 from hpcddp.errors import RequestError
-from hpcddp.integrations.run import Run, check_all_ranks, opened, print_no_run
-from hpcddp.runs.folder import find_attempt
-from hpcddp.training.arguments import read_save_every
+from hpcddp.integrations.run import Run, check_all_ranks, opened
+from hpcddp.runs.folder import AttemptFolder
+from hpcddp.training.arguments import SaveEvery
 
 FRAMEWORK = "the Trainer of transformers"
+_MOST_NOTES = 1000  # on checkpoints, whose files the Trainer itself removes (save_total_limit)
 
 
-def attach(trainer: Any, env: MutableMapping[str, str], save_every: int | str | None) -> None:
+def attach(trainer: Any, attempt: AttemptFolder, env: MutableMapping[str, str], every: SaveEvery) -> None:
     """See `hpcddp.integrations.attach`."""
-    attempt, args = find_attempt(env), trainer.args
+    args = trainer.args
     base = import_module("transformers").TrainerCallback
-    if attempt is None:
-        print_no_run(env)
-        return
-    every = read_save_every(save_every, "hpcddp.integrations.attach(trainer, save_every={})")
     if every.steps is not None:
         raise RequestError(
-            f"the Trainer of transformers counts steps as its arguments say, not by attach(…, save_every={save_every})",
-            f'TrainingArguments(…, save_strategy="steps", save_steps={save_every})',
+            f"the Trainer of transformers counts steps as its arguments say, not by attach(…, save_every={every})",
+            f'TrainingArguments(…, save_strategy="steps", save_steps={every})',
         )
     check_all_ranks(env, args.world_size, "on CPUs: export ACCELERATE_USE_CPU=true; else leave out what limits it")
     _check_arguments(args)
@@ -41,7 +38,7 @@ def attach(trainer: Any, env: MutableMapping[str, str], save_every: int | str | 
                 env,
                 "trainer.train()",
                 global_batch=batch,
-                keep=_MOST_KEPT,
+                keep=_MOST_NOTES,
                 save_every=every,
                 fixed="DeepSpeed's optimizer is saved per rank" if args.deepspeed else "",
                 seed=args.seed,
@@ -57,9 +54,6 @@ def attach(trainer: Any, env: MutableMapping[str, str], save_every: int | str | 
         return train_in_run
 
     trainer.train = resuming(trainer.train)
-
-
-_MOST_KEPT = 1000  # notes on checkpoints, whose files the Trainer itself removes (save_total_limit)
 
 
 def _check_arguments(args: Any) -> None:

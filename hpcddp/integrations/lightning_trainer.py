@@ -8,7 +8,7 @@ import itertools
 import signal
 import threading
 from collections.abc import Callable, Iterator, MutableMapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -17,17 +17,152 @@ import torch
 from torch.utils.data import SequentialSampler
 
 from hpcddp.integrations.ranks import join_ranks
-from hpcddp.integrations.run import Run, check_all_ranks, ended, print_no_run
+from hpcddp.integrations.run import Run, check_all_ranks, ended
 from hpcddp.integrations.saved import FrameworkCheckpoint, check_world, find_saved
-from hpcddp.runs.folder import AttemptFolder, find_attempt
-from hpcddp.training.arguments import SaveEvery, read_save_every
+from hpcddp.runs.folder import AttemptFolder
+from hpcddp.training.arguments import SaveEvery
 from hpcddp.training.data.randomness import States, read_states, restore
 from hpcddp.training.options import DEFAULT_SAVE_S
 from hpcddp.training.stopping import STOP_SIGNALS, SignalFlag, StopTraining
 from hpcddp.training.torch_compat import drop_iterator
 from hpcddp.uncaught import two_lines
 
-# Where Lightning is in its training data: it counts the batches of a resumed epoch, but reads them from the start.
+FRAMEWORK = "Lightning's Trainer"
+_FILE = "lightning.ckpt"
+
+
+def attach(trainer: Any, attempt: AttemptFolder, env: MutableMapping[str, str], every: SaveEvery) -> None:
+    """See `hpcddp.integrations.attach`."""
+    check_all_ranks(env, trainer.world_size, "leave out devices= and num_nodes=: hpcddp exec says them to Lightning")
+    package = next(kind.__module__ for kind in type(trainer).__mro__ if kind.__name__ == "Trainer")
+    base = import_module(f"{package.partition('.trainer')[0]}.callbacks").Callback
+
+    def resuming(fit: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(fit)
+        def fit_in_run(*given: Any, **named: Any) -> Any:
+            arguments = inspect.signature(fit).bind(*given, **named)
+            with two_lines():
+                saved = find_saved(attempt.run, FRAMEWORK)
+            if saved is not None:  # also in place of the script's own: the run has come further
+                arguments.arguments["ckpt_path"] = f"{saved.path}/{_FILE}"
+                arguments.arguments.setdefault("weights_only", False)  # the run wrote it: no stranger's file
+            signals = SignalFlag()
+            with signals.installed():
+                hooks = type("HpcddpCallback", (LightningHooks, base), {})(env, attempt, saved, signals, every)
+                trainer.callbacks.append(hooks)
+                try:
+                    with hooks.until_end:
+                        result = fit(*arguments.args, **arguments.kwargs)
+                finally:
+                    trainer.callbacks.remove(hooks)
+                if hooks.run is not None and hooks.run.stop_reason:
+                    raise SystemExit(0)  # what follows is for a model whose training is finished
+                return result
+
+        return fit_in_run
+
+    trainer.fit = resuming(trainer.fit)
+
+
+class LightningHooks:
+    """The events of Lightning's Trainer that matter to a run."""
+
+    def __init__(
+        self,
+        env: MutableMapping[str, str],
+        attempt: AttemptFolder,
+        saved: FrameworkCheckpoint | None,
+        signals: SignalFlag,
+        save_every: SaveEvery,
+    ) -> None:
+        self._env, self._attempt, self._saved = env, attempt, saved
+        self._signals = signals
+        self._saves_at_epoch_ends = save_every == SaveEvery()
+        self._save_every_in_epoch = SaveEvery(seconds=DEFAULT_SAVE_S) if self._saves_at_epoch_ends else save_every
+        self._handlers = {number: signal.getsignal(number) for number in STOP_SIGNALS}
+        self.run: Run | None = None  # from `setup` on: `fit` makes the process group
+        self.until_end = ExitStack()  # of `fit`
+
+    def setup(self, trainer: Any, _module: Any, stage: str) -> None:
+        """The process group is there."""
+        if self.run is not None or stage != "fit":
+            return
+        ranks = join_ranks(self._env, "trainer.fit()")
+        with two_lines():
+            if self._saved is not None and type(trainer.strategy).__name__.startswith("DeepSpeed"):
+                check_world(self._saved, ranks.world_size, None, fixed="DeepSpeed's optimizer is saved per rank")
+        self.run = Run(
+            FRAMEWORK, self._attempt, ranks, self._env, self._signals, self._saved, save_every=self._save_every_in_epoch
+        )
+        self.until_end.enter_context(ended(self.run))
+        with two_lines():
+            self.run.open()
+
+    def on_train_start(self, trainer: Any, _module: Any) -> None:
+        """All is loaded, and no batch was read. Lightning's handlers of signals, which communicate or requeue the job,
+        give way to those of before."""
+        run = self._opened()
+        if threading.current_thread() is threading.main_thread():
+            for number, handler in self._handlers.items():
+                signal.signal(number, handler)
+        run.global_batch = count_global_batch(trainer)
+        seed = self._env.get("PL_GLOBAL_SEED", "")  # of Lightning's seed_everything
+        with two_lines():
+            run.compare_settings(global_batch=run.global_batch, seed=int(seed) if seed.isdecimal() else None)
+        if 0 < trainer.estimated_stepping_batches < float("inf"):
+            run.expect_steps(int(trainer.estimated_stepping_batches))
+        if self._saved is None:
+            return
+        with two_lines():
+            line = check_world(self._saved, run.ranks.world_size, run.global_batch)
+        state = name_random_state(Path(self._saved.path), run.ranks.rank)
+        for text in (line, skip_batches(trainer, lambda: restore_random_state(state))):
+            if text:
+                run.print_line(text)
+
+    def on_train_batch_end(self, trainer: Any, *_: Any, **__: Any) -> None:
+        """Agree with all ranks, after an optimizer step, whether to stop."""
+        run = self._opened()
+        if trainer.global_step == run.step:  # the gradients of this batch are only added up
+            return
+        stops = run.count_step(trainer.global_step, trainer.current_epoch)
+        if trainer.global_step % max(trainer.log_every_n_steps, 1) == 0:
+            loss = trainer.callback_metrics.get("train_loss")  # on every rank: it may have to be added up
+            if loss is not None:
+                run.record_loss(float(loss))
+        if stops and _is_last_step(trainer):
+            run.forget_stop()
+        elif stops:
+            self._save(trainer)
+            raise StopTraining  # Lightning's own way to stop ends the epoch, with all that it does then
+        elif run.is_save_due:
+            self._save(trainer)
+
+    def on_train_epoch_end(self, trainer: Any, *_: Any) -> None:
+        """A checkpoint at the end of each epoch, unless `save_every` says how often."""
+        if self._saves_at_epoch_ends:
+            self._save(trainer)
+
+    def _save(self, trainer: Any) -> None:
+        run = self._opened()
+        with run.saving(run.step, trainer.current_epoch) as folder:
+            trainer.save_checkpoint(folder / _FILE)
+            torch.save(tuple(read_states()), name_random_state(folder, run.ranks.rank))
+
+    def _opened(self) -> Run:
+        if self.run is None:
+            raise RuntimeError("Lightning has not called `setup`")
+        return self.run
+
+
+def _is_last_step(trainer: Any) -> bool:
+    if 0 < trainer.max_steps <= trainer.global_step:
+        return True
+    is_last_epoch = trainer.max_epochs is not None and 0 < trainer.max_epochs <= trainer.current_epoch + 1
+    return bool(is_last_epoch and trainer.is_last_batch)
+
+
+# ---- the place in the training data
 
 
 def count_global_batch(trainer: Any) -> int | None:
@@ -38,7 +173,8 @@ def count_global_batch(trainer: Any) -> int | None:
 
 
 def skip_batches(trainer: Any, restore: Callable[[], object]) -> str | None:
-    """Continue the resumed epoch at its next batch; returns a line to print where that cannot be.
+    """Continue the resumed epoch at its next batch; returns a line to print where that cannot be. Lightning counts the
+    batches of a resumed epoch, and reads them from the start.
 
     The loaders were iterated already, and of another epoch if the last one had just ended. `restore` sets the random
     state of the save: to iterate over a loader draws a number, which inside an epoch was drawn before that.
@@ -101,163 +237,12 @@ def _loaders(trainer: Any) -> list[Any]:
     return list(combined.flattened) if combined is not None else []
 
 
-FRAMEWORK = "Lightning's Trainer"
-_FILE = "lightning.ckpt"
-
-
 def name_random_state(folder: Path, rank: int) -> Path:
-    """The file with a rank's random state, which Lightning does not save."""
+    """The path of a rank's random state, which Lightning does not save."""
     return folder / f"random-{rank:04d}.pt"
 
 
 def restore_random_state(path: Path) -> None:
-    """Put it back; nothing where there is none for this rank, which is of a run on more of them."""
+    """Restore it; do nothing where there is none for this rank, as the run was on fewer ranks before."""
     if path.is_file():
         restore(States(*torch.load(path, weights_only=False)))  # the run wrote it
-
-
-def attach(trainer: Any, env: MutableMapping[str, str], save_every: int | str | None) -> None:
-    """See `hpcddp.integrations.attach`."""
-    attempt = find_attempt(env)
-    if attempt is None:
-        print_no_run(env)
-        return
-    every = read_save_every(save_every, "hpcddp.integrations.attach(trainer, save_every={})")
-    check_all_ranks(env, trainer.world_size, "leave out devices= and num_nodes=: hpcddp exec says them to Lightning")
-    package = next(kind.__module__ for kind in type(trainer).__mro__ if kind.__name__ == "Trainer")
-    base = import_module(f"{package.partition('.trainer')[0]}.callbacks").Callback
-
-    def resuming(fit: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(fit)
-        def fit_in_run(*given: Any, **named: Any) -> Any:
-            arguments = inspect.signature(fit).bind(*given, **named)
-            with two_lines():
-                saved = find_saved(attempt.run, FRAMEWORK)
-            if saved is not None:  # also in place of the script's own: the run has come further
-                arguments.arguments["ckpt_path"] = f"{saved.path}/{_FILE}"
-                arguments.arguments.setdefault("weights_only", False)  # the run wrote it: no stranger's file
-            signals = SignalFlag()
-            with signals.installed():
-                hooks = type("HpcddpCallback", (LightningHooks, base), {})(env, attempt, saved, signals, every)
-                trainer.callbacks.append(hooks)
-                try:
-                    with hooks.ended():
-                        result = fit(*arguments.args, **arguments.kwargs)
-                finally:
-                    trainer.callbacks.remove(hooks)
-                if hooks.stop_reason:
-                    raise SystemExit(0)  # what follows is for a model whose training is finished
-                return result
-
-        return fit_in_run
-
-    trainer.fit = resuming(trainer.fit)
-
-
-class LightningHooks:
-    """The events of Lightning's Trainer that matter to a run."""
-
-    def __init__(
-        self,
-        env: MutableMapping[str, str],
-        attempt: AttemptFolder,
-        saved: FrameworkCheckpoint | None,
-        signals: SignalFlag,
-        save_every: SaveEvery,
-    ) -> None:
-        self._env, self._attempt, self._saved = env, attempt, saved
-        self._signals = signals
-        self._saves_at_epoch_ends = save_every == SaveEvery()
-        self._save_every_in_epoch = SaveEvery(seconds=DEFAULT_SAVE_S) if self._saves_at_epoch_ends else save_every
-        self._handlers = {number: signal.getsignal(number) for number in STOP_SIGNALS}
-        self._run: Run | None = None
-        self._until_end = ExitStack()
-
-    @property
-    def stop_reason(self) -> str | None:
-        """Why the training has stopped; None while it has not."""
-        return self._run.stop_reason if self._run is not None else None
-
-    @contextmanager
-    def ended(self) -> Iterator[None]:
-        """Around `fit`, which makes the process group: see `run.ended`."""
-        with self._until_end:
-            yield
-
-    def setup(self, trainer: Any, _module: Any, stage: str) -> None:
-        """The process group is there."""
-        if self._run is not None or stage != "fit":
-            return
-        ranks = join_ranks(self._env, "trainer.fit()")
-        with two_lines():
-            if self._saved is not None and type(trainer.strategy).__name__.startswith("DeepSpeed"):
-                check_world(self._saved, ranks.world_size, None, fixed="DeepSpeed's optimizer is saved per rank")
-        self._run = Run(
-            FRAMEWORK, self._attempt, ranks, self._env, self._signals, self._saved, save_every=self._save_every_in_epoch
-        )
-        self._until_end.enter_context(ended(self._run))
-        with two_lines():
-            self._run.open()
-
-    def on_train_start(self, trainer: Any, _module: Any) -> None:
-        """All is loaded, and no batch was read. Lightning's handlers of signals, which communicate or requeue the job,
-        give way to those of before."""
-        run = self._opened()
-        if threading.current_thread() is threading.main_thread():
-            for number, handler in self._handlers.items():
-                signal.signal(number, handler)
-        run.global_batch = count_global_batch(trainer)
-        seed = self._env.get("PL_GLOBAL_SEED", "")  # of Lightning's seed_everything
-        with two_lines():
-            run.compare_settings(global_batch=run.global_batch, seed=int(seed) if seed.isdecimal() else None)
-        if 0 < trainer.estimated_stepping_batches < float("inf"):
-            run.expect_steps(int(trainer.estimated_stepping_batches))
-        if self._saved is None:
-            return
-        with two_lines():
-            line = check_world(self._saved, run.ranks.world_size, run.global_batch)
-        state = name_random_state(Path(self._saved.path), run.ranks.rank)
-        for text in (line, skip_batches(trainer, lambda: restore_random_state(state))):
-            if text:
-                run.print_line(text)
-
-    def on_train_batch_end(self, trainer: Any, *_: Any, **__: Any) -> None:
-        """Agree with all ranks, after an optimizer step, whether to stop."""
-        run = self._opened()
-        if trainer.global_step == run.step:  # the gradients of this batch are only added up
-            return
-        stops = run.count_step(trainer.global_step, trainer.current_epoch)
-        if trainer.global_step % max(trainer.log_every_n_steps, 1) == 0:
-            loss = trainer.callback_metrics.get("train_loss")  # on every rank: it may have to be added up
-            if loss is not None:
-                run.record_loss(float(loss))
-        if stops and _is_last_step(trainer):
-            run.forget_stop()
-        elif stops:
-            self._save(trainer)
-            raise StopTraining  # Lightning's own way to stop ends the epoch, with all that it does then
-        elif run.is_save_due:
-            self._save(trainer)
-
-    def on_train_epoch_end(self, trainer: Any, *_: Any) -> None:
-        """A checkpoint at the end of each epoch, unless `save_every` says how often."""
-        if self._saves_at_epoch_ends:
-            self._save(trainer)
-
-    def _save(self, trainer: Any) -> None:
-        run = self._opened()
-        with run.saving(run.step, trainer.current_epoch) as folder:
-            trainer.save_checkpoint(folder / _FILE)
-            torch.save(tuple(read_states()), name_random_state(folder, run.ranks.rank))
-
-    def _opened(self) -> Run:
-        if self._run is None:
-            raise RuntimeError("Lightning has not called `setup`")
-        return self._run
-
-
-def _is_last_step(trainer: Any) -> bool:
-    if 0 < trainer.max_steps <= trainer.global_step:
-        return True
-    is_last_epoch = trainer.max_epochs is not None and 0 < trainer.max_epochs <= trainer.current_epoch + 1
-    return bool(is_last_epoch and trainer.is_last_batch)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import MutableMapping, Sequence
 from datetime import timedelta
 from typing import Any
@@ -12,9 +11,9 @@ import torch
 import torch.distributed as dist
 
 from hpcddp.errors import LaunchError, RequestError
-from hpcddp.ranks.network import set_interface
 from hpcddp.training.activity import waiting
 from hpcddp.training.rendezvous.failure import Failure, claim_first
+from hpcddp.training.rendezvous.group import settle_interface
 from hpcddp.training.steps import Agreement
 from hpcddp.training.torch_compat import PrefixStore, default_store
 
@@ -30,10 +29,9 @@ _GROUPS: list[Any] = []
 class Ranks:
     """This rank among all. Its methods are called on every rank alike."""
 
-    def __init__(self, rank: int, world_size: int, nodes: int = 1) -> None:
+    def __init__(self, rank: int, world_size: int) -> None:
         self.rank = rank
         self.world_size = world_size
-        self.nodes = nodes
         self._group: Any = None
         if world_size > 1:
             self._store = PrefixStore("hpcddp", default_store())
@@ -106,9 +104,7 @@ def join_ranks(env: MutableMapping[str, str], opened_by: str) -> Ranks:
                 "let the framework use all ranks (docs/frameworks.md)",
             )
         _settle_network(env, dist.get_rank(), dist.get_world_size())
-        here = env.get("LOCAL_WORLD_SIZE", "")
-        nodes = -(-size // int(here)) if here.isdecimal() and int(here) else 1
-        return Ranks(dist.get_rank(), dist.get_world_size(), nodes)
+        return Ranks(dist.get_rank(), dist.get_world_size())
     if size > 1:
         raise LaunchError(
             f"{opened_by} was called in one of {size} ranks before their process group was there",
@@ -123,7 +119,4 @@ def _settle_network(env: MutableMapping[str, str], rank: int, world_size: int) -
     mine = os.uname().nodename
     store.set(f"hpcddp-host-{rank}", mine)
     hosts = [store.get(f"hpcddp-host-{one}").decode() for one in (0, world_size - 1)]
-    peer = next((host for host in hosts if host != mine), None)
-    remark = set_interface(env, "gloo", mine, peer)
-    if remark and rank == 0:
-        print(f"hpcddp: {remark}", file=sys.stderr, flush=True)
+    settle_interface(env, "gloo", mine, hosts, prints=rank == 0)

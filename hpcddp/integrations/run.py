@@ -39,13 +39,6 @@ _FIRST_SAVE_S = 30.0  # until one is measured
 _LINES_S = 1.0  # between two lines on how far the loop is
 
 
-def print_no_run(env: Mapping[str, str]) -> None:
-    """Print, on rank 0, that there is no run to take part in."""
-    if env.get("RANK", "0") == "0":
-        what = "no run folder (HPCDDP_RUN_DIR, HPCDDP_ATTEMPT): nothing stops or resumes this training"
-        print(f"hpcddp: {what}\nhint: hpcddp launch -- python train.py", file=sys.stderr, flush=True)
-
-
 def check_all_ranks(env: Mapping[str, str], world_size: int, hint: str) -> None:
     """LaunchError if the trainer has found fewer ranks than the launcher has started."""
     started = env.get("WORLD_SIZE", "1")

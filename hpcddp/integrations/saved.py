@@ -60,23 +60,19 @@ def find_saved(run: RunFolder, framework: str) -> FrameworkCheckpoint | None:
 def check_world(
     saved: FrameworkCheckpoint, world_size: int, global_batch: int | None, *, fixed: str = ""
 ) -> str | None:
-    """A line to print before this checkpoint is resumed on so many ranks, or None. RequestError if
-    the resume would be wrong.
+    """A line to print before this checkpoint is resumed on so many ranks, or None. RequestError if it would be wrong.
 
     Frameworks count steps and batches per rank: their place in the data, and the learning rate's, are right only as
     long as a step has as many samples as before. `fixed`: why this checkpoint fits no other number of ranks at all.
     """
-    before, now = format_count(saved.world_size, "rank"), format_count(world_size, "rank")
-    hint = f"resume on {before} with the same batch, or begin a new run: --fresh"
-    if saved.world_size != world_size and fixed:
-        raise RequestError(f"the checkpoint of step {saved.step} is of {before}, and here are {now}: {fixed}", hint)
     if saved.world_size == world_size:
         return None
-    if global_batch is None or saved.global_batch is None:
+    before, now = format_count(saved.world_size, "rank"), format_count(world_size, "rank")
+    if fixed or global_batch is None or saved.global_batch is None:
+        why = fixed or "the loop counts batches per rank, and would repeat or leave out samples"
         raise RequestError(
-            f"the checkpoint of step {saved.step} is of {before}, and here are {now}: the loop counts batches per rank,"
-            " and would repeat or leave out samples",
-            hint,
+            f"the checkpoint of step {saved.step} is of {before}, and here are {now}: {why}",
+            f"resume on {before} with the same batch, or begin a new run: --fresh",
         )
     if global_batch != saved.global_batch:  # which was accepted
         return None

@@ -44,7 +44,7 @@ from hpcddp.training.checkpoint.files import (
 )
 from hpcddp.training.checkpoint.resume import choose_newest, load_checkpoint
 from hpcddp.training.checkpoint.settings import GivenSettings, LoadedState, describe_settings
-from hpcddp.training.checkpoint.tracked import Tracked, list_tensors, make_outline, write_key
+from hpcddp.training.checkpoint.tracked import Tracked, format_key, list_tensors, make_outline
 from hpcddp.training.collectives import broadcast
 from hpcddp.training.options import RunSetup
 from hpcddp.training.parallel.zero import ZeroSteps
@@ -52,7 +52,7 @@ from hpcddp.training.rendezvous.group import Group
 from hpcddp.training.stopping import SaveTimer, StopWatch
 from hpcddp.training.versions import list_versions
 
-# Writing a run's checkpoints: rank 0 one file, where each rank has everything; else each rank its part.
+_GUESSED_BYTES_PER_S = 1e8  # of one writer on a busy file system
 
 
 class WrittenCheckpoint(NamedTuple):
@@ -62,7 +62,8 @@ class WrittenCheckpoint(NamedTuple):
 
 
 class CheckpointWriter:
-    """Writes checkpoints into one folder, one at a time. Its methods are called on every rank alike."""
+    """Writes checkpoints into one folder, one at a time: rank 0 all in one file, or each rank its part where none has
+    all. Its methods are called on every rank alike."""
 
     def __init__(
         self,
@@ -112,7 +113,7 @@ class CheckpointWriter:
         with _naming(partial):
             if not in_parts:
                 return end({}, tree)
-            tensors = {write_key(path): tensor for path, tensor in list_tensors(tree).items()}
+            tensors = {format_key(path): tensor for path, tensor in list_tensors(tree).items()}
             return self._write_parts(partial, tensors, lambda files: end(files, outline))
 
     def poll(self, *, wait: bool = False) -> WrittenCheckpoint | None:
@@ -193,11 +194,10 @@ class AttemptSaves:
     """
 
     def __init__(self, folder: AttemptFolder | None, watch: StopWatch, *, is_first: bool, every_s: int | None) -> None:
-        self.folder = folder
         self.watch = watch
         self.stop_reason: str | None = None  # is set on all ranks at the same step
-        self._writes = is_first and folder is not None
-        self.timer = SaveTimer(every_s) if self._writes and every_s is not None else None
+        self._folder = folder if is_first else None  # None: this rank writes nothing
+        self._timer = SaveTimer(every_s) if self._folder is not None and every_s is not None else None
 
     def accept_stop(self, reason: str | None) -> None:
         """The ranks agree that the run stops here; the first reason stays."""
@@ -206,18 +206,18 @@ class AttemptSaves:
     @property
     def is_time(self) -> bool:
         """Whether rank 0 is to ask for a save, as the time since the last one has come."""
-        return self.timer is not None and self.timer.is_due
+        return self._timer is not None and self._timer.is_due
 
     def begin_training(self) -> None:
         """The time until the next save counts from now."""
-        if self.timer is not None:
-            self.timer.restart()
+        if self._timer is not None:
+            self._timer.restart()
 
     @at_files()
     def check_held(self) -> None:
         """HeldError on rank 0 if another attempt has taken the run."""
-        if self._writes and self.folder is not None:
-            check_not_taken(self.folder.run, self.folder.name)
+        if self._folder is not None:
+            check_not_taken(self._folder.run, self._folder.name)
 
     def save_begins(self) -> None:
         """All ranks save now. HeldError as of `check_held`."""
@@ -233,21 +233,20 @@ class AttemptSaves:
         """The checkpoint of this step is complete, after so many seconds."""
         self.watch.pace.save_ended(seconds)
         if self.stop_reason is not None:
-            self.write("unfinished", self.stop_reason, step, epoch)
-        elif self._writes and self.folder is not None:
+            self._write("unfinished", self.stop_reason, step, epoch)
+        elif self._folder is not None:
             with at_files():
-                record_checkpoint(self.folder, step=step, epoch=epoch)
+                record_checkpoint(self._folder, step=step, epoch=epoch)
 
     def end(self, step: int, epoch: int, stop_reason: str | None, finished: str | None = None, **more: Any) -> None:
         """The attempt ends without an error: stopped for this reason, else finished; `finished`: why so early."""
         status = "unfinished" if stop_reason else "finished"
-        self.write(status, stop_reason or finished or AT_ITS_END, step, epoch, **more)
+        self._write(status, stop_reason or finished or AT_ITS_END, step, epoch, **more)
 
     @at_files()
-    def write(self, status: str, reason: str, step: int, epoch: int, **more: Any) -> None:
-        """Write `state.json`."""
-        if self._writes and self.folder is not None:
-            write_state(self.folder, status, step=step, epoch=epoch, reason=reason, **more)
+    def _write(self, status: str, reason: str, step: int, epoch: int, **more: Any) -> None:
+        if self._folder is not None:
+            write_state(self._folder, status, step=step, epoch=epoch, reason=reason, **more)
 
 
 class Checkpointer:
@@ -282,6 +281,7 @@ class Checkpointer:
         if self._folder is None:
             return None
         make_outline(tracked.capture())  # an object that could not be read back is refused before hours of work
+        read_best(str(self._folder))  # and so is a damaged file
         newest, pace = choose_newest(self._group, self._folder, self._anew), self._saves.watch.pace
         self._settings.add("global_batch", global_batch)
         self._settings.compare(describe_settings(tracked.objects), None if newest is None else step_of(newest.name))
@@ -301,7 +301,7 @@ class Checkpointer:
                     words = "is no longer" if manifest.exact is not None else "is not"
                     print(f"hpcddp: warning: the run {words} exact: {deviation}", file=sys.stderr)
         if self._saves.watch.deadline is not None and self._group.is_first:
-            pace.expect_save(manifest.seconds or guess_save_s(count_state_bytes(tracked)))
+            pace.expect_save(manifest.seconds or guess_save_s(tracked.models()))
         return position
 
     def compare_settings(self, position: dict[str, int]) -> None:
@@ -323,7 +323,6 @@ class Checkpointer:
         return list(self._provenance.get("deviations", ()))
 
     def models(self) -> list[nn.Module]:
-        """List the tracked models."""
         return self._tracked.models() if self._tracked is not None else []
 
     def learning_rate(self) -> float | None:
@@ -440,15 +439,8 @@ def check_same_value(values: Sequence[float]) -> None:
             )
 
 
-_GUESSED_BYTES_PER_S = 1e8  # of one writer on a busy file system
-
-
-def guess_save_s(size: int) -> float:
-    """Estimate the seconds of a first save of so many bytes, until one is measured."""
-    return size / _GUESSED_BYTES_PER_S
-
-
-def count_state_bytes(tracked: Tracked) -> int:
-    """Count the bytes of the models and, as if each were trained by Adam, of two numbers for each of theirs."""
-    tensors = list_tensors([model.state_dict() for model in tracked.models()]).values()
-    return 3 * sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+def guess_save_s(models: Sequence[nn.Module]) -> float:
+    """Estimate the seconds of a first save: of the models and, as if Adam trained each, two numbers for each of
+    theirs."""
+    tensors = list_tensors([model.state_dict() for model in models]).values()
+    return 3 * sum(tensor.numel() * tensor.element_size() for tensor in tensors) / _GUESSED_BYTES_PER_S

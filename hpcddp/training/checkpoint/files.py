@@ -34,12 +34,11 @@ STATE = "state.pt"
 INDEX = ".metadata"  # of the tensors in a checkpoint that all ranks wrote
 MARK = "hpcddp-run"  # in a folder that a framework has saved to: whose the newest files there are
 
-# What an exact result was computed with: the entry `exact` of a manifest, carried from attempt to attempt.
-
 
 def make_provenance(exactness: Exactness, global_batch: int, device: torch.device) -> dict[str, Any]:
-    """The sums that were chosen, the hardware and software that compute them, and what changed on the way: why the
-    result may differ from that of a run without interruption."""
+    """The entry `exact` of a manifest, carried from attempt to attempt: the sums that were chosen, the hardware and
+    software that compute them, and what changed on the way, so that the result may differ from that of a run without
+    interruption."""
     chosen = {"method": exactness.method, "slices": exactness.slices, "global_batch": global_batch}
     return {**chosen, "conditions": list_conditions(device), "deviations": []}
 
@@ -55,7 +54,7 @@ def continue_provenance(mine: dict[str, Any], theirs: dict[str, Any] | None, ste
     return {**mine, "deviations": [*theirs["deviations"], *new]}
 
 
-# The files of a checkpoint.
+# ---- the files of a checkpoint
 
 
 def name_step(folder: Path, step: int) -> Path:
@@ -186,11 +185,12 @@ def _hash_file(path: Path) -> str:
         return digest.hexdigest()
 
 
-# A model's weights as one file that plain torch reads.
+# ---- a model's weights
 
 
 def write_whole(model: nn.Module, path: Path, group: Group) -> None:
-    """Write the state of `model` (not in DDP), whole and on the CPU, as a whole file: rank 0 does. A collective.
+    """Write the state of `model` (not in DDP), whole and on the CPU, as a file that plain torch reads: rank 0 does. A
+    collective.
 
     LaunchError on every rank if the file cannot be written.
     """

@@ -13,7 +13,7 @@ from hpcddp.errors import LaunchError, RequestError
 from hpcddp.runs.jsonfile import UnreadableFileError
 from hpcddp.training.activity import at_files
 from hpcddp.training.checkpoint.files import find_fault, list_checkpoint_folders, read_checkpoint
-from hpcddp.training.checkpoint.tracked import Tracked, list_tensors, map_tensors, split_like, write_key
+from hpcddp.training.checkpoint.tracked import Tracked, format_key, list_tensors, map_tensors, split_like
 from hpcddp.training.collectives import ask_all, broadcast
 from hpcddp.training.rendezvous.group import Group
 from hpcddp.units import format_count
@@ -116,11 +116,9 @@ def load_checkpoint(
             key: sharded.make_empty(tensor.shape, tensor.dtype, find_like(key, tensor.shape))
             for key, tensor in outline.items()
         }
-        sharded.read_tensors(path, {write_key(key): tensor for key, tensor in numbers.items()})
+        sharded.read_tensors(path, {format_key(key): tensor for key, tensor in numbers.items()})
         tree = map_tensors(tree, lambda key, tensor: numbers.get(key, tensor))
     else:
         tree = map_tensors(tree, lambda key, whole: split_like(whole, find_like(key, whole.shape)))
-    source, hint = f"checkpoint {path}", f"take the model and options of the first run, or {anew}"
-    tracked.restore_models(tree, source, hint)
-    tracked.restore_others(tree, source, hint)
+    tracked.restore(tree, f"checkpoint {path}", f"take the model and options of the first run, or {anew}")
     return position, left

@@ -43,10 +43,11 @@ from hpcddp.runs.start import has_options
 from hpcddp.training.activity import at_files
 from hpcddp.training.checkpoint.tracked import list_tensors, name_parameters
 from hpcddp.training.parallel.sameness import is_whole, sum_bits
+from hpcddp.training.torch_compat import local_part
 
 Settings = dict[str, dict[str, Any]]  # of each object by its name, or "optimizer[1]" for its second parameter group
 
-_AGAIN = ("seed", "samples", "shuffle")  # what says which samples an epoch has, and in which order
+_OF_SAMPLES = ("seed", "samples", "shuffle")  # what says which samples an epoch has, and in which order
 # Not compared: what moves, what `lr` says already, and how an optimizer computes the same.
 _LEFT_OUT = {"params", "param_names", "initial_lr", "last_epoch", "base_lrs", "verbose", "foreach", "fused"}
 _LEFT_OUT |= {"capturable", "_step_count", "_last_lr", "_get_lr_called_within_step", "_is_initial"}
@@ -147,7 +148,7 @@ class RunSettings:
     def begins_again(self, number: int = 1) -> bool:
         """Whether the samples that the checkpoint's epoch of this training loader has left are not those of now."""
         old, new = self.at.get(RUN_GROUP, {}), self.to.get(RUN_GROUP, {})
-        names = (one if one == "seed" else name_setting(one, number) for one in _AGAIN)
+        names = (one if one == "seed" else name_setting(one, number) for one in _OF_SAMPLES)
         return any(old.get(name, new.get(name)) != new.get(name) for name in names)
 
     def record(self, *, is_finished: bool = False) -> None:
@@ -172,7 +173,7 @@ class RunSettings:
         self._recorded, self._renewed = renewed, None
 
 
-# What of the objects is recorded.
+# ---- the settings of the objects
 
 
 def describe_settings(objects: Mapping[str, Any]) -> Settings:
@@ -226,11 +227,9 @@ def _read_number(value: Any) -> Any:
     raise TypeError
 
 
-# Accepted settings come into the objects, after a checkpoint has brought its own.
-
-
 class GivenSettings:
-    """The settings of the optimizers and the schedules as the script gave them, before a checkpoint is loaded."""
+    """The settings of the optimizers and the schedules as the script gave them, before a checkpoint is loaded: what was
+    accepted is applied after the checkpoint has brought its own."""
 
     def __init__(self, objects: Mapping[str, Any], settings: RunSettings) -> None:
         self._settings = settings
@@ -323,11 +322,9 @@ def _step_to(name: str, schedule: LRScheduler, steps: int) -> None:
             ) from error
 
 
-# Whether what a resumed attempt loaded is still there when its loop begins.
-
-
 class LoadedState:
-    """Sums of this rank's parameters, and of the optimizers' state, right after they were loaded.
+    """Sums of this rank's parameters, and of the optimizers' state, right after they were loaded, to be compared when
+    the loop begins.
 
     Buffers are left out: a forward pass may move them. So are learning rates, which a script may set by hand.
     """
@@ -345,7 +342,7 @@ class LoadedState:
             elif isinstance(thing, Optimizer):
                 tree, name = thing.state_dict()["state"], f"state of {name}"
             for path, tensor in list_tensors(tree).items():
-                mine = getattr(tensor, "to_local", lambda tensor=tensor: tensor)().detach()
+                mine = local_part(tensor).detach()
                 if is_whole(mine):
                     found[name, ".".join(map(str, path))] = mine.dtype, int(sum_bits(mine))
         return found

@@ -13,8 +13,7 @@ import io
 import json
 import pickle
 import sys
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -29,6 +28,8 @@ from hpcddp.training.torch_compat import uncompiled
 from hpcddp.units import shorten
 
 Path = tuple[Any, ...]  # the keys that lead to a value: ("optimizer", "state", 0, "exp_avg")
+FindLike = Callable[[Path, torch.Size], Any]
+_PIECE = 1 << 24  # elements: what is copied from a device at once
 
 
 def map_tensors(tree: Any, change: Callable[[Path, Tensor], Any], path: Path = ()) -> Any:
@@ -72,7 +73,7 @@ def make_outline(tree: dict[str, Any]) -> dict[str, Any]:
     return outline
 
 
-def write_key(path: Path) -> str:
+def format_key(path: Path) -> str:
     """A path as the one string that names its tensor in the files of a split checkpoint."""
     return json.dumps(path, default=str)
 
@@ -141,15 +142,9 @@ def _plain_name(name: str, wrapped: list[str]) -> str:
     return name
 
 
-# The objects of a run.
-
-
 def unwrap(model: nn.Module) -> nn.Module:
     """The user's model inside DDP and torch.compile, or the model itself."""
     return uncompiled(model.module if isinstance(model, DistributedDataParallel) else model)
-
-
-FindLike = Callable[[tuple[Any, ...], torch.Size], Any]
 
 
 class Tracked:
@@ -228,7 +223,7 @@ class Tracked:
 
         An optimizer's numbers are split as its parameters are, which it counts in an order that no split changes.
         """
-        likes: dict[tuple[Any, ...], Any] = {}
+        likes: dict[Path, Any] = {}
         for name, thing in self.objects.items():
             if isinstance(thing, nn.Module):
                 likes |= {(name, key): value for key, value in module_state(thing).items() if is_split(value)}
@@ -236,54 +231,41 @@ class Tracked:
                 parameters = [parameter for group in thing.param_groups for parameter in group["params"]]
                 likes |= {(name, "state", n): p.detach() for n, p in enumerate(parameters) if is_split(p)}
 
-        def find(path: tuple[Any, ...], shape: torch.Size) -> Any:
+        def find(path: Path, shape: torch.Size) -> Any:
             like = likes.get(path[:2], likes.get(path[:3]))
             return like if like is not None and like.shape == shape else None
 
         return find
 
-    def restore_models(self, tree: dict[str, Any], source: str, hint: str) -> None:
-        """Load every model's state that is there. RequestError, which names the `source`, if one does not fit."""
-        for name, thing in self.objects.items():
-            if isinstance(thing, nn.Module) and name in tree:
-                with _fitting(f"{source} does not fit {name} ({type(thing).__name__})", hint):
-                    load_module_state(thing, tree[name])
-
-    def restore_others(self, tree: dict[str, Any], source: str, hint: str) -> None:
-        """The same for every other object. Optimizers with one list of groups, as of SAM, have one afterwards, too."""
+    def restore(self, tree: dict[str, Any], source: str, hint: str) -> None:
+        """Load every object's state that is there, models first. Optimizers with one list of groups, as of SAM, have
+        one afterwards, too. RequestError, which names the `source`, if a state does not fit."""
         optimizers = [thing for thing in self.objects.values() if isinstance(thing, Optimizer)]
         owners: dict[int, Optimizer] = {}  # the first optimizer with a list of groups, by the list's id
         shared = [(one, owners.setdefault(id(one.param_groups), one)) for one in optimizers]
-        for name, thing in self.objects.items():
-            if not isinstance(thing, nn.Module) and name in tree:
-                with _fitting(f"{source} does not fit {name} ({type(thing).__name__})", hint):
+        for name, thing in sorted(self.objects.items(), key=lambda item: not isinstance(item[1], nn.Module)):
+            if name not in tree:
+                continue
+            try:
+                if isinstance(thing, nn.Module):
+                    load_module_state(thing, tree[name])
+                else:
                     thing.load_state_dict(tree[name])
+            except (RuntimeError, ValueError, KeyError, TypeError) as error:  # torch's words for: another shape
+                words = " ".join(str(error).split())
+                # the first thing that torch lists, and not hundreds of parameters' names
+                what = shorten(words.partition(": ")[2] or words)
+                raise RequestError(f"{source} does not fit {name} ({type(thing).__name__}): {what}", hint) from error
         for one, owner in shared:
             one.param_groups = owner.param_groups
-
-
-@contextmanager
-def _fitting(what: str, hint: str) -> Iterator[None]:
-    try:
-        yield
-    except (RuntimeError, ValueError, KeyError, TypeError) as error:  # torch's words for: another shape
-        words = " ".join(str(error).split())
-        # the first thing that torch lists, and not hundreds of parameters' names
-        raise RequestError(f"{what}: {shorten(words.partition(': ')[2] or words)}", hint) from error
-
-
-# The SHA-256 of models: two runs ended the same if these are equal, wherever the tensors lie.
-
-
-_PIECE = 1 << 24  # elements: what is copied from a device at once
 
 
 def hash_states(objects: Mapping[str, nn.Module]) -> str:
     """SHA-256 over every parameter and every saved buffer of the models, by `object.name` in sorted order.
 
-    Each goes in with its name, dtype, shape and bytes. The device, the memory format and a DDP wrapper around the model
-    or around a part of it make no difference; one bit of one number does. A collective where tensors are split: one at
-    a time is whole.
+    Two runs with equal ones ended the same. Each tensor goes in with its name, dtype, shape and bytes. The device, the
+    memory format and a DDP wrapper around the model or around a part of it make no difference; one bit of one number
+    does. A collective where tensors are split: one at a time is whole.
     """
     states = ((f"{name}.{path}", value) for name, one in objects.items() for path, value in module_state(one).items())
     found = {path: value for path, value in states if isinstance(value, Tensor)}

@@ -103,10 +103,10 @@ def describe_items(batch_sampler: Iterable[Any], seed: int) -> str:
     return f"{first[:2]} … {hashlib.sha256(repr(first).encode()).hexdigest()[:8]}"
 
 
-def check_items(how: DataSource, items_per_step: int | None, given: Mapping[str, object], *, counts: bool) -> None:
+def check_items(source: DataSource, items_per_step: int | None, given: Mapping[str, object], *, counts: bool) -> None:
     """RequestError unless it is known how many batches of this loader make a step, and how much each weighs. `given`:
     sizes of the run, which go with other loaders only. `counts`: whether count= was given."""
-    if not how.has_items:
+    if not source.has_items:
         if items_per_step is not None:
             raise RequestError(
                 f"items_per_step={items_per_step} was given, and the DataLoader has a batch_size, which is the global"
@@ -119,7 +119,7 @@ def check_items(how: DataSource, items_per_step: int | None, given: Mapping[str,
             "the DataLoader makes its own batches, and nothing says how many of them make an optimizer step",
             "loader = rt.loader(loader, items_per_step=8): so many in each step, over all ranks",
         )
-    if how.gives_items and not counts:
+    if source.gives_items and not counts:
         raise RequestError(
             "the DataLoader has batch_size=None, and nothing says how many samples a batch of its data set has",
             f"rt.loader(loader, items_per_step={items_per_step}, count=lambda batch: len(batch[0]))",

@@ -79,22 +79,14 @@ class LoopListener(Protocol):
 
     @property
     def run_is_over(self) -> bool: ...
-
     @property
     def inside(self) -> bool: ...
-
     def end_left_batch(self) -> None: ...
-
     def loop_starts(self, epoch: int) -> None: ...
-
     def count_batch(self) -> None: ...
-
     def batch_starts(self, batch: Batch) -> None: ...
-
     def batch_left(self, batch: Batch) -> None: ...
-
     def step_ends(self) -> bool: ...
-
     def reseed(self) -> None: ...
 
 
@@ -139,15 +131,15 @@ def read_samples(
     return read
 
 
-def make_sampler(how: DataSource, plan: BatchPlan, data_rank: int, seed: int) -> Sampler | StreamSampler:
+def make_sampler(source: DataSource, plan: BatchPlan, data_rank: int, seed: int) -> Sampler | StreamSampler:
     """The sampler for data with an index, for a stream, or for batches that the script makes."""
-    dataset = how.dataset
+    dataset = source.dataset
     if isinstance(dataset, IterableDataset):
         return StreamSampler(dataset, plan, data_rank, seed=seed)
     samples = len(dataset)  # type: ignore[arg-type]  # torch's Dataset declares no __len__; map-style ones have it
-    if how.batch_sampler is not None:
-        return ItemSampler(how.batch_sampler, samples, plan, data_rank, seed=seed)
-    return GlobalBatchSampler(samples, plan, data_rank, seed=seed, shuffle=how.shuffle, drop_last=how.drop_last)
+    if source.batch_sampler is not None:
+        return ItemSampler(source.batch_sampler, samples, plan, data_rank, seed=seed)
+    return GlobalBatchSampler(samples, plan, data_rank, seed=seed, shuffle=source.shuffle, drop_last=source.drop_last)
 
 
 class TrainingLoader:
@@ -226,28 +218,29 @@ class TrainingLoader:
         self._read = lambda: iter(())
 
 
-# More training data beside the first loader's, such as unlabelled samples: its batches belong to the first one's steps.
+# ---- further training data, such as unlabelled samples
 
 
-class _Loop:
-    """One loop over a second loader: a pass over its data, or the rest of one."""
+@dataclasses.dataclass(eq=False)
+class _Pass:
+    """A loop over a second loader: a pass over its data, or the rest of one."""
 
-    def __init__(self, epoch: int) -> None:
-        self.epoch = epoch
-        self.is_open = True
-        self.is_used = False  # whether a backward pass came after one of its batches
+    epoch: int
+    is_open: bool = True
+    is_used: bool = False  # whether a backward pass came after one of its batches
 
 
 class Taken(NamedTuple):
     """A batch that a loop over a second loader has taken."""
 
     batch: Batch
-    loop: _Loop
+    loop: _Pass
     place: tuple[int, int]  # pass and position behind it
 
 
 class SecondLoader(TrainingLoader):
-    """A training loader beside the first. Each loop over it is a new pass: its order follows seed, loader and pass.
+    """A further training loader, whose batches belong to the steps of the first one's. Each loop over it is a new pass:
+    its order follows seed, loader and pass.
 
     A batch belongs to the step whose `rt.backward` follows it. `place`, for a checkpoint, is where the open loop
     continues, or else the next one begins: as of the last step, whatever was taken since.
@@ -255,7 +248,7 @@ class SecondLoader(TrainingLoader):
 
     place = (0, 0)  # pass and position
     is_used_up = False  # whether the open loop has no batch left: the first loader's may end with it
-    _loop: _Loop | None = None  # the open one
+    _loop: _Pass | None = None  # the open one
     _is_held = False  # whether the open one was open when an epoch ended, and has given nothing since
     _used = 0  # of the taken ones, those before the last backward pass
 
@@ -276,7 +269,7 @@ class SecondLoader(TrainingLoader):
         if self._listener.run_is_over:
             return
         self.sampler.epoch, self.sampler.position = self._find_start()
-        loop = self._loop = _Loop(self.sampler.epoch)
+        loop = self._loop = _Pass(self.sampler.epoch)
         try:
             for batch in self._drawn():
                 if self._loop is not loop:
@@ -313,7 +306,7 @@ class SecondLoader(TrainingLoader):
                 return
             yield batch
 
-    def _end(self, loop: _Loop) -> None:
+    def _end(self, loop: _Pass) -> None:
         loop.is_open = False
         if self._loop is loop:
             self._loop, self.is_used_up = None, False

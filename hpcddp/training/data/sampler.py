@@ -21,12 +21,10 @@ from hpcddp.batchplan import BatchPlan
 from hpcddp.errors import RequestError
 from hpcddp.units import format_count
 
-# A shuffled order that is computed, not stored: position -> sample, for any number of samples.
-
-
-_ROUNDS = 8
+_ROUNDS = 8  # of `permute`
 _BITS_31 = 0x7FFFFFFF
 _BITS_32 = 0xFFFFFFFF
+_AT_ONCE = 64  # micro batches: a tensor operation costs the same for many positions as for few
 
 
 def derive_key(*parts: int | str) -> int:
@@ -45,10 +43,9 @@ def _hash(values: Tensor, key: int) -> Tensor:
 
 
 def permute(positions: Tensor, length: int, seed: int, epoch: int) -> Tensor:
-    """The samples (int64, same shape) at these positions (int64, each in [0, length)) of the epoch's order.
-
-    The order depends on (seed, epoch, length) alone: not on the world size, and not on which positions are asked for
-    together.
+    """The samples (int64, same shape) at these positions (int64, each in [0, length)) of the epoch's order, which is
+    computed, not stored. It depends on (seed, epoch, length) alone: not on the world size, and not on which positions
+    are asked for together.
     """
     if length < 2:
         return positions.clone()
@@ -70,9 +67,6 @@ def permute(positions: Tensor, length: int, seed: int, epoch: int) -> Tensor:
     while bool((outside := samples >= length).any()):
         samples[outside] = shuffle_once(samples[outside])
     return samples
-
-
-_AT_ONCE = 64  # micro batches: a tensor operation costs the same for many positions as for few
 
 
 def count_used(samples: int, global_batch: int, *, drop_last: bool) -> int:
@@ -141,12 +135,9 @@ class EpochPosition:
         """Do nothing: the order follows the run's epochs. Scripts call it as torch's DistributedSampler asks."""
 
 
-# Where a training is in its data: as a checkpoint holds it, and back.
-
-
 def describe_position(step: int, sampler: EpochPosition, places: Sequence[tuple[int, int]] = ()) -> dict[str, int]:
-    """The position after `step` optimizer steps: the epoch, and how many of its samples are consumed. `places`: pass
-    and position of the second loader and further ones."""
+    """The position after `step` optimizer steps, as a checkpoint holds it: the epoch, and how many of its samples are
+    consumed. `places`: pass and position of the second loader and further ones."""
     found = {"step": step, "epoch": sampler.epoch, "position": sampler.position}
     for number, (epoch, position) in enumerate(places, 2):
         found |= {f"pass_{number}": epoch, f"position_{number}": position}

@@ -71,19 +71,12 @@ class Weighing:
                 counts = [_count_parts(self.count, *one) for one in step]
                 self._counted = math.fsum(counts)
                 total = self._add_up([one.slice or 0 for one, _ in step], counts)
-            each = float(self._averaged_over)
-            parts = zip(step, counts, strict=True)
-            yield [WeighedBatch(*one, count, self._weigh(count, total), each) for one, count in parts]
+            # W * n / N: the mean loss over n samples times this, averaged over W data ranks, is its part of the mean
+            # over N, for any split: uneven shares, accumulation, the last partial global batch. W is 1 where gradients
+            # are summed and not averaged.
+            each, parts = self._averaged_over, zip(step, counts, strict=True)
+            yield [WeighedBatch(*one, count, each * count / total, float(each)) for one, count in parts]
             step = []
-
-    def _weigh(self, count: float, total: float | Tensor) -> float | Tensor:
-        """W * n / N: the mean loss over n samples times this, averaged over W data ranks, is its part of the mean over
-        N.
-
-        It holds for any split: uneven shares, accumulation, the last partial global batch. Where gradients are summed
-        and not averaged, W is 1.
-        """
-        return self._averaged_over * count / total
 
     def list_numbers(self) -> dict[str, float]:
         """List the numbers of this step that are summed over the data ranks."""
@@ -129,9 +122,6 @@ def _count_parts(count: Count, micro: MicroBatch, content: Any) -> float:
     return parts
 
 
-# The backward pass of one micro batch, weighted by its part of the global batch.
-
-
 def run_backward(
     loss: Tensor,
     part: WeighedBatch,
@@ -140,14 +130,20 @@ def run_backward(
     summed: bool,
     scaler: torch.amp.GradScaler | None = None,
 ) -> float | Tensor | None:
-    """Backward from the mean loss over what counts in the micro batch; `summed`: from the sum over its samples, which
-    gives the sum over the global batch.
+    """The backward pass of one micro batch, from the mean loss over what counts in it; `summed`: from the sum over its
+    samples, which gives the sum over the global batch.
 
     Returns the loss's weight, None if nothing counts. `models` have all their parameters on this rank. Without any (a
     sharded model) a mean over nothing is refused where it is NaN, which would reach the gradients.
     """
     if not isinstance(loss, Tensor) or loss.numel() != 1 or not loss.requires_grad:
-        raise _no_loss(loss)
+        what = f"a {type(loss).__name__}"
+        if isinstance(loss, Tensor):
+            what = "a tensor without a gradient" if loss.numel() == 1 else f"a tensor of shape {tuple(loss.shape)}"
+        raise RequestError(
+            f"rt.backward was given {what}: a backward pass starts from one number that depends on parameters",
+            "rt.backward(loss.mean()), before loss.detach() and outside torch.no_grad()",
+        )
     samples = part.micro.samples
     counts = (samples if summed else part.counted) > 0
     if not counts and samples and not models and not bool(loss.isfinite()):
@@ -163,17 +159,6 @@ def run_backward(
     with nullcontext() if counts else zeroed_gradients(models):
         (scaler.scale(weighted) if scaler is not None else weighted).backward()  # type: ignore[no-untyped-call]  # torch does not annotate it
     return factor if counts else None
-
-
-def _no_loss(loss: object) -> RequestError:
-    """The error for a value from which no backward pass can start."""
-    what = f"a {type(loss).__name__}"
-    if isinstance(loss, Tensor):
-        what = "a tensor without a gradient" if loss.numel() == 1 else f"a tensor of shape {tuple(loss.shape)}"
-    return RequestError(
-        f"rt.backward was given {what}: a backward pass starts from one number that depends on parameters",
-        "rt.backward(loss.mean()), before loss.detach() and outside torch.no_grad()",
-    )
 
 
 @contextmanager

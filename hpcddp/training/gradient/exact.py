@@ -2,8 +2,7 @@
 
 The global batch is cut into K fixed slices. Each is a micro batch of its own, with random numbers keyed by (seed, step,
 slice), the parameters and the buffers of the step's start, and its own gradient. All K are summed in one fixed way.
-The number of ranks decides which rank computes a slice, but neither its content nor its place in the
-sum.
+The number of ranks decides which rank computes a slice, but neither its content nor its place in the sum.
 """
 
 from __future__ import annotations
@@ -27,7 +26,12 @@ from hpcddp.training.rendezvous.group import Group
 from hpcddp.training.torch_compat import NormWithStatistics, add_to_each, all_gather_flat, largest_magnitudes
 from hpcddp.training.versions import list_conditions, name_differences
 
-# Sums over the data ranks that are the same to the last bit with any library and network.
+_SIGNIFICANT_BITS = 56  # of a number in IntegerSum
+_AT_ONCE = 1 << 22  # numbers that are summed in one exchange
+_WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
+_WORKSPACES = (":4096:8", ":16:8")
+
+# ---- sums over the data ranks, the same to the last bit with any library and network
 
 
 def fold_pairs(rows: Tensor) -> Tensor:
@@ -96,10 +100,7 @@ class Reducer:
         return values.cpu() if self._through_cpu else values
 
 
-# Two ways to add up what the fixed slices of a global batch give, each with one result for any number of ranks.
-
-
-_SIGNIFICANT_BITS = 56
+# ---- sums over the fixed slices of a global batch
 
 
 class TreeSum:
@@ -195,11 +196,9 @@ def make_sum(method: str, reducer: Reducer, slices: int) -> TreeSum | IntegerSum
     return TreeSum(reducer)
 
 
-# Buffers that change in a forward pass, such as BatchNorm's running statistics, in an exact run.
-
-
 class SliceBuffers:
-    """The buffers of all models of a run. `end_slice` is a collective with the last slice of a step."""
+    """The buffers of all models of a run that change in a forward pass, such as BatchNorm's running statistics.
+    `end_slice` is a collective with the last slice of a step."""
 
     def __init__(self, changes: TreeSum | IntegerSum, slices: int) -> None:
         self._changes = changes
@@ -236,9 +235,6 @@ class SliceBuffers:
         mean = self._changes.total(range(len(views)), views, flat) / min(self._slices, micro.total)
         for buffer, change in zip(self._buffers, torch.split(mean, sizes), strict=True):
             buffer.copy_(buffer.double() + change.view_as(buffer))
-
-
-_AT_ONCE = 1 << 22  # numbers that are summed in one exchange
 
 
 class ExactGradients(Gradients):
@@ -366,11 +362,7 @@ def check_layers(model: nn.Module) -> None:
         )
 
 
-# What exact mode sets and checks at its start.
-
-
-_WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
-_WORKSPACES = (":4096:8", ":16:8")
+# ---- the start of an exact run
 
 
 @contextmanager

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from hpcddp.errors import RequestError
 from hpcddp.training.collectives import ask_all
 from hpcddp.training.parallel.layout import Layout
+from hpcddp.training.torch_compat import local_part
 from hpcddp.units import format_count
 
 _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -97,7 +98,7 @@ class SameWeights:
 def check_finite(models: Sequence[nn.Module], layout: Layout, step: int) -> None:
     """RequestError, on every rank, if a weight that is trained is NaN or infinite on one of them. A collective."""
     named = [
-        (f"{name} of {type(model).__name__}", _local(parameter))
+        (f"{name} of {type(model).__name__}", local_part(parameter).detach())
         for model in models
         for name, parameter in model.named_parameters()
         if parameter.requires_grad and not parameter.is_meta
@@ -112,12 +113,6 @@ def check_finite(models: Sequence[nn.Module], layout: Layout, step: int) -> None
             "continue from the checkpoint before with a smaller learning rate, or bound each step:"
             " torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)",
         )
-
-
-def _local(parameter: nn.Parameter) -> Tensor:
-    """This rank's part of a parameter that is divided among ranks, a DTensor; else all of it."""
-    tensor: Tensor = getattr(parameter, "to_local", lambda: parameter)()
-    return tensor.detach()
 
 
 def _list_weights(models: Iterable[nn.Module]) -> list[tuple[str, Tensor]]:

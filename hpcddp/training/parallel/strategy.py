@@ -43,18 +43,15 @@ def check_places(places: Sequence[torch.device], own: Sequence[torch.device], sp
         raise RequestError(f"{lies}, and {what} takes a model on one", 'hpcddp.runtime(parallel="ddp")')
 
 
-def wrap_ddp(model: nn.Module, device: torch.device, options: dict[str, Any]) -> DistributedDataParallel:
-    """Torch's DDP over all ranks. Its buffers are not broadcast at each forward pass, unless `options` say so."""
-    defaults: dict[str, Any] = {**NO_BUFFER_BROADCAST, "gradient_as_bucket_view": True}
-    if device.type == "cuda" and len(list_accelerators(model)) < 2:  # DDP takes no list for a model on several
-        defaults["device_ids"] = [device.index]
-    return DistributedDataParallel(model, **(defaults | options))
-
-
 def split_model(
     model: nn.Module, group: Group, layout: Layout, split: Split, wanted: WrapOptions
 ) -> DistributedDataParallel | ShardedModel:
-    """The model on the group's device, or on several of the rank's, over the ranks. A collective."""
-    if not split.is_sharded:
-        return wrap_ddp(place(model, group.device), group.device, wanted.options)
-    return ShardedModel(model, group, layout, split, wanted)
+    """The model on the group's device, or on several of the rank's, over the ranks: in shards, or in torch's DDP, whose
+    buffers are not broadcast at each forward pass, unless options say so. A collective."""
+    if split.is_sharded:
+        return ShardedModel(model, group, layout, split, wanted)
+    model, device = place(model, group.device), group.device
+    defaults: dict[str, Any] = {**NO_BUFFER_BROADCAST, "gradient_as_bucket_view": True}
+    if device.type == "cuda" and len(list_accelerators(model)) < 2:  # DDP takes no list for a model on several
+        defaults["device_ids"] = [device.index]
+    return DistributedDataParallel(model, **(defaults | wanted.options))

@@ -3,7 +3,8 @@ with. A local rank is not a device index."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import sys
+from collections.abc import Iterable, Mapping, MutableMapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -11,6 +12,7 @@ import torch
 
 from hpcddp.errors import LaunchError
 from hpcddp.ranks.device import choose_devices, no_gpu
+from hpcddp.ranks.network import set_interface
 from hpcddp.training.torch_compat import Store
 from hpcddp.units import format_count
 
@@ -156,3 +158,13 @@ def set_threads(env: Mapping[str, str], members: Members, rank: int) -> None:
     me = members[rank]
     sharers = sum((member.host, member.cpus) == (me.host, me.cpus) for member in members)
     torch.set_num_threads(max(1, len(me.cpus.split(",")) // sharers))
+
+
+def settle_interface(
+    env: MutableMapping[str, str], backend: str, host: str, hosts: Iterable[str], *, prints: bool
+) -> None:
+    """Set the network interface for this backend, before its first group, where it would take one that the other ones
+    of the hosts cannot reach."""
+    remark = set_interface(env, backend, host, next((other for other in hosts if other != host), None))
+    if remark and prints:
+        print(f"hpcddp: {remark}", file=sys.stderr, flush=True)

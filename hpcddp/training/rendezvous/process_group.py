@@ -33,9 +33,16 @@ from hpcddp.ranks.device import GPUS_PER_NODE, label_devices, read_gpus_per_node
 from hpcddp.ranks.launch import Launch
 from hpcddp.ranks.launcher import RankInfo
 from hpcddp.ranks.launchers import LAUNCHERS
-from hpcddp.ranks.network import set_interface
 from hpcddp.training.rendezvous.failure import Failure, PeerFailedError, claim_first
-from hpcddp.training.rendezvous.group import Group, Member, Members, choose_backend, set_threads, take_devices
+from hpcddp.training.rendezvous.group import (
+    Group,
+    Member,
+    Members,
+    choose_backend,
+    set_threads,
+    settle_interface,
+    take_devices,
+)
 from hpcddp.training.rendezvous.store import FIRST_OPENING, opened_store, wait_until
 from hpcddp.training.torch_compat import (
     TAKES_DEVICE_ID,
@@ -133,7 +140,7 @@ def _join(
     devices = take_devices(chosen, members, info.rank, read_gpus_per_rank(env))
     set_threads(env, members, info.rank)
     if info.world_size > 1:
-        _set_interface(env, chosen, members, me)
+        settle_interface(env, chosen, me.host, (member.host for member in members), prints=me.rank == 0)
     options: dict[str, Any] = {}
     if timeout_s is not None:
         options["timeout"] = timedelta(seconds=timeout_s)
@@ -184,14 +191,6 @@ def call_roll(store: Store, me: Member, world_size: int, timeout_s: float) -> Me
         raise PeerFailedError(Failure(0, "the first node", outcome))
     members = [Member(*json.loads(record)) for record in store.multi_get(keys)]
     return tuple(member._replace(gpus=tuple(member.gpus)) for member in members)
-
-
-def _set_interface(env: MutableMapping[str, str], backend: str, members: Members, me: Member) -> None:
-    """Set the interface for this backend, before its first group, where it would take one that others cannot reach."""
-    peer = next((m.host for m in members if m.host != me.host), None)
-    remark = set_interface(env, backend, me.host, peer)
-    if remark and me.rank == 0:
-        print(f"hpcddp: {remark}", file=sys.stderr)
 
 
 def claim_failure(group: Group, error: BaseException) -> Failure:

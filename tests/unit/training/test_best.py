@@ -59,6 +59,13 @@ def test_the_smallest_is_the_best_if_that_is_asked_for_also_without_a_run_folder
     assert train(None, [1.0, 3.0, 0.5], mode="min") == [True, False, True]
 
 
+def test_a_damaged_best_file_is_refused_before_the_run_trains(tmp_path: Path) -> None:
+    train(tmp_path / "run", [1.0])
+    (tmp_path / "run/checkpoints/best.json").write_text("{")
+    with pytest.raises(RequestError, match=r"best\.json cannot be read"):
+        train(tmp_path / "run", [1.0, 2.0])
+
+
 @pytest.mark.parametrize(
     "values", [(0.2, 0.2), (0.2, 0.2001), (0.2, 0.0), (0.2, math.nan), (0.2, math.inf), (math.nan, 1)]
 )
