@@ -32,7 +32,7 @@ def read_stat(process: int) -> Stat | None:
     return None
 
 
-def read_environment(process: int) -> frozenset[bytes]:
+def read_environ(process: int) -> frozenset[bytes]:
     """Its variables at its start, each as `NAME=value`; none of another user's process, or one that has ended."""
     with suppress(OSError), open(f"/proc/{process}/environ", "rb") as file:
         return frozenset(file.read().split(b"\0"))

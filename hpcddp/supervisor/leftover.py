@@ -6,7 +6,7 @@ import os
 import time
 from contextlib import suppress
 
-from hpcddp.processes import list_processes, read_environment, read_stat
+from hpcddp.processes import list_processes, read_environ, read_stat
 from hpcddp.record import TYPE_CHECKING
 from hpcddp.schedulers.registry import job_variables
 
@@ -59,7 +59,7 @@ def find_left(marks: Mapping[str, str], env: Mapping[str, str]) -> list[int]:
     begins = tuple(f"{name}=".encode() for name in names)
     found = []
     for process in list_processes():
-        there = read_environment(process)
+        there = read_environ(process)
         if not wanted <= there or process == os.getpid():
             continue
         if all(line in lines for line in there if line.startswith(begins)):
@@ -76,7 +76,7 @@ def find_marked(process: int, marks: tuple[str, ...]) -> list[int]:
     begins, found, below = tuple(f"{mark}=".encode() for mark in marks), list[int](), children.get(process, [])
     while below:
         one = below.pop()
-        if any(line.startswith(begins) for line in read_environment(one)):
+        if any(line.startswith(begins) for line in read_environ(one)):
             found.append(one)
         else:
             below += children.get(one, ())

@@ -12,7 +12,7 @@ import os
 import time
 from contextlib import suppress
 
-from hpcddp.processes import list_processes, read_environment, read_stat
+from hpcddp.processes import list_processes, read_environ, read_stat
 from hpcddp.ranks.cgroups import list_cgroups
 from hpcddp.record import TYPE_CHECKING
 from hpcddp.runs.folder import job_of
@@ -43,9 +43,7 @@ class Processes:
         """Seconds of the processor that they and those of their children that have ended have used, and their memory,
         in bytes: what is shared counts once for each. And how many CPUs they may use."""
         known = self._known
-        self._known = {
-            one: known[one] if one in known else self._mark in read_environment(one) for one in list_processes()
-        }
+        self._known = {one: known[one] if one in known else self._mark in read_environ(one) for one in list_processes()}
         ticks = pages = 0
         cpus = set[int]()
         for process in (process for process, is_of_it in self._known.items() if is_of_it):
