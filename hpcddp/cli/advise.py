@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Mapping
 
@@ -11,6 +10,7 @@ from hpcddp.advise.choice import Target, estimate_splits
 from hpcddp.advise.memory import OPTIMIZER_STATES, PRECISIONS, Model, Work
 from hpcddp.advise.report import GIB, Advice, advice_record, format_advice, parse_memory, parse_parameters
 from hpcddp.cli.parser import VerbParser
+from hpcddp.cli.streams import print_answer
 from hpcddp.errors import RequestError
 from hpcddp.units import parse_count
 
@@ -21,7 +21,6 @@ _OF_NUMBERS = ("params", "layers", "hidden", "sequence")
 
 
 def build_parser() -> VerbParser:
-    """`[FILE.py:FUNCTION] [options]`."""
     parser = VerbParser(
         "advise",
         _DESCRIPTION,
@@ -69,10 +68,9 @@ def build_parser() -> VerbParser:
 
 
 def run(args: argparse.Namespace, env: Mapping[str, str]) -> int:
-    """Prints the advice."""
     if args.target is None and not any(getattr(args, name) for name in _OF_NUMBERS):
         raise RequestError("there is no model to advise on", "hpcddp advise train.py:make_model --sequence 1024")
-    nodes = _read_nodes(args.nodes)
+    nodes = dict.fromkeys(parse_count(one, "--nodes") for one in args.nodes.split(","))
     micro_batch = parse_count(args.max_micro_batch or "1", "--max-micro-batch")
     global_batch = parse_count(args.global_batch, "--global-batch") if args.global_batch else None
     gpu, memory, ranks, render = _find_gpu(args, env)
@@ -81,15 +79,8 @@ def run(args: argparse.Namespace, env: Mapping[str, str]) -> int:
     work = Work(PRECISIONS[args.precision], args.optimizer, micro_batch)
     found = {count: estimate_splits(model, count, target, work) for count in nodes}
     advice = Advice(model, work, target, gpu, render, args.activation_checkpointing, found)
-    if args.json:
-        print(json.dumps(advice_record(advice), indent=1))
-    else:
-        sys.stdout.write(format_advice(advice))
+    print_answer(advice_record(advice), format_advice(advice), as_json=args.json, indent=1)
     return 0
-
-
-def _read_nodes(text: str) -> list[int]:
-    return list(dict.fromkeys(parse_count(one, "--nodes") for one in text.split(",")))
 
 
 def _find_gpu(args: argparse.Namespace, env: Mapping[str, str]) -> tuple[str, float, int, str]:

@@ -18,7 +18,6 @@ RUN is a name below runs/, a run's folder, or the id of one of its jobs; of a sw
 
 
 def build_parser() -> VerbParser:
-    """The options of `hpcddp cancel`."""
     parser = VerbParser("cancel", _DESCRIPTION, example="hpcddp cancel train\nhpcddp cancel 1234 --now", exits=(2, 5))
     parser.usage = "hpcddp cancel RUN ... [--now]"
     parser.add_argument("runs", nargs="+", metavar="RUN", help="a name, a folder or a job id")

@@ -22,7 +22,7 @@ from hpcddp.checks.process import probe_disk
 from hpcddp.cli.parser import VerbParser
 from hpcddp.cli.request import named_site, read_keys
 from hpcddp.cli.sites_check import SiteFound, compare_site, survey_site
-from hpcddp.cli.streams import print_message
+from hpcddp.cli.streams import print_answer, print_message
 from hpcddp.errors import LaunchError, RequestError, SchedulerError
 from hpcddp.login.planning import choose_site
 from hpcddp.ranks.gpus import find_gpu_type
@@ -50,10 +50,15 @@ words that are given there: each node looks at itself, its GPUs, limits, disks, 
 hosts exchange data, and slow hosts and links are named. A job file's `preflight: true` does so before the ranks."""
 _FAILED = 1
 _IMPORT_S = 60.0
+_TORCH = """\
+import json, sys, torch
+flags = getattr(torch._C, "_cuda_getArchFlags", lambda: "")()
+versions = {"torch": torch.__version__, "cuda": torch.version.cuda, "hip": torch.version.hip}
+print(json.dumps({**versions, "archs": flags or ""}))
+"""
 
 
 def build_parser() -> VerbParser:
-    """The options of `hpcddp check`."""
     example = "hpcddp check\nhpcddp check --site abci3 --account gaa50000\nhpcddp check --fast --hosts node1,node2"
     also = {_FAILED: "something has failed"}
     parser = VerbParser("check", _DESCRIPTION, example=example, exits=(2, 3, 4), also=also, takes_command=True)
@@ -85,13 +90,13 @@ def run(args: argparse.Namespace, env: Mapping[str, str]) -> int:
         checks = list(check_login(args, env))
         well = all(check.state != FAILED for check in checks)
         record, text = {"ok": well, "checks": [check._asdict() for check in checks]}, format_checks(checks)
-    sys.stdout.write(f"{json.dumps(record)}\n" if args.json else text)
+    print_answer(record, text, as_json=args.json)
     if args.report:
         write_object(args.report, record)
     return 0 if record["ok"] else _FAILED
 
 
-# In a job.
+# ---- in a job
 
 
 def check_job(request: CheckRequest, env: Mapping[str, str]) -> CheckReport:
@@ -151,15 +156,7 @@ def _plan_launch(allocation: Allocation | None, env: Mapping[str, str]) -> tuple
     return words, variables
 
 
-# On a login node.
-
-
-_TORCH = """\
-import json, sys, torch
-flags = getattr(torch._C, "_cuda_getArchFlags", lambda: "")()
-versions = {"torch": torch.__version__, "cuda": torch.version.cuda, "hip": torch.version.hip}
-print(json.dumps({**versions, "archs": flags or ""}))
-"""
+# ---- on a login node
 
 
 def check_login(args: argparse.Namespace, env: Mapping[str, str]) -> Iterator[Check]:
@@ -200,8 +197,8 @@ def check_site_rows(site: Site, found: SiteFound, spec: JobSpec, hint: str) -> I
     if not accounts:
         yield from (Check("account", why, state=NOT_CHECKED) for why in found.accounts_unasked)
     elif spec.account and spec.account not in found.accounts:
-        told = f"{spec.account} is none that you may charge"
-        yield Check("account", told, f"--account with one of {accounts}", FAILED)
+        message = f"{spec.account} is none that you may charge"
+        yield Check("account", message, f"--account with one of {accounts}", FAILED)
     else:
         yield Check("account", f"you may charge {accounts}", state=OK)
     if site.modules.load:
@@ -239,13 +236,13 @@ def check_modules(site: Site, found: ModulesCompared, hint: str) -> Check:
 def check_folder(folder: str, site: Site, mounts: str = "/proc/mounts") -> Iterator[Check]:
     """The folder that a job's runs are in: seen from the nodes, with room, and can be written."""
     source, kind = find_file_system(folder, mounts)
-    told = f"{folder} is on {source} ({kind})"
+    place = f"{folder} is on {source} ({kind})"
     if kind in {"tmpfs", "ramfs"} and not find_scheduler(site.scheduler).this_machine:
-        yield Check("folder", f"{told}: this host's memory", "cd to a folder that all nodes see", FAILED)
+        yield Check("folder", f"{place}: this host's memory", "cd to a folder that all nodes see", FAILED)
     elif find_scheduler(site.scheduler).this_machine or ":" in source:  # another host's
-        yield Check("folder", told, state=OK)
+        yield Check("folder", place, state=OK)
     else:
-        yield Check("folder", f"{told}: hpcddp check in a job shows whether the nodes see it", state=NOT_CHECKED)
+        yield Check("folder", f"{place}: hpcddp check in a job shows whether the nodes see it", state=NOT_CHECKED)
     disk = probe_disk(folder)
     found = judge_disk(folder, *disk)
     yield Check("disk", *found, FAILED) if found else Check("disk", f"{disk[0] // 1024} GiB free", state=OK)
@@ -270,9 +267,9 @@ def check_python(site: Site, queue: str, python: str, env: Mapping[str, str]) ->
         yield Check("torch", error.message, error.hint, FAILED)
         return
     if answer.status:
-        said = (answer.stderr.strip().splitlines() or [f"status {answer.status}"])[-1]
+        why = (answer.stderr.strip().splitlines() or [f"status {answer.status}"])[-1]
         remedy = f"{python} -m pip install 'hpcddp[train]', or hpcddp check by the job's Python"
-        yield Check("torch", f"{python} does not import it: {said}", remedy, FAILED)
+        yield Check("torch", f"{python} does not import it: {why}", remedy, FAILED)
         return
     found: dict[str, Any] = json.loads(answer.stdout.strip().splitlines()[-1])
     built = f"CUDA {found['cuda']}" if found["cuda"] else f"ROCm {found['hip']}" if found["hip"] else "CPUs alone"

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import json
-import sys
 from collections.abc import Mapping
 
 from hpcddp.cli.parser import VerbParser
+from hpcddp.cli.streams import print_answer
 from hpcddp.runs.compare import compare_runs, format_comparison, read_run
 
 _DESCRIPTION = """\
@@ -16,7 +15,6 @@ If they differ: the first step where they do, and by how much."""
 
 
 def build_parser() -> VerbParser:
-    """`RUN RUN [--json]`."""
     parser = VerbParser(
         "compare",
         _DESCRIPTION,
@@ -32,8 +30,5 @@ def build_parser() -> VerbParser:
 def run(args: argparse.Namespace, _env: Mapping[str, str]) -> int:
     """Prints the comparison. 1 if the runs differ."""
     result = compare_runs(*(read_run(folder) for folder in args.runs))
-    if args.json:
-        print(json.dumps(result._asdict(), indent=1))
-    else:
-        sys.stdout.write(format_comparison(result))
+    print_answer(result._asdict(), format_comparison(result), as_json=args.json, indent=1)
     return 0 if result.is_same else 1

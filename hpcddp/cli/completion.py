@@ -35,14 +35,12 @@ _COMMAND = {
 
 
 def build_parser() -> VerbParser:
-    """`SHELL`."""
     parser = VerbParser("completion", _DESCRIPTION, example='eval "$(hpcddp completion bash)"', exits=(2,))
     parser.add_argument("shell", choices=_SHELLS, metavar="SHELL", help=", ".join(_SHELLS))
     return parser
 
 
 def run(args: argparse.Namespace, env: Mapping[str, str]) -> int:
-    """Prints the script."""
     write_exactly(complete(args.shell, tuple(site_files(env))) + "\n")
     return 0
 

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import json
 import os
-import sys
 from collections.abc import Mapping
 
 from hpcddp.cli.parser import VerbParser
-from hpcddp.cli.streams import print_message
+from hpcddp.cli.streams import print_answer, print_message
 from hpcddp.diagnose.cause import Cause, cause_record, format_cause
 from hpcddp.diagnose.judge import diagnose
 from hpcddp.diagnose.reading import find_logs
@@ -30,7 +28,6 @@ of logs, of any job: nothing else is read, and nothing leaves this machine."""
 
 
 def build_parser() -> VerbParser:
-    """The options of `hpcddp diagnose`."""
     example = "hpcddp diagnose train\nhpcddp diagnose slurm-4711.out\nhpcddp diagnose logs/ --json"
     parser = VerbParser("diagnose", _DESCRIPTION, example=example, exits=(2,))
     parser.usage = "hpcddp diagnose RUN | LOG ... | JOBID [--json]"
@@ -40,12 +37,8 @@ def build_parser() -> VerbParser:
 
 
 def run(args: argparse.Namespace, env: Mapping[str, str]) -> int:
-    """The cause on stdout."""
     what, cause = _find(args.words, env)
-    if args.json:
-        print(json.dumps({"what": what, "cause": cause_record(cause)}))
-    else:
-        sys.stdout.write(format_cause(cause, what))
+    print_answer({"what": what, "cause": cause_record(cause)}, format_cause(cause, what), as_json=args.json)
     return 0
 
 

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import json
-import sys
 from collections.abc import Mapping
 
 from hpcddp.cli.parser import VerbParser
+from hpcddp.cli.streams import print_answer
 from hpcddp.errors import RequestError
 from hpcddp.login.find_run import call_run, find_run
 from hpcddp.runs.usage import efficiency_record, format_efficiency, read_efficiency
@@ -21,7 +20,6 @@ written every ten seconds while it ran."""
 
 
 def build_parser() -> VerbParser:
-    """`RUN [--json]`."""
     parser = VerbParser("efficiency", _DESCRIPTION, example="hpcddp efficiency train", exits=(2,))
     parser.usage = "hpcddp efficiency RUN [--json]"
     parser.add_argument("run", metavar="RUN", help="a name, a folder or a job id")
@@ -35,5 +33,5 @@ def run(args: argparse.Namespace, _env: Mapping[str, str]) -> int:
     found = read_efficiency(run)
     if not found.attempts:
         raise RequestError(f"no job of {run.path} has begun", f"hpcddp status {call_run(run)}")
-    sys.stdout.write(json.dumps(efficiency_record(found)) + "\n" if args.json else format_efficiency(found))
+    print_answer(efficiency_record(found), format_efficiency(found), as_json=args.json)
     return 0

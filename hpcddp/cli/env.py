@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
 
 def build_parser() -> VerbParser:
-    """The options of `hpcddp env`."""
     parser = VerbParser(
         "env",
         "Say which rank this process is, where rank 0 is, and how that is known.",
@@ -41,7 +40,7 @@ def run(args: argparse.Namespace, env: Mapping[str, str]) -> int:
     if live:
         hostname = hostname or os.uname().nodename
     else:
-        env = read_recorded_environment(args.recorded)
+        env = read_environment(args.recorded)
     launch = Launch(env, hostname, args.nodefile, live=live, strict=False)
     values, source = read_values(launch)
     remarks, warnings = launch.place.remarks, []
@@ -59,7 +58,7 @@ def run(args: argparse.Namespace, env: Mapping[str, str]) -> int:
     return 0
 
 
-def read_recorded_environment(path: str) -> dict[str, str]:
+def read_environment(path: str) -> dict[str, str]:
     """The variables in this file, the output of `env -0`, or of `env`: of a value of several lines the first one.
 
     RequestError if it cannot be read, or holds no variable.

@@ -39,7 +39,6 @@ The exit status is the command's own, once it runs."""
 
 
 def build_parser() -> VerbParser:
-    """The options of `hpcddp exec`."""
     from hpcddp.cli.parser import VerbParser  # argparse, which `run_command` does without
 
     parser = VerbParser(
@@ -257,13 +256,10 @@ def _ask_run_folder(launch: Launch, hostname: str) -> Rendezvous | None:
 
 
 def _is_free(port: int) -> bool:
-    import socket
+    from hpcddp.ranks.reach import open_listener
 
-    # as torch's store listens: on every address, IPv6 and IPv4
-    both = socket.has_dualstack_ipv6()
-    family = socket.AF_INET6 if both else socket.AF_INET
     try:
-        socket.create_server(("", port), family=family, dualstack_ipv6=both).close()
+        open_listener(port).close()  # on every address, as torch's store listens
     except OSError:
         return False
     return True
@@ -276,7 +272,7 @@ def _free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-# What `hpcddp exec` hands on to the command beside torch's own variables: variables, and values for placeholders.
+# ---- what the command gets beside torch's own variables
 
 
 class ExecOptions(Record):

@@ -18,7 +18,7 @@ from hpcddp.cli.parser import VerbParser
 from hpcddp.cli.request import add_options, listed, read_given
 from hpcddp.cli.streams import print_message, print_messages, write_exactly
 from hpcddp.errors import LaunchError, RequestError, SchedulerError, find_missing_library
-from hpcddp.login.planning import on_path, read_spec_here, remark_start, see_spawn, this_process
+from hpcddp.login.planning import detect_spawn, on_path, read_spec_here, remark_start, this_process
 from hpcddp.ranks.candidates import find_candidates
 from hpcddp.ranks.device import count_visible_gpus
 from hpcddp.ranks.launch_commands import launcher_of_version
@@ -38,7 +38,13 @@ from hpcddp.script.site import Account, Site
 from hpcddp.script.site_file import SiteChoice, open_site
 from hpcddp.units import format_count, parse_count, read_number
 
-# What an allocation, or this machine, has to start ranks on.
+_DESCRIPTION = """\
+Run a command on every rank of the allocation this shell is in (qsub -I, salloc, or inside a batch script).
+
+The exit status is the launcher's, which is the command's."""
+_OF_ALLOCATION = "nodes, queue and account are the allocation's"
+# What --set takes: other keys of a job file are options here, or are for a job that is queued.
+_SETTABLE = ("ranks", "max_micro_batch", "independent", "preflight", "notify", *RECOVERY_KEYS)
 
 
 class AllocationSize(NamedTuple):
@@ -72,19 +78,7 @@ def find_size(allocation: Allocation | None, env: Mapping[str, str]) -> Allocati
     return AllocationSize(len(allocation.hosts), counts.pop(), cpus, gpus)
 
 
-_DESCRIPTION = """\
-Run a command on every rank of the allocation this shell is in (qsub -I, salloc, or inside a batch script).
-
-The exit status is the launcher's, which is the command's."""
-_OF_ALLOCATION = "nodes, queue and account are the allocation's"
-
-
-# What --set takes: other keys of a job file are options here, or are for a job that is queued.
-_SETTABLE = ("ranks", "max_micro_batch", "independent", "preflight", "notify", *RECOVERY_KEYS)
-
-
 def build_parser() -> VerbParser:
-    """The options of `hpcddp launch`."""
     parser = VerbParser(
         "launch",
         _DESCRIPTION,
@@ -126,8 +120,8 @@ def run(args: argparse.Namespace, env: Mapping[str, str]) -> int:
         write_exactly(script)
         return 0
     _check_command(plan, env)
-    told = f"{format_count(plan.world_size, 'rank')} on {format_count(plan.nodes, 'node')}"
-    print_message(f"{told}, by {plan.makes_ranks}")
+    size = f"{format_count(plan.world_size, 'rank')} on {format_count(plan.nodes, 'node')}"
+    print_message(f"{size}, by {plan.makes_ranks}")
     # an allocation may see several launches, each an attempt of its own
     more = {"HPCDDP_LAUNCH": str(os.getpid())} if allocation is not None else {}
     # a file of its own: as one argument the script could be too long for the kernel
@@ -172,7 +166,7 @@ def plan_here(args: argparse.Namespace, allocation: Allocation | None, env: Mapp
                 keys["walltime"] = (f"{left}s", "what is left of the allocation")
             else:
                 print_message("the end of this allocation is not known; --walltime TIME gives it")
-    spec, remarks = see_spawn(read_spec_here(keys, (), env))
+    spec, remarks = detect_spawn(read_spec_here(keys, (), env))
     print_messages(remarks)
     spec, rank_maker = plan_rank_maker(spec)
     if not spec.launcher:
@@ -270,9 +264,9 @@ def _find_launcher(site: Site, env: Mapping[str, str]) -> str:
         return NODE_AGENTS[0]
     launcher, answer = _launcher_of(mpirun, env)
     if launcher is None:
-        told = [name for name in known if LAUNCHERS[name].version_words]
+        names = [name for name in known if LAUNCHERS[name].version_words]
         raise LaunchError(
-            f"{mpirun} --version names no known MPI: {answer!r}", f"say which it is: --launcher {listed(told)}"
+            f"{mpirun} --version names no known MPI: {answer!r}", f"say which it is: --launcher {listed(names)}"
         )
     return launcher
 
@@ -292,8 +286,8 @@ def _launcher_of(mpirun: str, env: Mapping[str, str]) -> tuple[str | None, str]:
         answer = run_program([mpirun, "--version"], env)
     except SchedulerError as error:  # it is no scheduler's
         raise LaunchError(error.message, error.hint) from error
-    said = answer.stdout or answer.stderr
-    return launcher_of_version(said), said.partition("\n")[0]
+    text = answer.stdout or answer.stderr
+    return launcher_of_version(text), text.partition("\n")[0]
 
 
 def _refuse_another_dialect(launcher: str, program: str, site: Site, env: Mapping[str, str]) -> None:

@@ -21,7 +21,6 @@ Takes the same job file and options as `hpcddp render`; nothing is queued."""
 
 
 def build_parser() -> VerbParser:
-    """The options of `render`, and `--json`."""
     parser = request_parser(
         "layout",
         _DESCRIPTION,

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import sys
 from collections.abc import Mapping
 
 from hpcddp.cli.parser import VerbParser
 from hpcddp.cli.request import listed
+from hpcddp.cli.streams import print_answer
 from hpcddp.errors import RequestError
 from hpcddp.lint.rules import lint_python, lint_script, refuse_no_text
 from hpcddp.lint.script import READERS, Finding, read_script, refuse_other_directives
@@ -23,7 +23,6 @@ Each mistake comes with its line and with what hpcddp writes instead; docs/lint.
 
 
 def build_parser() -> VerbParser:
-    """`FILE ... [--site S] [--json]`."""
     parser = VerbParser(
         "lint",
         _DESCRIPTION,
@@ -49,11 +48,10 @@ def run(args: argparse.Namespace, env: Mapping[str, str]) -> int:
         else:
             refuse_other_directives(file, text)
             findings += lint_script(file, read_script(text, site, os.path.isdir))
-    if args.json:
-        print(json.dumps({"findings": [finding._asdict() for finding in findings]}, indent=1))
-    else:
-        for f in findings:
-            print(f"{f.file}:{f.line}: {f.rule} {f.kind}: {f.what}\n    hpcddp writes: {f.instead}")
+    text = "".join(
+        f"{f.file}:{f.line}: {f.rule} {f.kind}: {f.what}\n    hpcddp writes: {f.instead}\n" for f in findings
+    )
+    print_answer({"findings": [finding._asdict() for finding in findings]}, text, as_json=args.json, indent=1)
     return 1 if findings else 0
 
 

@@ -33,7 +33,6 @@ _ALL = "all"
 
 
 def build_parser() -> VerbParser:
-    """The options of `hpcddp logs`."""
     parser = VerbParser("logs", _DESCRIPTION, example="hpcddp logs train -f\nhpcddp logs train --rank 0-3", exits=(2,))
     parser.usage = "hpcddp logs RUN [options]"
     parser.add_argument("run", metavar="RUN", help="a name, a folder or a job id")
@@ -101,7 +100,7 @@ def _follow(of: RunFolder, printer: _Printer, env: Mapping[str, str], shown: lis
     """Print until nothing of the run lives any more. `shown`: the attempts that were there; the last may go on."""
     announced = {attempt.name for attempt in shown}
     over = {attempt.name for attempt in shown[:-1]}
-    asked_at = 0.0
+    last_question = 0.0
     while True:
         attempts = order_attempts(of)
         for attempt in attempts:
@@ -115,13 +114,13 @@ def _follow(of: RunFolder, printer: _Printer, env: Mapping[str, str], shown: lis
             printer.print_new(attempt, ended=is_over)
             if is_over:
                 over.add(attempt.name)
-        if time.monotonic() - asked_at >= _ASK_S or (attempts and _has_said_end(of)):
+        if time.monotonic() - last_question >= _ASK_S or (attempts and _has_ended_on_disk(of)):
             if not has_live_job(of, env):
                 for attempt in order_attempts(of):
                     if attempt.name not in over:
                         printer.print_new(attempt, ended=True)
                 return
-            asked_at = time.monotonic()
+            last_question = time.monotonic()
         _rest()
 
 
@@ -133,7 +132,8 @@ def _rest() -> None:
         raise BrokenPipeError
 
 
-def _has_said_end(of: RunFolder) -> bool:
+def _has_ended_on_disk(of: RunFolder) -> bool:
+    """Whether the run's folder says so: then the scheduler is asked at once."""
     one = read_on_disk(of)
     return one.holder is not None and one.ended and all(job.holder is not None for job in one.jobs)
 

@@ -24,7 +24,6 @@ hpcddp render --demo --site local --ranks-per-node 2 | bash"""
 
 
 def build_parser() -> VerbParser:
-    """The options of `render`."""
     parser = request_parser("render", _DESCRIPTION, example=_EXAMPLE, exits=(2, 3))
     printed = parser.add_argument_group("what is printed")
     printed.add_argument("--no-check", action="store_true", help="render without looking at files")

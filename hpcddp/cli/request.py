@@ -16,13 +16,13 @@ from hpcddp.script.plan import JobPlan
 from hpcddp.script.site_file import find_data_folder, load_yaml
 from hpcddp.script.spec import KEYS
 
+DEFAULT_JOB_FILE = "hpcddp.yaml"
+
 
 def listed(words: Sequence[str]) -> str:
     """`a, b or c`."""
     return " or ".join(filter(None, (", ".join(words[:-1]), words[-1])))
 
-
-DEFAULT_JOB_FILE = "hpcddp.yaml"
 
 # group of options -> option -> (job-file key, placeholder, help)
 _GROUPS = {
@@ -54,6 +54,13 @@ _GROUPS = {
     },
 }
 _OPTIONS = {option: row for group in _GROUPS.values() for option, row in group.items()}
+# What options of no scheduler or launcher in particular are called here: of sites' guides, trainers and containers.
+_OTHERS = {
+    **dict.fromkeys(("--project", "--group"), "--account"),
+    "--time-limit": "--walltime",
+    "--num-nodes": "--nodes",
+    "--image": "--set container=",
+}
 
 
 def request_parser(verb: str, description: str, *, example: str, exits: tuple[int, ...]) -> VerbParser:
@@ -137,18 +144,6 @@ def named_site(args: argparse.Namespace) -> str | None:
     return args.site or (sets[-1] if sets else None)
 
 
-# What a scheduler's or a launcher's option is called here, by their rows. A job file's key stands behind --set.
-# What has blanks is a whole line to type: its numbers are other ones than those of the option.
-
-# Words of no scheduler or launcher in particular: of sites' guides, trainers and containers.
-_OTHERS = {
-    **dict.fromkeys(("--project", "--group"), "--account"),
-    "--time-limit": "--walltime",
-    "--num-nodes": "--nodes",
-    "--image": "--set container=",
-}
-
-
 def find_equivalent(option: str, value: str) -> str | None:
     """Find hpcddp's words for an option of another program, with its value; None if it means nothing known."""
     key = option.removeprefix("--").replace("-", "_")
@@ -164,7 +159,7 @@ def find_equivalent(option: str, value: str) -> str | None:
 
 
 def each_table() -> Iterator[tuple[str, Mapping[str, str]]]:
-    """Whose options they are, and what each is called here."""
+    """Whose options they are, and what each is called here. A job file's key stands behind `--set`."""
     for scheduler in scripted_schedulers():
         yield scheduler.title, scheduler.directives.typed
     for launcher in LAUNCHERS.values():
@@ -173,6 +168,6 @@ def each_table() -> Iterator[tuple[str, Mapping[str, str]]]:
 
 
 def _with_value(meaning: str, value: str) -> str:
-    if " " in meaning and not meaning.endswith("="):
+    if " " in meaning and not meaning.endswith("="):  # a whole line to type, with other numbers than the option's
         return meaning
     return f"{meaning}{'' if meaning.endswith('=') else ' '}{value or 'VALUE'}"

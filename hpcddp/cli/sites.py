@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import re
-import sys
 import time
 from collections.abc import Mapping
 
 from hpcddp.cli.parser import VerbParser
-from hpcddp.cli.streams import print_message, write_exactly
+from hpcddp.cli.streams import print_answer, print_message, write_exactly
 from hpcddp.errors import RequestError, SchedulerError
 from hpcddp.login.planning import on_path
 from hpcddp.script.site import Site
@@ -41,7 +39,6 @@ _ACTIONS = ("show", "page", "check", "new")
 
 
 def build_parser() -> VerbParser:
-    """`[--json] [show NAME | page NAME | check [NAME] | new NAME]`."""
     parser = VerbParser(
         "sites", _DESCRIPTION, example="hpcddp sites show abci3", exits=(2, 3, 5), also={1: "check: something differs"}
     )
@@ -57,10 +54,11 @@ def run(args: argparse.Namespace, env: Mapping[str, str]) -> int:
     """Prints a table, one site, or a page; `new` writes a file and prints its name."""
     if args.action is None:
         known = [load_site(name, path, overlay_of(name, env)) for name, path in site_files(env).items()]
-        sys.stdout.write(_json({"sites": [site_summary(site) for site in known]}) if args.json else _format_list(known))
+        record = {"sites": [site_summary(site) for site in known]}
+        print_answer(record, _format_list(known), as_json=args.json, indent=2)
     elif args.action == "show" and args.name:
         site = open_site(SiteChoice(args.name, "hpcddp sites show"), env)
-        sys.stdout.write(_json(site_record(site)) if args.json else _format_site(site))
+        print_answer(site_record(site), _format_site(site), as_json=args.json, indent=2)
     elif args.action == "page" and args.name:
         from hpcddp.script.site_text import page_of
 
@@ -75,10 +73,6 @@ def run(args: argparse.Namespace, env: Mapping[str, str]) -> int:
     else:
         raise RequestError(f"hpcddp sites {args.action} needs a site's name", f"hpcddp sites {args.action} NAME")
     return 0
-
-
-def _json(value: object) -> str:
-    return json.dumps(value, indent=2) + "\n"
 
 
 def _write_start(name: str, file: str | None, env: Mapping[str, str]) -> str:

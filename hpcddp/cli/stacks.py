@@ -3,26 +3,19 @@
 from __future__ import annotations
 
 import argparse
-import json
 import os
-import sys
 import sysconfig
 import time
 from collections.abc import Mapping
 
 from hpcddp.cli.parser import VerbParser
+from hpcddp.cli.streams import print_answer
 from hpcddp.errors import RequestError
 from hpcddp.login.find_run import call_run, find_run
 from hpcddp.login.judge import find_status
 from hpcddp.login.on_disk import read_on_disk
 from hpcddp.runs.folder import AttemptFolder, RunFolder, cannot_write
-from hpcddp.runs.stacks import (
-    RankStacks,
-    format_group,
-    group_ranks,
-    read_answer,
-    request_stacks,
-)
+from hpcddp.runs.stacks import RankStacks, format_group, group_ranks, read_answer, request_stacks
 
 _DESCRIPTION = """\
 Say where each rank of a running job stands: its Python stack, outermost function first, ranks with the same stack once.
@@ -36,7 +29,6 @@ _POLL_S = 0.2
 
 
 def build_parser() -> VerbParser:
-    """`RUN [--threads] [--json]`."""
     parser = VerbParser("stacks", _DESCRIPTION, example="hpcddp stacks train", exits=(2,))
     parser.usage = "hpcddp stacks RUN [--threads] [--json]"
     parser.add_argument("run", metavar="RUN", help="a name, a folder or a job id")
@@ -46,16 +38,13 @@ def build_parser() -> VerbParser:
 
 
 def run(args: argparse.Namespace, env: Mapping[str, str]) -> int:
-    """The groups on stdout."""
     run = find_run(args.run)
     attempt = _find_attempt(run, env)
     groups = group_ranks(_ask(attempt), threads=args.threads)
-    if args.json:
-        print(json.dumps({"run": run.path, "attempt": attempt.name, "groups": groups}))
-        return 0
     paths = [sysconfig.get_path(name) for name in ("purelib", "platlib", "stdlib")]
     libraries = [path + os.sep for path in (*paths, os.getcwd())]
-    sys.stdout.write("\n".join(format_group(one, libraries) for one in groups))
+    record = {"run": run.path, "attempt": attempt.name, "groups": groups}
+    print_answer(record, "\n".join(format_group(one, libraries) for one in groups), as_json=args.json)
     return 0
 
 

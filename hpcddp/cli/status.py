@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import shutil
 import sys
 import time
@@ -11,7 +10,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 
 from hpcddp.cli.parser import VerbParser
-from hpcddp.cli.streams import print_message, print_messages
+from hpcddp.cli.streams import print_answer, print_messages
 from hpcddp.errors import HpcddpError, RequestError
 from hpcddp.login.find_cause import add_cause, send_notices
 from hpcddp.login.find_run import find_runs
@@ -32,7 +31,6 @@ _CLEAR = "\x1b[H\x1b[2J"
 
 
 def build_parser() -> VerbParser:
-    """The options of `hpcddp status`."""
     parser = VerbParser("status", _DESCRIPTION, example="hpcddp status\nhpcddp status train --watch", exits=(2,))
     parser.usage = "hpcddp status [RUN ...] [--json | --watch]"
     parser.add_argument("runs", nargs="*", metavar="RUN", help="a name, a folder or a job id (all of runs/)")
@@ -58,10 +56,8 @@ def run(args: argparse.Namespace, env: Mapping[str, str]) -> int:
     print_messages(found.problems)
     if found.is_damaged and len(found.runs) == 1:
         return RequestError.exit_code
-    if args.json:
-        print(json.dumps({"runs": [status_record(one) for one in found.runs], "problems": list(found.problems)}))
-    else:
-        sys.stdout.write(format_statuses(found.runs, time.time(), _width()))
+    record = {"runs": [status_record(one) for one in found.runs], "problems": found.problems}
+    print_answer(record, format_statuses(found.runs, time.time(), _width()), as_json=args.json)
     return RequestError.exit_code if found.is_damaged and args.runs else 0
 
 
@@ -73,8 +69,7 @@ def _watch(args: argparse.Namespace, env: Mapping[str, str]) -> int:
         text = format_statuses(found.runs, time.time(), _width())
         if sys.stdout.isatty():
             sys.stdout.write(f"{_CLEAR}{time.strftime('%H:%M:%S')}  (Ctrl-C ends this, not the jobs)\n\n{text}")
-            for problem in found.problems:
-                print_message(problem)
+            print_messages(found.problems)
         elif text != before:
             print_messages(found.problems)
             sys.stdout.write(text)

@@ -28,6 +28,15 @@ def print_messages(remarks: Iterable[str]) -> None:
         print_message(remark)
 
 
+def print_answer(record: object, text: str, *, as_json: bool, indent: int | None = None) -> None:
+    """Print the answer of a verb on stdout: for programs as JSON, else as text for people."""
+    if as_json:
+        import json  # which `hpcddp exec` does without
+
+        text = f"{json.dumps(record, indent=indent)}\n"
+    sys.stdout.write(text)
+
+
 def message_bytes(text: str) -> bytes:
     """The bytes that `print_message` would write."""
     return _format_message(text).encode(sys.stderr.encoding, "backslashreplace")
@@ -95,11 +104,8 @@ def shown_bytes(line: bytes) -> bytes:
     return line.rstrip(b"\r").rpartition(b"\r")[2].translate(None, bytes(_CONTROL))
 
 
-# Text that every reader of a job script refuses.
-
-
 def refusal() -> str:
-    """The text that a failed render and a mistyped verb leave on a pipe."""
+    """The text that a failed render and a mistyped verb leave on a pipe, which every reader of a job script refuses."""
     return refused_lines("hpcddp-render-failed") + "echo 'hpcddp: render failed, so there is no job here' >&2\nexit 2\n"
 
 

@@ -27,7 +27,6 @@ hpcddp submit eval.yaml --after train"""
 
 
 def build_parser() -> VerbParser:
-    """The options of `submit`."""
     parser = request_parser("submit", _DESCRIPTION, example=_EXAMPLE, exits=(2, 3, 5))
     queued = parser.add_argument_group("how it is queued")
     queued.add_argument(

@@ -22,7 +22,6 @@ the job does what they say, and records it. `supervise: false` in the job file l
 
 
 def build_parser() -> VerbParser:
-    """The options of `supervise`."""
     parser = VerbParser(
         "supervise",
         _DESCRIPTION,
@@ -61,7 +60,6 @@ def build_parser() -> VerbParser:
 
 
 def run(args: argparse.Namespace, env: Mapping[str, str]) -> int:
-    """The exit status of the job."""
     if not args.command:
         raise RequestError("there is no launcher to start", "hpcddp render prints the whole line")
     return supervise(read_order(vars(args), args.command, env), args.script or "", env, message_bytes)

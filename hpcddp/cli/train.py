@@ -25,7 +25,6 @@ _COUNTS = (
 
 
 def build_parser() -> VerbParser:
-    """The trainer's options."""
     parser = VerbParser(
         "train",
         "Train a torchvision model on handwritten digits; run it on every rank (hpcddp launch, or a rendered job).",

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import re
 import sys
 from collections.abc import Mapping
 
 from hpcddp.cli.parser import VerbParser
-from hpcddp.cli.streams import print_message
+from hpcddp.cli.streams import print_answer, print_message
 from hpcddp.errors import RequestError
 from hpcddp.login.planning import on_path
 from hpcddp.login.submit import clean_environment
@@ -28,7 +27,6 @@ The script runs unchanged, in a copy of this folder, with few samples; nothing i
 
 
 def build_parser() -> VerbParser:
-    """The options of `hpcddp verify`."""
     parser = VerbParser(
         "verify",
         _DESCRIPTION,
@@ -54,10 +52,8 @@ def run(args: argparse.Namespace, env: Mapping[str, str]) -> int:
     result = verify(plan, python, clean_environment(env), print_message)
     script = command[2] if command[1] == "-m" else command[1]
     record_verified(script, env)
-    if args.json:
-        print(json.dumps(verification_record(script, result), indent=1))
-    else:
-        sys.stdout.write(format_verification(script, result))
+    record, text = verification_record(script, result), format_verification(script, result)
+    print_answer(record, text, as_json=args.json, indent=1)
     return 1 if result.differences else 0
 
 

@@ -23,7 +23,6 @@ _POLL_S = 2.0
 
 
 def build_parser() -> VerbParser:
-    """The options of `hpcddp watch`."""
     parser = VerbParser("watch", _DESCRIPTION, example="hpcddp watch train", exits=(2,))
     parser.usage = "hpcddp watch RUN"
     parser.add_argument("run", metavar="RUN", help="a name, a folder or a job id")
@@ -31,7 +30,6 @@ def build_parser() -> VerbParser:
 
 
 def run(args: argparse.Namespace, env: Mapping[str, str]) -> int:
-    """The screen, until somebody ends it."""
     of = find_single_run(args.run, "a screen", "hpcddp watch {}")
     name = call_run(of)
     if not sys.stdout.isatty() or env.get("TERM", "dumb") == "dumb":

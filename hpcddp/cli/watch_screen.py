@@ -12,17 +12,25 @@ from hpcddp.login.watched import Watched
 from hpcddp.runs.metrics import LossCurve
 from hpcddp.units import format_duration, printable
 
-# A curve as lines of text, of braille characters with eight dots each.
-
-
-_BRAILLE = 0x2800
+_BRAILLE = 0x2800  # the character without dots
 # The bit of each dot of a braille character: by its row from above, by its column.
 _DOTS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))
+_COLOURS = {
+    "running": "green",
+    "finished": "green",
+    "failed": "red",
+    "unfinished": "yellow",
+    "queued": "cyan",
+    "held": "red",
+}
+_LEAST_CURVE = 5  # lines, with the title and the steps
+_LOG_LINES, _ATTEMPTS = 8, 5
+_SCALE = 10  # characters beside the curve, for its values
 
 
 def draw_curve(values: Sequence[float | None], width: int, height: int) -> list[str]:
-    """`height` lines of at most `width` characters, each of two values; the largest is at the top, None is a gap. One
-    value at least is no gap."""
+    """The curve as `height` lines of at most `width` braille characters, each of two values; the largest is at the top,
+    None is a gap. One value at least is no gap."""
     known = [value for value in values if value is not None]
     low, high = min(known), max(known)
     cells = [[0] * width for _ in range(height)]
@@ -40,23 +48,10 @@ def draw_curve(values: Sequence[float | None], width: int, height: int) -> list[
 
 
 def _join_rows(before: int | None, row: int) -> range:
-    """The rows that join this point to the one before it, so that a steep curve has no holes."""
+    """The rows that join this value to the one before it, so that a steep curve has no holes."""
     if before is None or abs(before - row) < 2:
         return range(row, row + 1)
     return range(before + 1, row + 1) if before < row else range(row, before)
-
-
-_COLOURS = {
-    "running": "green",
-    "finished": "green",
-    "failed": "red",
-    "unfinished": "yellow",
-    "queued": "cyan",
-    "held": "red",
-}
-_LEAST_CURVE = 5  # lines, with the title and the steps
-_LOG_LINES, _ATTEMPTS = 8, 5
-_SCALE = 10  # characters beside the curve, for its values
 
 
 class Screen:

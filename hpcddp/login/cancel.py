@@ -143,11 +143,11 @@ def _run_all(commands: Commands, command: Sequence[str], ids: Sequence[str], env
     for at in range(0, len(ids), _AT_ONCE):
         words = [*command, *ids[at : at + _AT_ONCE]]
         answer = run_program(words, env)
-        said = [line.strip() for line in f"{answer.stderr}\n{answer.stdout}".splitlines() if line.strip()]
-        said = [line for line in said if not any(text in line for text in commands.cancelled)]
-        is_over = all(any(text in line for text in commands.over) for line in said)  # then there is nothing to cancel
+        written = filter(None, map(str.strip, f"{answer.stderr}\n{answer.stdout}".splitlines()))
+        lines = [line for line in written if not any(text in line for text in commands.cancelled)]
+        is_over = all(any(text in line for text in commands.over) for line in lines)  # then there is nothing to cancel
         if answer.status and not is_over:
-            raise SchedulerError(f"{words[0]}: {'; '.join(said[:3])[:300]}", shlex.join(words)[:300])
+            raise SchedulerError(f"{words[0]}: {'; '.join(lines[:3])[:300]}", shlex.join(words)[:300])
 
 
 def _listed(names: Sequence[str]) -> str:

@@ -10,9 +10,9 @@ from hpcddp.diagnose.cause import Cause, name_cause, show_line
 from hpcddp.diagnose.job_record import add_record, diagnose_attempt, judge_record
 from hpcddp.diagnose.judge import diagnose
 from hpcddp.errors import HpcddpError, RequestError
-from hpcddp.login.judge import LIVE, RunStatus, find_status
+from hpcddp.login.judge import LIVE, WAITING, RunStatus, find_status
 from hpcddp.record import Record
-from hpcddp.runs.folder import RunFolder, show_path
+from hpcddp.runs.folder import AttemptFolder, RunFolder, show_path
 from hpcddp.runs.logs import LogFile, order_attempts
 from hpcddp.runs.submitted import read_submissions
 from hpcddp.schedulers.registry import scripted_schedulers
@@ -20,40 +20,43 @@ from hpcddp.schedulers.run import ask_job
 from hpcddp.supervisor.notice import ON_END, ON_FAILURE, explain_cause, send_left
 
 
-class Found(Record):
+class RunCause(Record):
     """`remarks`: what could not be asked, and that a later job of the run lives."""
 
     cause: Cause
     remarks: tuple[str, ...] = ()
 
 
-def find_cause(run: RunFolder, env: Mapping[str, str]) -> Found:
+def find_cause(run: RunFolder, env: Mapping[str, str]) -> RunCause:
     """The first cause of the end of a run. RequestError if it has not ended."""
     found = find_status([run], env)
     status, remarks = found.runs[0], list(found.problems)
-    attempts = order_attempts(run)
     if status.lives:
-        attempts = attempts[:-1] if status.state not in {"queued", "held"} else attempts
+        attempts = _list_ended(run, status)
         if not attempts:
             raise RequestError(
                 f"{show_path(run.path)} has not ended: it is {status.state}", f"hpcddp status {run.path}"
             )
         remarks.append(f"{show_path(run.path)} is {status.state} again; this is why attempt {attempts[-1].name} ended")
     if status.state == "finished" and not status.lives:
-        return Found(Cause("none"), tuple(remarks))
-    return Found(diagnose_status(run, status), tuple(remarks))
+        return RunCause(Cause("none"), tuple(remarks))
+    return RunCause(diagnose_status(run, status), tuple(remarks))
 
 
 def diagnose_status(run: RunFolder, status: RunStatus) -> Cause:
-    """The same for a run whose status is known; nobody is asked."""
-    attempts = order_attempts(run)
-    if status.state in LIVE and status.state not in {"queued", "held"}:
-        attempts = attempts[:-1]
+    """The first cause of the end of a run with this status. No scheduler is asked."""
+    attempts = _list_ended(run, status)
     output = [LogFile(one.output, "") for one in read_submissions(run)[-1:] if os.path.isfile(one.output)]
     if not attempts:
         return add_record(diagnose(output, has_failed=True), status.why, status.exit_status)
     has_failed = status.state != "ended"
     return diagnose_attempt(attempts[-1], status.why, status.exit_status, output=output, has_failed=has_failed)
+
+
+def _list_ended(run: RunFolder, status: RunStatus) -> list[AttemptFolder]:
+    """The attempts that have ended, in their order."""
+    attempts = order_attempts(run)
+    return attempts[:-1] if status.lives and status.state not in WAITING else attempts
 
 
 def add_cause(run: RunFolder, status: RunStatus) -> RunStatus:

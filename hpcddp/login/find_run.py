@@ -8,7 +8,7 @@ import shlex
 from collections.abc import Sequence
 
 from hpcddp.errors import RequestError, nearest
-from hpcddp.runs.folder import RUNS, RunFolder, job_of, list_attempts, show_path
+from hpcddp.runs.folder import RUNS, RunFolder, job_of, list_attempts, list_folders, show_path
 from hpcddp.runs.jsonfile import read_first_line
 from hpcddp.runs.lock import read_holds
 from hpcddp.runs.start import is_run
@@ -22,13 +22,8 @@ _SHOWN = 8  # runs in a hint
 def find_runs(words: Sequence[str]) -> list[RunFolder]:
     """The run of each word, each once; without words all runs below `runs/`. RequestError for a word that no run
     has."""
-    if not words:
-        return list_all_runs()
-    found: dict[str, RunFolder] = {}
-    for word in words:
-        run = find_run(word)
-        found[os.path.abspath(run.path)] = run
-    return list(found.values())
+    found = {os.path.abspath(run.path): run for run in map(find_run, words)}
+    return list(found.values()) if words else list_all_runs()
 
 
 def find_run(word: str) -> RunFolder:
@@ -71,15 +66,8 @@ def find_single_run(word: str, has: str, hint: str) -> RunFolder:
 
 def list_all_runs() -> list[RunFolder]:
     """Every run below `runs/`, those of a number in the order of their numbers. RequestError if it cannot be read."""
-    try:
-        with os.scandir(RUNS) as entries:
-            names = [entry.name for entry in entries if entry.is_dir()]
-    except (FileNotFoundError, NotADirectoryError):
-        return []
-    except OSError as error:
-        raise RequestError(f"{RUNS} cannot be read: {(error.strerror or '').lower()}", f"ls -ld {RUNS}") from error
-    runs = (RunFolder(os.path.join(RUNS, name)) for name in sorted(names, key=_by_number))
-    return [run for run in runs if is_run(run)]
+    folders = sorted(list_folders(RUNS), key=lambda entry: _by_number(entry.name))
+    return [run for entry in folders if is_run(run := RunFolder(entry.path))]
 
 
 def list_jobs(run: RunFolder) -> list[JobId]:

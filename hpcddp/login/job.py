@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from hpcddp.script.site import Site
     from hpcddp.script.spec import JobSpec
 
+_CREATED_BY = "hpcddp.Job(…).submit()"
+
 
 class Job:
     """One request, and what becomes of it: the keys of a job file (docs/job-file.md) as arguments.
@@ -140,9 +142,6 @@ class Job:
         for key, value in self._keys.items():
             given[key] = (_as_yaml(value, f"Job({key}=…)"), f"Job({key}=…)")
         return given
-
-
-_CREATED_BY = "hpcddp.Job(…).submit()"
 
 
 def _as_yaml(value: Any, where: str) -> Any:

@@ -93,7 +93,7 @@ class RunVerdict(Record):
     live: tuple[tuple[RunJob, JobFound], ...]
 
 
-# What schedulers and this machine say
+# ---- what schedulers and this machine say
 
 
 class Answers:
@@ -150,7 +150,7 @@ def ask_schedulers(runs: Sequence[OnDisk], env: Mapping[str, str]) -> Answers:
     return answers
 
 
-# The judgement
+# ---- one run
 
 
 def judge(one: OnDisk, answers: Answers) -> RunVerdict:
@@ -227,23 +227,23 @@ class _End(Record):
 
 def _describe_end(one: OnDisk, job: JobFound | None) -> _End:
     """Describe the last job's end by its supervisor's record, else the scheduler's."""
-    status, said = one.end.status, job.reason if job is not None else ""
+    status, reason = one.end.status, job.reason if job is not None else ""
     is_taken = job is not None and job.state == "cancelled"
     signal = one.end.signal or ("" if one.end.cause else _ENDED_BY.get(status or 0, ""))
     cause = one.end.cause or one.lost
     if signal or (is_taken and status):
-        if is_taken or not said:  # what a job says that was taken back is why it waited once
+        if is_taken or not reason:  # what a job says that was taken back is why it waited once
             why = "; ".join(filter(None, [signal, one.end.cause])) or "its job was cancelled"
             return _End("cancelled", why, signal)
-        return _End("unfinished", "; ".join(filter(None, [signal, one.end.cause, said])), signal or said)
+        return _End("unfinished", "; ".join(filter(None, [signal, one.end.cause, reason])), signal or reason)
     if status is None:
         if job is not None and job.state != "finished":
-            return _End(job.state, cause or said, cause or said)
+            return _End(job.state, cause or reason, cause or reason)
         # a PBS whose login shell was killed calls that finished, with status 0
         return _End("failed", cause or "it was killed: it left no exit status, and no state", cause)
     if not status:
         return _End("finished", "", "")
-    return _End("failed", "; ".join(filter(None, [cause or f"exit status {status}", said])), cause or said)
+    return _End("failed", "; ".join(filter(None, [cause or f"exit status {status}", reason])), cause or reason)
 
 
 def _judge_state(one: OnDisk, state: RunState, end: _End) -> tuple[str, str]:
@@ -254,8 +254,8 @@ def _judge_state(one: OnDisk, state: RunState, end: _End) -> tuple[str, str]:
     if state.status == "failed":
         ended = "unfinished" if state.step else "cancelled"
         return (ended, end.why) if is_signal and one.end.signal else ("failed", one.end.cause or state.reason)
-    has_said = one.state == state and (one.holder is None or state.attempt == one.holder.attempt)
-    if has_said and not (one.end.cause and state.reason.startswith("SIG")):  # the launcher's, which ends the others
+    ranks_ended = one.state == state and (one.holder is None or state.attempt == one.holder.attempt)
+    if ranks_ended and not (one.end.cause and state.reason.startswith("SIG")):  # the launcher's, which ends the others
         return "unfinished", state.reason
     has_failed = end.state == "failed" and one.end.status not in {None, UNFINISHED} and not one.lost
     why = end.why if has_failed else end.cause
@@ -312,16 +312,19 @@ def explain_end(one: OnDisk, attempt: AttemptFolder, status: RunStatus) -> str:
     return read_lost(attempt) or (end.cause if end is not None else "") or "ended"
 
 
-# Several runs
+# ---- several runs, and sweeps
 
 
 def find_status(runs: Sequence[RunFolder], env: Mapping[str, str]) -> Statuses:
     """The status of each run, in this order; a sweep is followed by its runs."""
-    problems, found = list[str](), dict[str, tuple[RunFolder, str]]()  # each run, and the folder of its sweep
+    problems, sweeps = list[str](), dict[str, Sweep]()  # by their folders
+    found = dict[str, tuple[RunFolder, str]]()  # each run, and the folder of its sweep
     for one in runs:
         found.setdefault(os.path.abspath(one.path), (one, ""))
         try:
-            found |= {os.path.abspath(run.path): (run, one.path) for run in list_sweep_runs(one)}
+            if (sweep := read_sweep(one)) is not None:
+                sweeps[one.path] = sweep
+                found |= {os.path.abspath(run.path): (run, one.path) for run in list_sweep_runs(one)}
         except HpcddpError as error:
             problems.append(str(error))
     read = [read_on_disk(run) for run, _ in found.values()]
@@ -330,13 +333,11 @@ def find_status(runs: Sequence[RunFolder], env: Mapping[str, str]) -> Statuses:
     answers = ask_schedulers(read, env)
     problems += [f"{problem}; what the run folders say is shown" for problem in answers.problems.values()]
     judged = [_judge_read(one, answers) for one in read]
-    shown = [one.status._replace(sweep=sweep) for one, (_, sweep) in zip(judged, found.values(), strict=True)]
-    for at, (one_read, verdict) in enumerate(zip(read, judged, strict=True)):
-        about = None
-        with suppress(HpcddpError):
-            about = read_sweep(one_read.run)
-        if about is not None:
-            shown[at] = _judge_sweep(one_read, verdict, about, [run for run in shown if run.sweep == one_read.run.path])
+    shown = [one.status._replace(sweep=folder) for one, (_, folder) in zip(judged, found.values(), strict=True)]
+    for at, one_read in enumerate(read):
+        if (sweep := sweeps.get(one_read.run.path)) is not None:
+            of_sweep = [run for run in shown if run.sweep == one_read.run.path]
+            shown[at] = _judge_sweep(one_read, judged[at], sweep, of_sweep)
     return Statuses(tuple(shown), tuple(problems), is_damaged)
 
 
@@ -368,8 +369,8 @@ def _judge_sweep(one: OnDisk, verdict: RunVerdict, about: Sweep, runs: Sequence[
     if left:  # they have no run, and no scheduler knows them any more
         counts["cancelled"] = counts.get("cancelled", 0) + len(left)
     order = sorted(counts, key=_BY_WEIGHT.index)
-    best, said = _find_best(runs)
-    why = "; ".join(filter(None, [", ".join(f"{counts[state]} {state}" for state in order), said]))
+    best, in_words = _find_best(runs)
+    why = "; ".join(filter(None, [", ".join(f"{counts[state]} {state}" for state in order), in_words]))
     waits = next((found for _, found in verdict.live if found.state in WAITING), None)
     return RunStatus(
         verdict.status.name,

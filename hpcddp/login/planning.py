@@ -30,16 +30,17 @@ from hpcddp.script.site_file import (
 from hpcddp.script.spec import JobSpec, quote_words, read_spec
 from hpcddp.supervisor.notice import check_notify
 
-# A training script that starts a node's ranks itself (mp.spawn, notebook_launcher) is started once per node.
-
+#: Job-file key -> its value and where it was given.
+GivenKeys = Mapping[str, tuple[object, str]]
+# What starts the ranks of a node in a training script.
 _CALLS = (b"spawn(", b"notebook_launcher(", b"Process(")
 _RANKS = (b'"RANK"', b"'RANK'", b'"LOCAL_RANK"', b"'LOCAL_RANK'", b"env://")  # the script can be a rank, too
 _MOST_BYTES = 2**20
 
 
-def see_spawn(spec: JobSpec) -> tuple[JobSpec, tuple[str, ...]]:
-    """The spec, with `ranks: node` if the command's script starts ranks, and a remark on that. RequestError on several
-    nodes: the script gives its ranks the numbers of one node."""
+def detect_spawn(spec: JobSpec) -> tuple[JobSpec, tuple[str, ...]]:
+    """The spec, with `ranks: node` if the command's script starts a node's ranks (mp.spawn, notebook_launcher), and a
+    remark on that. RequestError on several nodes: the script gives its ranks the numbers of one node."""
     if spec.ranks is not None or not spec.command or find_node_agent(spec.command):
         return spec, ()
     path = find_python_file(spec.command, spec.workdir or "")
@@ -82,10 +83,6 @@ def _spawning_line(path: str) -> int:
     return find_spawning_line(text)
 
 
-#: Job-file key -> its value and where it was given.
-GivenKeys = Mapping[str, tuple[object, str]]
-
-
 def choose_site(given: GivenKeys, named: str | None, job_file: str | None, env: Mapping[str, str]) -> SiteChoice:
     """The site of a request. `named`: that of an option, which wins over the file's."""
     in_file = given.get("site", ("", ""))[0] if job_file else None
@@ -97,7 +94,7 @@ def read_request(given: GivenKeys, choice: SiteChoice, env: Mapping[str, str]) -
     site = open_site(choice, env)
     if os.path.basename(choice.site) != site.name:  # a file: job.yaml has to lead to it again, from any folder
         given = {**given, "site": (os.path.abspath(choice.site), choice.reason)}
-    spec, remarks = see_spawn(read_spec_here(given, site.vars, env))
+    spec, remarks = detect_spawn(read_spec_here(given, site.vars, env))
     corrected = f", corrected by {site.overlay}" if site.overlay else ""
     return spec, site, (*remarks, f"site {site.name} ({choice.reason}){corrected}")
 
@@ -152,8 +149,8 @@ def this_process(created_by: str = "", stamp: str = "") -> PlannedBy:
 
 def stamp_of_day(env: Mapping[str, str]) -> str:
     """The stamp of --fresh where SOURCE_DATE_EPOCH says the day (https://reproducible-builds.org); else ""."""
-    said = env.get("SOURCE_DATE_EPOCH", "")
-    return time.strftime("%Y%m%dT%H%M%S", time.gmtime(int(said))) if said.isdecimal() else ""
+    seconds = env.get("SOURCE_DATE_EPOCH", "")
+    return time.strftime("%Y%m%dT%H%M%S", time.gmtime(int(seconds))) if seconds.isdecimal() else ""
 
 
 def find_site_here(env: Mapping[str, str]) -> SiteChoice:

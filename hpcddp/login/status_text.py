@@ -7,7 +7,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from hpcddp.login.judge import RunStatus
+from hpcddp.login.judge import WAITING, RunStatus
 from hpcddp.units import format_duration
 
 _HEADS = ("run", "state", "job", "step", "loss", "samples/s", "left", "walltime left")
@@ -96,7 +96,7 @@ def _format_why(run: RunStatus, now: float) -> str:
     parts = []
     if run.links[1] and run.state != "finished":
         parts.append(f"link {run.links[0]} of at most {run.links[1]}")
-    if run.state in {"queued", "held"} and run.starts is not None and run.starts > now:
+    if run.state in WAITING and run.starts is not None and run.starts > now:
         parts.append(f"may start at {time.strftime('%Y-%m-%d %H:%M', time.localtime(run.starts))}")
     parts.append(run.cause or run.why)
     return "; ".join(filter(None, parts))

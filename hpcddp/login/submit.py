@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shlex
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 
@@ -17,7 +16,8 @@ from hpcddp.login.planning import find_python_file, on_path, request_of
 from hpcddp.ranks.frameworks import FRAMEWORK_VARIABLES
 from hpcddp.ranks.launchers import LAUNCHERS
 from hpcddp.record import Record
-from hpcddp.runs.folder import RunFolder, cannot_write, list_holders, show_path
+from hpcddp.runs.folder import RunFolder, cannot_write, list_numbered, show_path
+from hpcddp.runs.jsonfile import format_now
 from hpcddp.runs.lock import name_end
 from hpcddp.runs.settings import RUN_GROUP, read_recorded
 from hpcddp.runs.start import FINISHED, RESUMES, Outlook, RunRequest, begin_run, inspect_run, is_run, set_run_aside
@@ -46,10 +46,7 @@ from hpcddp.script.spec import JobSpec
 from hpcddp.script.sweeping import check_sweep, is_one_array, name_run, split_points
 from hpcddp.sweep import count_points
 
-# The environment that a new job may see of the one that submits it: none of that job's own variables.
-
-
-# hpcddp's own that a person sets; all others are those of a job or of a rank.
+# Variables of hpcddp's that a person sets; all others are those of a job or of a rank.
 _SETTINGS = ("HPCDDP_SITE", "HPCDDP_INTERFACE", *SETTABLE)
 # What schedulers and job scripts set beside the variables with their names in them.
 _OF_JOBS = (
@@ -59,7 +56,7 @@ _OF_JOBS = (
 
 
 def clean_environment(env: Mapping[str, str]) -> dict[str, str]:
-    """`env` itself outside of a job; in one, what is left without that job."""
+    """The environment that a new job may see: `env` itself outside of a job; in one, without that job's variables."""
     if find_current_job(env) is None and "HPCDDP_ATTEMPT" not in env:
         return dict(env)
     schedulers = all_schedulers()
@@ -122,7 +119,7 @@ def submit_part(part: Part, env: Mapping[str, str], number: int = 1, before: Seq
     submission = Submission(
         scheduler=row.name,
         job="",
-        since=time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        since=format_now(),
         host=os.uname().nodename,
         folder=os.getcwd(),
         array=plan.options.array,
@@ -188,7 +185,7 @@ def _make_folder(part: Part, env: Mapping[str, str]) -> Iterator[str]:
     except (HpcddpError, OSError):
         if folder:
             drop_submission(folder)
-        if is_new and not (list_holders(run) or has_submissions(run)):
+        if is_new and not (list_numbered(run.holders) or has_submissions(run)):
             for path in (run.about, run.plan, run.sweep):
                 with suppress(OSError):
                     os.unlink(path)
@@ -245,12 +242,9 @@ def _check_free(request: RunRequest, plan: JobPlan, env: Mapping[str, str]) -> N
         )
 
 
-# One request is one job, or several: a sweep over keys of the job file has one for each point, and so has an array
-# where the scheduler takes none.
-
-
 class Parts(Record):
-    """The jobs of a request that have anything to do. `sweep`: the folder of a sweep that is several jobs."""
+    """The jobs of a request that have anything to do: one, or several of a sweep over keys of the job file, and of an
+    array where the scheduler takes none. `sweep`: the folder of a sweep that is several jobs."""
 
     parts: tuple[Part, ...]
     remarks: tuple[str, ...]

@@ -11,6 +11,7 @@ from hpcddp.errors import HpcddpError
 from hpcddp.login.judge import Answers, ask_schedulers, explain_end, judge
 from hpcddp.login.on_disk import OnDisk, read_on_disk
 from hpcddp.record import TYPE_CHECKING, Record
+from hpcddp.runs.failure import read_log_end
 from hpcddp.runs.folder import MANIFEST, RunFolder, list_checkpoints, step_of
 from hpcddp.runs.logs import order_attempts
 from hpcddp.runs.metrics import Latest, LossCurve
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
     from _queue import SimpleQueue
 
 ASK_S = 30.0  # between two questions to a scheduler
-_TAIL = 16384  # bytes of the log, whose lines are shown
 
 
 class WatchedAttempt(Record):
@@ -113,13 +113,5 @@ def _find_saved(run: RunFolder, now: float) -> tuple[int, float] | None:
 
 def _read_tail(path: str) -> tuple[str, ...]:
     """The last lines of a log; of a progress bar its last form."""
-    try:
-        with open(path, "rb") as file:
-            size = os.fstat(file.fileno()).st_size
-            file.seek(max(size - _TAIL, 0))
-            text = file.read()
-    except OSError:
-        return ()
-    lines = text.decode(errors="replace").split("\n")
-    whole = lines[1:] if size > _TAIL and len(lines) > 1 else lines
-    return tuple(line.rstrip("\r").rpartition("\r")[2] for line in whole if line.strip())
+    lines = read_log_end(path, 0).split("\n")
+    return tuple(line.rstrip("\r").rpartition("\r")[2] for line in lines if line.strip())

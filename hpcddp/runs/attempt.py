@@ -17,6 +17,7 @@ from hpcddp.schedulers.registry import all_schedulers
 _RECORDED = ("HPCDDP_", "CUDA_", "HIP_", "ROCR_", "ZE_", "NCCL_", "GLOO_", "FI_", "UCX_", "OMP_")
 _NFS_DELAY_S = 65.0  # NFS keeps for a minute, as delivered, that a folder was not there
 _LOOK_S = 0.5
+_HINT = "the run folder must be on a file system that every node shares; set run_dir in the job file"
 _SECRET = ("COOKIE", "TOKEN", "SECRET", "PASSWORD", "JWT", "KEY", "CRED")
 
 
@@ -50,8 +51,7 @@ def record_rank(env: Mapping[str, str], rank: int, hostname: str) -> RankLog | N
             return RankLog(log, os.fstat(output).st_size)
     except OSError as error:
         raise LaunchError(
-            f"rank {rank} on {host} cannot write to the run folder {attempt.path!r}: {error.strerror}",
-            "the run folder must be on a file system that every node shares; set run_dir in the job file",
+            f"rank {rank} on {host} cannot write to the run folder {attempt.path!r}: {error.strerror}", _HINT
         ) from error
     return None
 
@@ -63,10 +63,7 @@ def _check_shared(attempt: AttemptFolder, rank: int, host: str) -> None:
     end = time.monotonic() + _NFS_DELAY_S
     while not os.path.isdir(attempt.path):
         if time.monotonic() > end:
-            raise LaunchError(
-                f"rank {rank} on {host} does not see the run folder of this job, {attempt.path!r}",
-                "the run folder must be on a file system that every node shares; set run_dir in the job file",
-            )
+            raise LaunchError(f"rank {rank} on {host} does not see the run folder of this job, {attempt.path!r}", _HINT)
         if os.path.isdir(attempt.run.attempts):
             os.listdir(attempt.run.attempts)  # asks the server anew
         time.sleep(_LOOK_S)

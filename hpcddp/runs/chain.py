@@ -19,8 +19,6 @@ from hpcddp.schedulers.job_id import parse_id
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
-# The runs of a job: its own, and the folders that its ranks have named.
-
 
 def record_opened(attempt: AttemptFolder, run: RunFolder) -> None:
     """Record that the ranks of this attempt have named a folder that is not the job's, if that can be written."""
@@ -29,7 +27,7 @@ def record_opened(attempt: AttemptFolder, run: RunFolder) -> None:
 
 
 def list_opened(attempt: AttemptFolder) -> list[RunFolder]:
-    """The runs that this attempt opened, in order."""
+    """The folders that the ranks of this attempt have named, in order."""
     with suppress(OSError), open(attempt.opened, encoding="utf-8", errors="surrogateescape") as file:
         return [RunFolder(path) for path in dict.fromkeys(file.read().splitlines())]
     return []
@@ -158,10 +156,7 @@ def find_before(attempt: AttemptFolder) -> Link | None:
 
 def find_follow_up(attempt: AttemptFolder) -> str | None:
     """The follow-up that an earlier start of this attempt's job has queued; None if there is none."""
-    for other in reversed(_earlier_starts(attempt)):
-        if queued := read_first_line(other.next):
-            return queued
-    return None
+    return next(filter(None, (read_first_line(other.next) for other in reversed(_earlier_starts(attempt)))), None)
 
 
 def write_follow_up(attempt: AttemptFolder, job: str) -> None:

@@ -18,6 +18,29 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 _WITH_VALUE = ("-W", "-X", "--check-hash-based-pycs")  # options of Python whose value is a word of its own
+#: A run's name, with the index of an array or without.
+NAME = re.compile(rf"[A-Za-z0-9_][A-Za-z0-9_.+-]{{0,{LONGEST_NAME - 1}}}")
+_LONGEST = 64  # characters of a name that a command gives
+_DIGITS = 10  # of the digest
+_NUMBER = r"[0-9]+(?:\.[0-9]+)?(?:e-?[0-9]+)?"
+_WORD = r"[A-Za-z0-9_.]+"
+_OPTION = r"--(?:[A-Za-z_]+-)*[A-Za-z_][A-Za-z0-9_]*"  # a digit in its last part only
+_PLAIN_OPTION = r"--(?:[A-Za-z_]+-)*[A-Za-z_]+"  # a number may follow at once
+_SCRIPT = r"[A-Za-z][A-Za-z0-9_]*\.(?:py|sh)"
+_SCRIPT_ALONE = r"[A-Za-z][A-Za-z0-9_-]*[A-Za-z_]\.(?:py|sh)"  # without arguments: no part of it could be an option
+_MODULE = r"[A-Za-z][A-Za-z0-9_]*(?:\.[A-Za-z0-9_]+)+"  # its dots tell it from a script
+# A program and its arguments that a name says whole and unchanged, with NUL between two words.
+_WHOLE = re.compile(
+    rf"(?:-m\0{_MODULE}|{_SCRIPT})(?:\0{_OPTION}(?:\0{_WORD})?|\0{_PLAIN_OPTION}\0{_NUMBER})*|{_SCRIPT_ALONE}"
+)
+# Ends as a digest, a run that was set aside or an index: `x.7`, but not `lr0.1`, since no array's name ends in a digit.
+_AMBIGUOUS = re.compile(rf".*(-[0-9a-f]{{{_DIGITS}}}|\.old[0-9]+|[^0-9]\.[0-9]+)")
+_SHOWN = re.compile(r"[\w./=:,+{}~\[\]-]+", re.ASCII)  # no text, no JSON, no address with a password
+_SECRET = re.compile(
+    r"(.*-)?((api|access|auth|private|secret|wandb)-?key|(access|api|auth|hf|hub)?-?token|secret|credentials?"
+    r"|pass(word|wd|phrase)|pwd)"
+)
+_SHELLS = ("bash", "sh", "zsh", "dash", "ksh")
 
 
 def identify_command(words: Sequence[str]) -> tuple[str, ...]:
@@ -64,39 +87,11 @@ def _digest(words: Sequence[str]) -> str:
     return hashlib.sha256(json.dumps(words).encode()).hexdigest()[:_DIGITS]
 
 
-# The name of a run: its command's program and options, where the words can be read back from it. Elsewhere a digest of
-# the words follows what could be shown of them, and a value of `--token` and the like is never shown.
-
-
-#: A run's name, with the index of an array or without.
-NAME = re.compile(rf"[A-Za-z0-9_][A-Za-z0-9_.+-]{{0,{LONGEST_NAME - 1}}}")
-_LONGEST = 64  # characters of a name that a command gives
-_DIGITS = 10  # of the digest
-_NUMBER = r"[0-9]+(?:\.[0-9]+)?(?:e-?[0-9]+)?"
-_WORD = r"[A-Za-z0-9_.]+"
-_OPTION = r"--(?:[A-Za-z_]+-)*[A-Za-z_][A-Za-z0-9_]*"  # a digit in its last part only
-_PLAIN_OPTION = r"--(?:[A-Za-z_]+-)*[A-Za-z_]+"  # a number may follow at once
-_SCRIPT = r"[A-Za-z][A-Za-z0-9_]*\.(?:py|sh)"
-_SCRIPT_ALONE = r"[A-Za-z][A-Za-z0-9_-]*[A-Za-z_]\.(?:py|sh)"  # without arguments: no part of it could be an option
-_MODULE = r"[A-Za-z][A-Za-z0-9_]*(?:\.[A-Za-z0-9_]+)+"  # its dots tell it from a script
-# A program and its arguments that a name says whole and unchanged, with NUL between two words.
-_WHOLE = re.compile(
-    rf"(?:-m\0{_MODULE}|{_SCRIPT})(?:\0{_OPTION}(?:\0{_WORD})?|\0{_PLAIN_OPTION}\0{_NUMBER})*|{_SCRIPT_ALONE}"
-)
-# Ends as a digest, a run that was set aside or an index: `x.7`, but not `lr0.1`, since no array's name ends in a digit.
-_AMBIGUOUS = re.compile(rf".*(-[0-9a-f]{{{_DIGITS}}}|\.old[0-9]+|[^0-9]\.[0-9]+)")
-_SHOWN = re.compile(r"[\w./=:,+{}~\[\]-]+", re.ASCII)  # no text, no JSON, no address with a password
-_SECRET = re.compile(
-    r"(.*-)?((api|access|auth|private|secret|wandb)-?key|(access|api|auth|hf|hub)?-?token|secret|credentials?"
-    r"|pass(word|wd|phrase)|pwd)"
-)
-_SHELLS = ("bash", "sh", "zsh", "dash", "ksh")
-
-
 def name_command(words: Sequence[str], *, indexed: bool = False) -> str:
     """The name that a run gets from its command, with its placeholders as they are: `train-lr1e-3-amp+` of
     `python train.py --lr 1e-3 --amp`. Two programs or lists of arguments have two names; what only starts the program
-    is no part of it. `indexed`: of an array, whose runs are `NAME.1`, `NAME.2`, …"""
+    is no part of it. Where the words cannot be read back from the name, a digest of them ends it. `indexed`: of an
+    array, whose runs are `NAME.1`, `NAME.2`, …"""
     program, rest = _find_program(list(words))
     name, has_secret, arguments = _show_program(program), False, list(rest)
     while arguments:

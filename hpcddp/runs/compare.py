@@ -13,6 +13,8 @@ from hpcddp.runs.metrics import MetricLine, MetricsReader
 from hpcddp.runs.state import Manifest, check_run_folder, read_manifest, read_state
 from hpcddp.units import format_count
 
+KINDS = ("step", "log")  # of a table's rows
+
 
 class RunRecord(Record):
     """One run over all its attempts. A repeated step counts as it was made last."""
@@ -160,15 +162,9 @@ def _format_verdict(result: Comparison) -> str:
     return f"different from step {first['step']} on"
 
 
-# A run's numbers as a table: a list of rows, which `pandas.DataFrame` takes as it is.
-
-
-KINDS = ("step", "log")
-
-
 def read_table(run: str, kind: str = "step") -> list[dict[str, Any]]:
-    """One row for each step or call of `rt.log` of a run, in order. See `read_run` for errors; RequestError for another
-    kind."""
+    """One row for each step or call of `rt.log` of a run, in order, as `pandas.DataFrame` takes them. The errors of
+    `read_run`; RequestError for another kind."""
     if kind not in KINDS:
         raise RequestError(f"kind {kind!r} is unknown{nearest(str(kind), list(KINDS))}", f"one of {', '.join(KINDS)}")
     if not isinstance(run, (str, os.PathLike)):

@@ -91,10 +91,8 @@ def _find_traceback(lines: list[str]) -> tuple[int, int, str]:
     found, begin, one = (0, 0, ""), 0, None
     for number, line in enumerate(lines):
         if TRACEBACK in line:
-            begin, one = (
-                number,
-                Traceback(find_prefix(line.partition(TRACEBACK)[0], "".join(lines[number + 1 : number + 2]))),
-            )
+            prefix = find_prefix(line.partition(TRACEBACK)[0], "".join(lines[number + 1 : number + 2]))
+            begin, one = number, Traceback(prefix)
         elif one is not None and one.add(line) and one.error:
             if not one.error.startswith("torch.distributed.elastic."):
                 found = begin, number, one.error

@@ -120,7 +120,7 @@ def cannot_write(run: RunFolder, error: OSError) -> LaunchError:
 
 def list_attempts(run: RunFolder) -> list[AttemptFolder]:
     """The attempts by name. No order of time: names are job ids."""
-    return [run.attempt(entry.name) for entry in _list_folders(run.attempts)]
+    return [run.attempt(entry.name) for entry in list_folders(run.attempts)]
 
 
 def number_attempt(run: RunFolder, job: str) -> str:
@@ -143,18 +143,19 @@ def job_of(attempt: str) -> str:
 
 def list_checkpoints(checkpoints: str) -> list[str]:
     """The finished checkpoints in this folder, oldest first. Partial, damaged and removed ones have other names."""
-    found = [entry for entry in _list_folders(checkpoints) if _is_step(entry.name)]
+    found = [entry for entry in list_folders(checkpoints) if _is_step(entry.name)]
     return [entry.path for entry in sorted(found, key=lambda entry: int(entry.name[len(_STEP) :]))]
 
 
-def list_holders(run: RunFolder) -> list[str]:
-    found = [entry for entry in _list_folders(run.holders) if entry.name.isdecimal()]
+def list_numbered(path: str) -> list[str]:
+    """The folders `000001`, `000002`, … in this folder, in order."""
+    found = [entry for entry in list_folders(path) if entry.name.isdecimal()]
     return [entry.path for entry in sorted(found, key=lambda entry: int(entry.name))]
 
 
 def list_run_folders(path: str) -> list[str]:
     """The folders in this folder that are runs, whatever their names."""
-    found = [RunFolder(entry.path) for entry in _list_folders(path)]
+    found = [RunFolder(entry.path) for entry in list_folders(path)]
     return [run.path for run in found if os.path.isfile(run.about) or os.path.isdir(run.attempts)]
 
 
@@ -174,7 +175,7 @@ def _is_step(name: str) -> bool:
     return name.startswith(_STEP) and name[len(_STEP) :].isdecimal()
 
 
-def _list_folders(path: str) -> list[os.DirEntry[str]]:
+def list_folders(path: str) -> list[os.DirEntry[str]]:
     """RequestError if the folder cannot be read; one that is not there is empty."""
     try:
         with os.scandir(path) as entries:

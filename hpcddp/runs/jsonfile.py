@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any, TypeVar
@@ -16,6 +17,7 @@ from hpcddp.errors import RequestError
 
 R = TypeVar("R", bound=tuple[Any, ...])
 SCHEMA = 1  # the version that this hpcddp writes, and the only one that it reads
+TIME_FORMAT = "%Y-%m-%dT%H:%M:%S%z"
 
 
 class DamagedFileError(RequestError):
@@ -31,6 +33,11 @@ class UnreadableFileError(DamagedFileError):
 
 class SchemaError(RequestError):
     """A file of the run folder has another schema version than the one that this hpcddp reads."""
+
+
+def format_now() -> str:
+    """The time as the files have it: ISO 8601, with the zone."""
+    return time.strftime(TIME_FORMAT)
 
 
 def read_record(path: str, record: type[R]) -> R | None:

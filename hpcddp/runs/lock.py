@@ -16,15 +16,8 @@ from contextlib import suppress
 from hpcddp.errors import LaunchError
 from hpcddp.processes import find_machine, start_time
 from hpcddp.record import TYPE_CHECKING, Record
-from hpcddp.runs.folder import (
-    RunFolder,
-    cannot_write,
-    job_of,
-    list_holders,
-    show_path,
-    start_of,
-)
-from hpcddp.runs.jsonfile import DamagedFileError, read_file, read_record, write_object
+from hpcddp.runs.folder import RunFolder, cannot_write, job_of, list_folders, list_numbered, show_path, start_of
+from hpcddp.runs.jsonfile import TIME_FORMAT, DamagedFileError, format_now, read_file, read_record, write_object
 from hpcddp.schedulers.job_id import JobId, parse_id
 from hpcddp.schedulers.registry import find_current_job, find_scheduler
 
@@ -66,7 +59,7 @@ class Holder(Record):
         from datetime import datetime  # no rank needs it
 
         with suppress(ValueError):
-            return datetime.strptime(self.since, "%Y-%m-%dT%H:%M:%S%z").timestamp()
+            return datetime.strptime(self.since, TIME_FORMAT).timestamp()
         return None
 
     @property
@@ -87,13 +80,10 @@ class Holder(Record):
 
 def describe_process(attempt: str, process: int, env: Mapping[str, str], command: tuple[str, ...]) -> Holder:
     """Describe this attempt as a holder: `process` lives as long as the attempt, and runs on this host."""
-    import time
-
     job = find_current_job(env)
-    since = time.strftime("%Y-%m-%dT%H:%M:%S%z")
     scheduler, number = (job.scheduler, job.id) if job is not None and job.id else ("", "")
-    host = os.uname().nodename
-    return Holder(attempt, host, find_machine(), process, start_time(process), scheduler, number, command, since)
+    host, started = os.uname().nodename, start_time(process)
+    return Holder(attempt, host, find_machine(), process, started, scheduler, number, command, format_now())
 
 
 def has_ended(holder: Holder, mine: Holder, ask: Ask) -> bool | None:
@@ -218,7 +208,7 @@ def name_end(run: RunFolder) -> str:
 
 def read_holds(run: RunFolder) -> list[Hold]:
     """Read the holds of a run, oldest first, without those whose holder cannot be read."""
-    found = ((path, read_holder(path)) for path in list_holders(run))
+    found = ((path, read_holder(path)) for path in list_numbered(run.holders))
     return [Hold(path, holder, read_holder_end(path)) for path, holder in found if holder is not None]
 
 
@@ -235,7 +225,7 @@ def _read_last(run: RunFolder) -> tuple[str, Holder | None]:
 
 
 def _find_last(run: RunFolder) -> str | None:
-    return next(reversed(list_holders(run)), None)
+    return next(reversed(list_numbered(run.holders)), None)
 
 
 def _name_holder(run: RunFolder, number: int) -> str:
@@ -244,11 +234,8 @@ def _name_holder(run: RunFolder, number: int) -> str:
 
 def _list_left(run: RunFolder) -> list[str]:
     """Checkpoints that were not completed, or not wholly removed."""
-    try:
-        names = os.listdir(run.checkpoints)
-    except OSError:
-        return []
-    return [os.path.join(run.checkpoints, name) for name in names if re.match(r"step-[^.]*\.(tmp|old)-", name)]
+    folders = list_folders(run.checkpoints)
+    return [entry.path for entry in folders if re.match(r"step-[^.]*\.(tmp|old)-", entry.name)]
 
 
 def _create(path: str, mine: Holder) -> bool:

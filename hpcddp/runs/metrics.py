@@ -20,6 +20,12 @@ from hpcddp.runs.jsonfile import SCHEMA, SchemaError, UnreadableFileError, check
 
 #: Names that each line of kind `log` has for itself.
 RESERVED = ("kind", "step", "time")
+#: The kinds of lines that are read again.
+_KINDS = ("step", "at", "log", "expect", "model")
+_DAMAGE = (ValueError, KeyError, TypeError, OverflowError, RecursionError)  # what a line that is none of these gives
+_HEAD, _TAIL = 8192, 65536  # bytes of a file that say how far it is; a line has a few hundred
+_LEAST_S = 1.0  # the first lines of a start are written together, and are no pace
+_ENCODER = json.JSONEncoder(allow_nan=False)
 
 
 class MetricsFile:
@@ -85,23 +91,12 @@ def _cut_half_line(path: str) -> None:
             file.truncate(content.rfind(b"\n") + 1)
 
 
-_ENCODER = json.JSONEncoder(allow_nan=False)
-
-
 def _encode(line: Mapping[str, Any]) -> str:
     try:
         return _ENCODER.encode(line)
     except ValueError:
         is_infinite = {name: isinstance(value, float) and not math.isfinite(value) for name, value in line.items()}
         return _ENCODER.encode({name: None if is_infinite[name] else value for name, value in line.items()})
-
-
-# Reads `metrics.jsonl`, also while it grows: each call gives the lines that were completed since the last one.
-
-
-#: The kinds of lines that are read again.
-_KINDS = ("step", "at", "log", "expect", "model")
-_DAMAGE = (ValueError, KeyError, TypeError, OverflowError, RecursionError)  # what a line that is none of these gives
 
 
 class MetricLine(NamedTuple):
@@ -139,8 +134,8 @@ def _number(value: Any) -> float | None:
 
 
 class MetricsReader:
-    """Reads one file as it grows, a line once its end is there. It need not exist yet. Damaged lines are passed
-    over."""
+    """Reads one `metrics.jsonl` as it grows: each call gives the lines that were completed since the last one. It need
+    not exist yet. Damaged lines are passed over."""
 
     def __init__(self, path: str) -> None:
         self._path = path
@@ -163,13 +158,6 @@ class MetricsReader:
                     yield line
 
 
-# How far an attempt is, by the first and the last lines of its metrics: a file of any size costs the same.
-
-
-_HEAD, _TAIL = 8192, 65536  # bytes; a line has a few hundred
-_LEAST_S = 1.0  # the first lines of a start are written together, and are no pace
-
-
 class Latest(Record):
     """`step`: the last one. `total`: steps of the whole training. `pace_s`: seconds per step, of the last ones."""
 
@@ -188,7 +176,8 @@ class Latest(Record):
 
 
 def read_latest(path: str) -> Latest:
-    """Read the latest values of a `metrics.jsonl`, if it exists. A line that cannot be read is passed over."""
+    """Read the latest values of a `metrics.jsonl`, if it exists, by its first and last lines: a file of any size costs
+    the same. A line that cannot be read is passed over."""
     try:
         with open(path, "rb") as file:
             head = file.read(_HEAD)
@@ -221,10 +210,10 @@ def read_latest(path: str) -> Latest:
     )
 
 
-# The losses of a run over all its attempts, read while it trains: a step that was made again counts as made last.
-
-
 class LossCurve:
+    """The losses of a run over all its attempts, read while it trains: a step that was made again counts as made
+    last."""
+
     def __init__(self) -> None:
         self.steps: list[int] = []  # ascending
         self.losses: list[float] = []  # NaN where the loss was none, or infinite

@@ -33,8 +33,8 @@ def read_address(folder: str, key: str) -> tuple[str, int] | None:
     """Address and port that rank 0 of this launch has published, or None if it has not (yet)."""
     with suppress(OSError, RequestError, KeyError, TypeError, ValueError):
         os.listdir(folder)  # makes NFS look again instead of remembering that the file was not there
-        told = read_object(address_path(folder, key)) or {}
-        return (str(told["master_addr"]), int(told["master_port"])) if told["key"] == key else None
+        content = read_object(address_path(folder, key)) or {}
+        return (str(content["master_addr"]), int(content["master_port"])) if content["key"] == key else None
     return None
 
 

@@ -9,13 +9,12 @@ from __future__ import annotations
 import os
 import re
 import sys
-import time
 
 from hpcddp.errors import RequestError, nearest
 from hpcddp.record import TYPE_CHECKING, Record
 from hpcddp.runs.command import identify_command
 from hpcddp.runs.folder import COMMAND, SEPARATOR, AttemptFolder, RunFolder, cannot_write, job_of, show_path
-from hpcddp.runs.jsonfile import read_record, write_object
+from hpcddp.runs.jsonfile import format_now, read_record, write_object
 from hpcddp.runs.start import is_interactive
 from hpcddp.units import shorten
 
@@ -205,7 +204,7 @@ def renew(recorded: Recorded | None, now: Settings, decision: Decision, step: in
         settings[group] = {**recorded.settings.get(group, {}), **settings.get(group, {})}
     if all(one.group == SCRIPT_GROUP for one in decision.accepted):  # which no checkpoint has
         return Recorded(settings, recorded.before)
-    replaced = {"step": step, "settings": recorded.settings, "at": time.strftime("%Y-%m-%dT%H:%M:%S%z")}
+    replaced = {"step": step, "settings": recorded.settings, "at": format_now()}
     return Recorded(settings, (*recorded.before, replaced))
 
 

@@ -85,9 +85,6 @@ def _path(attempt: AttemptFolder, request: str) -> str:
     return os.path.join(_folder(attempt), request + _ANSWERED)
 
 
-# The stacks as text.
-
-
 def parse_threads(text: str) -> list[list[dict[str, Any]]]:
     """The stack of each thread, the main thread's first, outermost function first: `file`, `line` and `function`."""
     threads: list[list[dict[str, Any]]] = []

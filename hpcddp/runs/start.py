@@ -20,13 +20,13 @@ from hpcddp.runs.folder import (
     RunFolder,
     cannot_write,
     list_checkpoints,
-    list_holders,
+    list_numbered,
     list_run_folders,
     number_attempt,
     show_path,
     step_of,
 )
-from hpcddp.runs.jsonfile import DamagedFileError, read_record, write_object
+from hpcddp.runs.jsonfile import DamagedFileError, format_now, read_record, write_object
 from hpcddp.runs.lock import describe_process, release_run, take_run
 from hpcddp.runs.state import RunState, check_run_folder, read_state
 from hpcddp.schedulers.registry import find_current_job
@@ -145,8 +145,7 @@ def start_run(
     run, is_old = outlook.run, outlook.old is not None
     while True:
         name = number_attempt(run, attempt) if numbered else attempt
-        check_run_folder(run)
-        _hold(run.attempt(name), env, request.command, process, before)
+        hold(run.attempt(name), env, request.command, process=process, before=before)
         try:
             if is_old and _holds_run(run) and _is_other(run, request.fresh):
                 outlook, is_old = outlook._replace(old=_rename(run)), False
@@ -158,17 +157,13 @@ def start_run(
         return outlook._replace(attempt=name)
 
 
-def hold(attempt: AttemptFolder, env: Mapping[str, str], command: tuple[str, ...], *, process: int) -> None:
-    """Hold the run for the next attempt of a job that is there already. The errors of `start_run`."""
-    check_run_folder(attempt.run)
-    _hold(attempt, env, command, process)
-
-
-def _hold(
-    attempt: AttemptFolder, env: Mapping[str, str], command: tuple[str, ...], process: int, before: str = ""
+def hold(
+    attempt: AttemptFolder, env: Mapping[str, str], command: tuple[str, ...], *, process: int, before: str = ""
 ) -> None:
+    """Hold the run for this attempt. The arguments and errors of `start_run`."""
     from hpcddp.schedulers.run import ask_job_state
 
+    check_run_folder(attempt.run)
     mine = describe_process(attempt.name, process, env, command)
     take_run(attempt.run, mine, partial(ask_job_state, env=env), before)
 
@@ -179,7 +174,7 @@ def set_run_aside(request: RunRequest, env: Mapping[str, str]) -> RunFolder | No
     run = RunFolder(request.folder)
     if not request.fresh or not _holds_run(run) or not _is_other(run, request.fresh):
         return None
-    _hold(run.attempt(f"fresh-{os.getpid()}"), env, request.command, os.getpid())
+    hold(run.attempt(f"fresh-{os.getpid()}"), env, request.command, process=os.getpid())
     try:
         old = _rename(run)
         begin_run(run, request)
@@ -213,8 +208,7 @@ def _check_can_be_set_aside(run: RunFolder) -> None:
 
 def begin_run(run: RunFolder, request: RunRequest) -> None:
     if not os.path.exists(run.about):
-        started = time.strftime("%Y-%m-%dT%H:%M:%S%z")
-        record = About(request.fresh, identify_program(request.command), started)
+        record = About(request.fresh, identify_program(request.command), format_now())
         write_object(run.about, record._asdict())
 
 
@@ -288,7 +282,7 @@ def _rename(run: RunFolder) -> RunFolder:
 
     old = _name_old(run)
     os.rename(run.path, old.path)
-    for path in list_holders(old)[-1:]:  # the hold was for this only
+    for path in list_numbered(old.holders)[-1:]:  # the hold was for this only
         shutil.rmtree(path, ignore_errors=True)
     return old
 

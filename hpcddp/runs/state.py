@@ -1,9 +1,8 @@
-"""`state.json`: how far a run is. Rank 0 writes it; job scripts, the next attempt and people read it."""
+"""How far a run is, in `state.json`, and the other files that its ranks write and the next attempt reads."""
 
 from __future__ import annotations
 
 import os
-import time
 from contextlib import suppress
 from typing import Any
 
@@ -17,18 +16,21 @@ from hpcddp.runs.folder import (
     name_checkpoint,
     step_of,
 )
-from hpcddp.runs.jsonfile import DamagedFileError, make_damaged, read_object, read_record, write_object
+from hpcddp.runs.jsonfile import DamagedFileError, format_now, make_damaged, read_object, read_record, write_object
 from hpcddp.runs.lock import check_not_taken
 
-# Which checkpoint of a run is the best by a number of the user's. `best.json` beside the checkpoints names it.
-
-
-_FILE = "best.json"
 MODES = ("max", "min")
+#: Why a run is finished that has made all its steps.
+AT_ITS_END = "the training loop came to its end"
+_STATUSES = ("unfinished", "finished", "failed")
+_BEST = "best.json"
+
+
+# ---- best.json, beside the checkpoints
 
 
 class Best(Record):
-    """The best value so far and the step of its checkpoint. `mode`: whether larger or smaller is better."""
+    """The best value of the user's number so far and the step of its checkpoint. `mode`: max | min is better."""
 
     value: float
     mode: str
@@ -37,15 +39,15 @@ class Best(Record):
 
 def read_best(checkpoints: str) -> Best | None:
     """The best of the checkpoints in this folder; None: none is named, or it is gone. DamagedFileError; SchemaError."""
-    best = read_record(os.path.join(checkpoints, _FILE), Best)
+    best = read_record(os.path.join(checkpoints, _BEST), Best)
     return best if best is not None and os.path.exists(name_checkpoint(checkpoints, best.step)) else None
 
 
 def write_best(checkpoints: str, best: Best) -> None:
-    write_object(os.path.join(checkpoints, _FILE), best._asdict(), durable=True)
+    write_object(os.path.join(checkpoints, _BEST), best._asdict(), durable=True)
 
 
-# A run folder is opened: by this hpcddp, if `run.json` has the schema that it writes. So has every other file then.
+# ---- run.json and plan.json
 
 
 class PlanFile(Record):
@@ -65,7 +67,7 @@ class PlanFile(Record):
 
 
 def check_run_folder(run: RunFolder) -> None:
-    """SchemaError if another hpcddp made the folder."""
+    """SchemaError if another hpcddp made the folder: all its files have the schema of `run.json`."""
     read_object(run.about)
 
 
@@ -95,16 +97,15 @@ def read_planned_batch(run: RunFolder) -> int | None:
     return read_plan_file(run).global_batch
 
 
-# `manifest.json` in the folder of a checkpoint.
+# ---- a checkpoint's manifest.json, an attempt's versions.json
 
 
 class Manifest(Record):
-    """What is read again of it. `files`: by name, each with its `bytes`, and its `sha256` if hpcddp wrote it. `form`:
-    single | sharded. `framework`: that wrote the checkpoint, if hpcddp did not; `path`: where, if not in this folder;
-    `mark`: in the file there that says whose it is. `tail_s`: that training took behind its last step."""
+    """The part of a checkpoint's `manifest.json` that is read again. `files`: by name, each with its `bytes`, and its
+    `sha256` if hpcddp wrote it. `framework`: that wrote the checkpoint, if hpcddp did not; `path`: where, if not in
+    this folder; `mark`: in the file there that says whose it is. `tail_s`: that training took behind its last step."""
 
     files: dict[str, dict[str, Any]] | None = None
-    form: str | None = None
     framework: str | None = None
     path: str | None = None
     mark: str | None = None
@@ -134,9 +135,7 @@ def read_versions(attempt: AttemptFolder) -> Versions | None:
     return read_record(attempt.versions, Versions)
 
 
-#: Why a run is finished that has made all its steps.
-AT_ITS_END = "the training loop came to its end"
-_STATUSES = ("unfinished", "finished", "failed")
+# ---- state.json
 
 
 class RunState(Record):
@@ -239,4 +238,4 @@ def _find_newest(run: RunFolder) -> tuple[int, int]:
 
 def replace_state(run: RunFolder, state: RunState) -> None:
     known = {name: value for name, value in state._asdict().items() if value is not None}
-    write_object(run.state, known | {"written_at": time.strftime("%Y-%m-%dT%H:%M:%S%z")})
+    write_object(run.state, known | {"written_at": format_now()})

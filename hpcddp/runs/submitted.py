@@ -1,6 +1,7 @@
-"""`submitted/000001`, …: the jobs that `hpcddp submit` handed to a scheduler for a run, each with its script.
+"""The jobs of a run: those that `hpcddp submit` queued, those of a sweep, and the one that an attempt runs in.
 
-A folder is made before its job is queued, and says afterwards which job it was: without `submission.json` it is none.
+`submitted/000001`, … is made before its job is queued, with the script, and says afterwards which job it was: without
+`submission.json` it is none.
 """
 
 from __future__ import annotations
@@ -10,8 +11,9 @@ import shutil
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
+from hpcddp.errors import RequestError
 from hpcddp.record import TYPE_CHECKING, Record
-from hpcddp.runs.folder import RunFolder
+from hpcddp.runs.folder import RunFolder, list_folders, list_numbered
 from hpcddp.runs.jsonfile import DamagedFileError, read_record, write_object
 from hpcddp.schedulers.job_id import is_in
 
@@ -77,9 +79,8 @@ def read_submissions(run: RunFolder) -> list[Submission]:
 
 
 def _list_folders(run: RunFolder) -> list[str]:
-    with suppress(OSError):
-        names = sorted((name for name in os.listdir(run.submitted) if name.isdecimal()), key=int)
-        return [os.path.join(run.submitted, name) for name in names]
+    with suppress(RequestError):
+        return list_numbered(run.submitted)
     return []
 
 
@@ -87,11 +88,9 @@ def _about(folder: str) -> str:
     return os.path.join(folder, "submission.json")
 
 
-# `sweep.json`: a folder that is no run but a sweep, or an array; its runs lie beside it.
-
-
 class Sweep(Record):
-    """The content of a folder of a sweep, or of an array without axes. `array`: its indices, `1-9%2`."""
+    """`sweep.json`, in a folder that is no run but a sweep, or an array without axes; its runs lie beside it. `array`:
+    its indices, `1-9%2`."""
 
     axes: dict[str, list[str]]
     array: str
@@ -113,18 +112,15 @@ def list_sweep_runs(run: RunFolder) -> list[RunFolder]:
     if sweep is None:
         return []
     parent, name = os.path.split(run.path)
-    with os.scandir(parent or ".") as entries:
-        names = [entry.name for entry in entries if entry.is_dir()]
+    names = [entry.name for entry in list_folders(parent or ".")]
     numbers = [RunFolder(one).array_index for one in names if one == f"{name}.{RunFolder(one).array_index}"]
     return [RunFolder(f"{run.path}.{one}") for one in sorted(filter(None, numbers), key=int) if is_in(sweep.array, one)]
 
 
-# `attempts/<name>/job.json`: which job an attempt runs in, its nodes, and when it ends, as its supervisor knows it.
-
-
 class JobEnd(Record):
-    """`ends`: seconds since 1970. `source`: of that. `warns`: when the ranks get the signal that the job file asks for.
-    `nodes`: all of the job, spare ones too. None: never."""
+    """`attempts/<name>/job.json`: the job that an attempt runs in, and when it ends, as its supervisor knows it.
+    `nodes`: all of the job, spare ones too. `ends`: seconds since 1970; None: never. `source`: of that. `warns`: when
+    the ranks get the signal that the job file asks for."""
 
     scheduler: str
     job: str  # the scheduler's id; "" on this machine

@@ -229,15 +229,12 @@ def _advise(found: Efficiency, run: RunFolder, holds: Sequence[Hold]) -> list[st
         words += [f"--set cpus_per_rank={fewer}"] if fewer * ranks < found.cpus else []
     if found.memory and found.memory_limit and found.memory < _FEW * found.memory_limit:
         words.append(f"--set mem_gb={math.ceil(found.memory * _MARGIN / _GB)}")
-    asked = [one.walltime_s for one in read_submissions(run) if one.walltime_s]
+    walltimes = [one.walltime_s for one in read_submissions(run) if one.walltime_s]
     longest = max((one.seconds for one in found.attempts), default=0.0)
     minutes = math.ceil(longest * _MARGIN / 300) * 5
-    if asked and longest and minutes * 60 < _FEW * asked[-1]:
+    if walltimes and longest and minutes * 60 < _FEW * walltimes[-1]:
         words.append(f"--walltime {format_walltime(minutes * 60)}")
     return words
-
-
-# As text and as JSON.
 
 
 def format_efficiency(found: Efficiency) -> str:

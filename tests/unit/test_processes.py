@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from hpcddp.processes import list_processes, read_argv, read_environment, read_stat, start_time
+from hpcddp.processes import list_processes, read_argv, read_environ, read_stat, start_time
 
 
 @pytest.fixture
@@ -34,7 +34,7 @@ def test_a_process_is_read_whatever_its_name_holds(child: subprocess.Popen[str])
     assert stat.started == start_time(child.pid) != ""
     assert stat.pages > 0
     assert child.pid in list_processes()
-    assert b"MARK=here" in read_environment(child.pid)
+    assert b"MARK=here" in read_environ(child.pid)
     assert read_argv(child.pid)[3] == "one word"
 
 
@@ -44,4 +44,4 @@ def test_nothing_is_said_of_a_process_that_has_ended(child: subprocess.Popen[str
     assert start_time(child.pid) == ""
     child.wait()
     assert read_stat(child.pid) is None
-    assert (read_environment(child.pid), read_argv(child.pid), start_time(child.pid)) == (frozenset(), [], "")
+    assert (read_environ(child.pid), read_argv(child.pid), start_time(child.pid)) == (frozenset(), [], "")

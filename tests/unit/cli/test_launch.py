@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from hpcddp.cli.main import main
-from hpcddp.login.planning import see_spawn
+from hpcddp.login.planning import detect_spawn
 from hpcddp.ranks.device import count_visible_gpus
 from hpcddp.ranks.predict import predict_environment
 from hpcddp.script.spec import JobSpec
@@ -259,7 +259,7 @@ if __name__ == "__main__":
 def test_a_script_that_starts_the_ranks_itself_is_seen_behind_what_starts_it(tmp_path: Path) -> None:
     (tmp_path / "spawn.py").write_text(SPAWN)
     spec = JobSpec(command=(*["uv", "run", "--python", "3.12", "spawn.py", "--config", "c.py"],), workdir=str(tmp_path))
-    assert see_spawn(spec)[0].ranks == "node"
+    assert detect_spawn(spec)[0].ranks == "node"
 
 
 def test_a_script_that_starts_its_ranks_runs_once_per_node(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import contextlib
 
 import pytest
 
-from hpcddp.cli.env import read_recorded_environment
+from hpcddp.cli.env import read_environment
 from hpcddp.errors import LaunchError, RequestError
 from hpcddp.ranks.launch import Launch
 
@@ -54,4 +54,4 @@ def test_a_record_that_is_no_environment_is_refused(tmp_path: object, record: by
     with open(path, "wb") as file:
         file.write(record)
     with pytest.raises(RequestError):
-        read_recorded_environment(path)
+        read_environment(path)

@@ -8,13 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpcddp.cli.env import read_recorded_environment
+from hpcddp.cli.env import read_environment
 from hpcddp.errors import RequestError
 
 
 def read(folder: Path, text: str) -> dict[str, str]:
     (folder / "env").write_bytes(text.encode())
-    return read_recorded_environment(str(folder / "env"))
+    return read_environment(str(folder / "env"))
 
 
 FUNCTION = "() {  local RANK;\n  RANK=7;\n  WORLD_SIZE=8\n}"
@@ -37,4 +37,4 @@ def test_a_file_without_variables_is_refused(content: bytes, tmp_path: Path) -> 
     path = tmp_path / "env"
     path.write_bytes(content)
     with pytest.raises(RequestError, match="env"):
-        read_recorded_environment(str(path))
+        read_environment(str(path))

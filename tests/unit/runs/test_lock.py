@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from hpcddp.processes import find_machine, start_time
-from hpcddp.runs.folder import RunFolder, list_holders
+from hpcddp.runs.folder import RunFolder, list_numbered
 from hpcddp.runs.lock import (
     HeldError,
     Holder,
@@ -79,7 +79,7 @@ def test_a_run_that_was_released_is_free_and_only_its_holder_releases_it(run: Ru
 
 def test_how_a_holder_has_ended_is_written_where_no_room_is_left(run: RunFolder, sleeper: int) -> None:
     take_run(run, here("41", sleeper), ask_nobody)
-    path = Path(list_holders(run)[-1])
+    path = Path(list_numbered(run.holders)[-1])
     room = os.stat(path / "ended.tmp")
     release_run(run, "41", 1, "", "rank 0: OSError: [Errno 28] No space left on device — \N{SNOWMAN}" + 2000 * "x")
     ended = os.stat(path / "ended")
@@ -175,7 +175,7 @@ def test_a_host_that_has_started_anew_has_no_process_of_before(run: RunFolder) -
 
 def test_a_holder_that_cannot_be_read_is_refused_and_named(run: RunFolder, sleeper: int) -> None:
     take_run(run, here("41", sleeper), ask_nobody)
-    path = Path(list_holders(run)[-1], "holder.json")
+    path = Path(list_numbered(run.holders)[-1], "holder.json")
     path.write_text("{")
     with pytest.raises(HeldError, match="does not say who holds the run\nhint: if nobody does: touch"):
         take_run(run, here("42"), ask_nobody)
@@ -200,7 +200,7 @@ def test_a_kill_at_any_operation_keeps_nobody_out_and_leaves_every_holder_readab
         assert os.waitstatus_to_exitcode(status) == -signal.SIGKILL
         _take_and_release(run)
     assert kills > 6
-    assert len(read_holds(run)) == len(list_holders(run))  # none is half there
+    assert len(read_holds(run)) == len(list_numbered(run.holders))  # none is half there
 
 
 def test_what_killed_writers_have_left_goes_when_the_run_is_taken(run: RunFolder) -> None:

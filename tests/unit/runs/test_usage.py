@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from hpcddp.cli.main import main
-from hpcddp.runs.folder import AttemptFolder, RunFolder, list_holders
+from hpcddp.runs.folder import AttemptFolder, RunFolder, list_numbered
 from hpcddp.runs.state import RunState, replace_state
 from hpcddp.runs.submitted import JobEnd, Submission, begin_submission, record_job_end, record_submission
 from hpcddp.runs.usage import format_efficiency, read_efficiency
@@ -43,7 +43,7 @@ def train(
 
 def end(run: RunFolder, nth: int, after_s: float) -> None:
     """The attempt has ended so many seconds after the run has begun."""
-    os.utime(os.path.join(list_holders(run)[nth], "ended"), (BEGAN + after_s, BEGAN + after_s))
+    os.utime(os.path.join(list_numbered(run.holders)[nth], "ended"), (BEGAN + after_s, BEGAN + after_s))
 
 
 @pytest.fixture
