@@ -84,7 +84,8 @@ class Signals:
 
 
 def ended_by(name: str, ago_s: float) -> bool:
-    """Whether ranks that ended so long after this signal ("": none came) may have done so for it, or who sent it."""
+    """Whether ranks may have ended because this signal came so long ago ("": none came): a wish to end the job always
+    counts, another signal as long as a rank may save."""
     return name in WISHES or (name != "" and ago_s <= SAVES_S)
 
 
