@@ -14,7 +14,6 @@ if TYPE_CHECKING:
 
     from hpcddp.ranks.launcher import RankInfo
 
-_INFINIBAND = "/sys/class/infiniband"  # a folder with the host's adapters
 #: The states of a check. A warning works against the run, although that may go on.
 OK, WARNING, FAILED, NOT_CHECKED = "ok", "warning", "failed", "not asked"
 
@@ -114,5 +113,11 @@ def describe_machine() -> Machine:
 
     limit = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
     memlock = -1 if limit == resource.RLIM_INFINITY else limit
-    has_infiniband = os.path.isdir(_INFINIBAND) and bool(os.listdir(_INFINIBAND))
-    return Machine(len(os.sched_getaffinity(0)), os.cpu_count(), memlock, has_infiniband)
+    return Machine(len(os.sched_getaffinity(0)), os.cpu_count(), memlock, _has_infiniband())
+
+
+def _has_infiniband() -> bool:
+    try:
+        return bool(os.listdir("/sys/class/infiniband"))
+    except OSError:
+        return False

@@ -15,6 +15,10 @@ from hpcddp.units import format_count, read_number
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+#: How many GPUs the job has on each node: `hpcddp exec` sets it where its line says so, and where it could see one.
+GPUS_PER_NODE = "HPCDDP_GPUS_PER_NODE"
+#: How many devices each rank takes, if a job file's `gpus_per_rank` says so.
+GPUS_PER_RANK = "HPCDDP_GPUS_PER_RANK"
 # How a vendor's device files begin, and the masks that its driver reads, the scheduler's first.
 _MASKS = {
     "nvidia": ("CUDA_VISIBLE_DEVICES",),
@@ -88,12 +92,6 @@ def label_devices(count: int, env: Mapping[str, str]) -> tuple[str, ...]:
     if entries is None or len(entries) < count:
         return tuple(str(index) for index in range(count))
     return entries[:count]
-
-
-#: How many GPUs the job has on each node: `hpcddp exec` sets it where its line says so, and where it could see one.
-GPUS_PER_NODE = "HPCDDP_GPUS_PER_NODE"
-#: How many devices each rank takes, if a job file's `gpus_per_rank` says so.
-GPUS_PER_RANK = "HPCDDP_GPUS_PER_RANK"
 
 
 def read_gpus_per_node(env: Mapping[str, str]) -> int:

@@ -9,18 +9,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 
-class NodeAgentCommand(Record):
-    """A command that starts the ranks of one node, such as `accelerate launch`. `node_agent`: the launcher whose
-    variables its ranks get. The other fields as in `Launcher`."""
-
-    command: str
-    node_agent: str
-    typed: Mapping[str, str]
-    rendezvous_options: tuple[str, ...]
-    flags: tuple[str, ...]
-    reads: Mapping[str, str]
-
-
 # What starts ranks as well and has no row: no rank's variables of it were ever recorded.
 _FOREIGN = (
     *("aprun", "deepspeed", "-m deepspeed.launcher.runner", "-m deepspeed.launcher.launch"),
@@ -35,6 +23,18 @@ COMMANDS = frozenset(
 )
 #: Their programs.
 PROGRAMS = frozenset(command for command in COMMANDS if " " not in command)
+
+
+class NodeAgentCommand(Record):
+    """A command that starts the ranks of one node, such as `accelerate launch`. `node_agent`: the launcher whose
+    variables its ranks get. The other fields as in `Launcher`."""
+
+    command: str
+    node_agent: str
+    typed: Mapping[str, str]
+    rendezvous_options: tuple[str, ...]
+    flags: tuple[str, ...]
+    reads: Mapping[str, str]
 
 
 def find_launch_command(words: Sequence[str]) -> tuple[int, str] | None:

@@ -21,8 +21,7 @@ HANDED_ON = "hpcddp-"
 
 class JobStep(Record):
     """Rules for a launcher whose variables the scheduler sets in shells as well, where they say nothing about a rank:
-    its launches are steps of a job, which may be smaller than the job. Pure functions of an environment.
-    """
+    its launches are steps of a job, which may be smaller than the job. Pure functions of an environment."""
 
     #: Whether this process is a task of a step.
     is_task: Callable[[Mapping[str, str]], bool]

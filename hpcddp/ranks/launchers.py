@@ -34,8 +34,41 @@ _HYDRA_TYPED = {
     **dict.fromkeys(("-n", "-np"), "--nodes N --ranks-per-node R"),
     **dict.fromkeys(("-ppn", "--ppn"), "--ranks-per-node"),
 }
+_HYDRA_COUNTS = {**dict.fromkeys(("-n", "-np"), "processes"), **dict.fromkeys(("-ppn", "--ppn"), "per_node")}
 # Set by Intel's hydra itself. I_MPI_HYDRA_BOOTSTRAP and the like are set by users and modules, so they prove nothing.
 _INTEL = ("I_MPI_HYDRA_UUID", "HYDRA_BSTRAP_LOCALHOST", "HYDRA_BSTRAP_NODE_ID", "I_MPI_INFO_NP", "I_MPI_INFO_LCPU")
+_TRL = ("sft", "dpo", "grpo", "kto", "reward", "rloo")
+_ACCELERATE = FrontEnd(  # it calls torchrun's code, and the last two lines call it (trl/cli.py, axolotl/cli/launchers)
+    commands=(
+        *("accelerate launch", "accelerate-launch", "-m accelerate.commands.launch", "accelerate test"),
+        "accelerate.commands.accelerate_cli launch",
+        *(f"{trl} {how}" for trl in ("trl", "trl.cli", "trl.cli.main") for how in _TRL),
+        *("axolotl train", "axolotl.cli.main train"),
+    ),
+    typed={"--num-processes": "--ranks-per-node"},
+    # elsewhere the number of processes is that of all nodes
+    rendezvous_options=(
+        *("--num-processes", "--num-machines", "--machine-rank", "--main-process-ip", "--rdzv-backend", "--rdzv-conf"),
+    ),
+    flags=(
+        *("-m", "--module", "--no-python", "--multi-gpu", "--cpu", "--use-fsdp", "--use-deepspeed"),
+        *("--debug", "-q", "--quiet"),
+    ),
+)
+
+_TORCHRUN_RENDEZVOUS = (
+    *("--standalone", "--rdzv-endpoint", "--rdzv-backend", "--rdzv-conf", "--rdzv-id"),
+    *("--node-rank", "--master-addr", "--master-port"),
+)
+_TORCHRUN_UNSET = ("PET_STANDALONE", "PET_RDZV_ENDPOINT", "PET_RDZV_BACKEND", "PET_RDZV_CONF", "PET_RDZV_ID")
+_TORCHRUN_FLAGS = ("--standalone", "--no-python", "-m", "--module", "--run-path", "--use-env", "--virtual-local-rank")
+_LLAMAFACTORY = FrontEnd(  # it gives torchrun options that it makes of variables (llamafactory/cli.py)
+    commands=("llamafactory-cli train", "lmf train"),
+    typed={},
+    rendezvous_options=(),
+    flags=(),
+    reads={"FORCE_TORCHRUN": "yes", "NNODES": "nodes", "NPROC_PER_NODE": "ranks_per_node"},
+)
 
 
 def _openmpi_line(job: LaunchRequest) -> Iterator[Words]:
@@ -56,9 +89,6 @@ def _hydra_line(job: LaunchRequest, file_option: str) -> Iterator[Words]:
     size = ("-n", str(job.processes), "-ppn", str(job.processes_per_node))
     yield LAUNCHER_PROGRAM, *size, *host_words(job, file_option)
     yield job.launcher_options
-
-
-_HYDRA_COUNTS = {**dict.fromkeys(("-n", "-np"), "processes"), **dict.fromkeys(("-ppn", "--ppn"), "per_node")}
 
 
 def _pals_line(job: LaunchRequest) -> Iterator[Words]:
@@ -112,44 +142,6 @@ def _torchrun_line(job: LaunchRequest) -> Iterator[Words]:
     else:
         yield ("--standalone",)
 
-
-_TRL = ("sft", "dpo", "grpo", "kto", "reward", "rloo")
-_ACCELERATE = FrontEnd(  # it calls torchrun's code, and the last two lines call it (trl/cli.py, axolotl/cli/launchers)
-    commands=(
-        *("accelerate launch", "accelerate-launch", "-m accelerate.commands.launch", "accelerate test"),
-        "accelerate.commands.accelerate_cli launch",
-        *(f"{trl} {how}" for trl in ("trl", "trl.cli", "trl.cli.main") for how in _TRL),
-        *("axolotl train", "axolotl.cli.main train"),
-    ),
-    typed={"--num-processes": "--ranks-per-node"},
-    # elsewhere the number of processes is that of all nodes
-    rendezvous_options=(
-        "--num-processes",
-        "--num-machines",
-        "--machine-rank",
-        "--main-process-ip",
-        "--rdzv-backend",
-        "--rdzv-conf",
-    ),
-    flags=(
-        *("-m", "--module", "--no-python", "--multi-gpu", "--cpu", "--use-fsdp", "--use-deepspeed"),
-        *("--debug", "-q", "--quiet"),
-    ),
-)
-
-_TORCHRUN_RENDEZVOUS = (
-    *("--standalone", "--rdzv-endpoint", "--rdzv-backend", "--rdzv-conf", "--rdzv-id"),
-    *("--node-rank", "--master-addr", "--master-port"),
-)
-_TORCHRUN_UNSET = ("PET_STANDALONE", "PET_RDZV_ENDPOINT", "PET_RDZV_BACKEND", "PET_RDZV_CONF", "PET_RDZV_ID")
-_TORCHRUN_FLAGS = ("--standalone", "--no-python", "-m", "--module", "--run-path", "--use-env", "--virtual-local-rank")
-_LLAMAFACTORY = FrontEnd(  # it gives torchrun options that it makes of variables (llamafactory/cli.py)
-    commands=("llamafactory-cli train", "lmf train"),
-    typed={},
-    rendezvous_options=(),
-    flags=(),
-    reads={"FORCE_TORCHRUN": "yes", "NNODES": "nodes", "NPROC_PER_NODE": "ranks_per_node"},
-)
 
 LAUNCHERS: dict[str, Launcher] = {
     "openmpi": Launcher(

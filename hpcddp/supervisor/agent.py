@@ -94,7 +94,7 @@ class Agent:
     def start(self, program: int, give: Callable[[int], None] = lambda _: None) -> None:
         """Begin to report, in a thread. `program`: its process. `give`: hands it a signal."""
         self._program, self._give = program, give
-        _thread.start_new_thread(self._beat, ())
+        _thread.start_new_thread(self._report, ())
 
     def measure(self) -> None:
         """Write what the job uses of this node. For the agent of its first rank."""
@@ -179,7 +179,7 @@ class Agent:
         os.close(ends)
         os.close(nothing)
 
-    def _beat(self) -> None:
+    def _report(self) -> None:
         while not self._is_over and not self.was_ended:
             connection = self._connect()
             if connection is not None:
@@ -188,7 +188,7 @@ class Agent:
                         connection.close()
                         return
                     self._socket = connection
-                self._converse(connection)
+                self._report_on(connection)
                 with self._lock:
                     if not self._is_over:  # else `end` sends the last message on it
                         self._socket = None
@@ -210,7 +210,7 @@ class Agent:
                     connection.close()
         return None
 
-    def _converse(self, connection: _socket.socket) -> None:
+    def _report_on(self, connection: _socket.socket) -> None:
         poll = select.poll()
         poll.register(connection.fileno(), select.POLLIN)
         incoming, every_s = wire.Incoming(), self._listener.every_s
@@ -357,8 +357,8 @@ class SignalCount:
         self._came: dict[int, list[tuple[float, str]]] = {}
 
     def is_new(self, number: int, way: str) -> bool:
-        """Count one. Whether the program has not had it already in another way: mpirun passes on what a scheduler sends
-        to mpirun and to the ranks alike."""
+        """Count a signal. Whether it is news for the program, which may have had it already in another way: mpirun
+        passes on what a scheduler sends to mpirun and to the ranks alike."""
         now = self._clock()
         came = [(at, one) for at, one in self._came.get(number, ()) if now - at < _SAME_S]
         had = max((sum(one == other for _, other in came) for one in (TO_ALL, TO_THIS, BY_SUPERVISOR)), default=0)

@@ -75,7 +75,7 @@ class Signals:
         for number in (*ENDING, signal.SIGCHLD):
             if number == signal.SIGHUP and signal.getsignal(number) == signal.SIG_IGN:
                 continue  # nohup: what was started goes on when its terminal is closed
-            signal.signal(number, _wake_up)
+            signal.signal(number, lambda *_: None)  # the pipe has the number
 
     def read(self) -> list[int]:
         with suppress(BlockingIOError):
@@ -84,12 +84,9 @@ class Signals:
 
 
 def ended_by(name: str, ago_s: float) -> bool:
-    """Whether ranks that ended so long after this signal ("": none came) may have done so for it, or who sent it."""
+    """Whether ranks may have ended because this signal came so long ago ("": none came): a wish to end the job always
+    counts, another signal as long as a rank may save."""
     return name in WISHES or (name != "" and ago_s <= SAVES_S)
-
-
-def _wake_up(_number: int, _frame: object) -> None:
-    pass  # the pipe has the number
 
 
 class LauncherProcess:

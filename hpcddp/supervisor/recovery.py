@@ -99,20 +99,21 @@ class Recovery:
         """Why the ranks are not started again; empty: they are, on the hosts `chosen` then. `suspects`: hosts that the
         attempt has lost."""
         self._emit(f"the first cause: {cause}")
-        before = self.chosen
-        why_not = self._judge(attempt, cause, end) or self._choose_hosts(attempt, cause, suspects)
-        repeats = "" if why_not else self._find_repeat(attempt, cause)
-        return why_not or (repeats if (self.chosen or self.names) == (before or self.names) else "")
-
-    def _judge(self, attempt: AttemptFolder, cause: Event, end: EndTime) -> str:
         self._opened += [run for run in list_opened(attempt) if run not in self._opened]
         if end.at is not None and time.time() > end.at - _LEAST_LEFT_S:
             return "the job ends soon"
         if self._restarts >= self._order.max_restarts:
             return f"they were already, {format_count(self._restarts, 'time')} (max_restarts)"
-        return "that is no node's fault" if cause.is_mistake else ""
+        if cause.is_mistake:
+            return "that is no node's fault"
+        before = self.chosen or self.names
+        if too_few := self._choose_hosts(attempt, cause, suspects):
+            return too_few
+        repeats = self._find_repeat(attempt, cause)
+        return repeats if (self.chosen or self.names) == before else ""
 
     def _choose_hosts(self, attempt: AttemptFolder, cause: Event, suspects: set[str]) -> str:
+        """Choose the hosts of the next start. Why it does not work out; empty: it does."""
         # a broken GPU shows as an error, too: a bug would come again at the same step, or on other hosts
         is_of_host = (cause.is_loss or cause.kind == ERROR) and cause.kind != UNHEARD
         if is_of_host and cause.host and cause.is_sure and not cause.is_of_another:

@@ -10,14 +10,7 @@ from contextlib import suppress
 
 from hpcddp.errors import UNFINISHED, HpcddpError, RequestError
 from hpcddp.record import TYPE_CHECKING, Record
-from hpcddp.runs.chain import (
-    find_before,
-    find_unfinished_runs,
-    is_unfinished,
-    list_job_runs,
-    list_opened,
-    start_attempt,
-)
+from hpcddp.runs import chain
 from hpcddp.runs.command import identify_command
 from hpcddp.runs.folder import RunFolder, cannot_write, job_of, show_path
 from hpcddp.runs.lock import HeldError, release_run
@@ -66,7 +59,7 @@ def begin(
     if order.scratch and os.path.exists(base):
         raise RequestError(f"{base} is there already, and --scratch would remove it", "leave out --scratch")
     request = RunRequest(base, identify_command(order.line.command), order.fresh, order.resume)
-    queued_by = find_before(RunFolder(base).attempt(job.name))
+    queued_by = chain.find_before(RunFolder(base).attempt(job.name))
     before = job_of(queued_by.attempt) if queued_by is not None else ""
     began = time.monotonic()
     while True:
@@ -84,13 +77,13 @@ def begin(
     left = 0
     try:
         if order.chain:
-            decision, link = start_attempt(attempt, order.chain)
+            decision, link = chain.start_attempt(attempt, order.chain)
             if decision.reason:
                 emit(f"the chain ends here: {decision.reason}")
                 release_run(attempt.run, attempt.name)
                 return 1 if decision.is_failure else 0
             left = link.left
-            more = " of the runs of its script together" if list_job_runs(attempt) else ""
+            more = " of the runs of its script together" if chain.list_job_runs(attempt) else ""
             emit(f"attempt {link.turn} of at most {order.chain}, from step {link.step}{more}")
         _leave_records(order, attempt, script)
     except HpcddpError:
@@ -125,7 +118,7 @@ def end_attempt(
     try:
         cause = ended.cause if ended.cause is not None and ended.cause.is_loss else None
         if ended.signal:
-            for run in (attempt.run, *list_opened(attempt)):  # the launcher may have handed on another signal
+            for run in (attempt.run, *chain.list_opened(attempt)):  # the launcher may have handed on another signal
                 correct_signal(run.attempt(attempt.name), ended.signal)
             if cause is not None:  # another rank may have failed by the loss, and written `failed`
                 _set_back(attempt, cause, ("failed",))
@@ -133,8 +126,8 @@ def end_attempt(
             record_loss(attempt, cause)
         state = read_state(attempt.run)
         state = None if state is None else correct_killed(attempt.run, state)
-        is_left = state is not None and is_unfinished(state, attempt.name)
-        left = [] if is_left else find_unfinished_runs(attempt)
+        is_left = state is not None and chain.is_unfinished(state, attempt.name)
+        left = [] if is_left else chain.find_unfinished_runs(attempt)
         is_cut_off = _is_cut_off(attempt, ended, state)
     except HpcddpError as error:
         emit(str(error))
@@ -158,7 +151,7 @@ def _is_cut_off(attempt: AttemptFolder, ended: AttemptEnd, state: RunState | Non
     was_ended = bool(ended.signal) or (ended.cause is not None and ended.cause.is_loss_of_work)
     if not (ended.status and was_ended):
         return False
-    return (state is not None and state.status == "finished") or bool(list_job_runs(attempt))
+    return (state is not None and state.status == "finished") or bool(chain.list_job_runs(attempt))
 
 
 def record_loss(attempt: AttemptFolder, cause: Event) -> None:
@@ -170,7 +163,7 @@ def record_loss(attempt: AttemptFolder, cause: Event) -> None:
 
 
 def _set_back(attempt: AttemptFolder, cause: Event, statuses: tuple[str, ...]) -> None:
-    for run in (attempt.run, *list_opened(attempt)):
+    for run in (attempt.run, *chain.list_opened(attempt)):
         state = read_state(run)
         if state is not None and state.attempt == attempt.name and state.status in statuses:
             with suppress(OSError):

@@ -60,8 +60,8 @@ _SETTLE_S = 1.0  # in which every process has what a scheduler sends to all of t
 _LOST = 137
 
 
-def supervise(order: Order, script: str, env: Mapping[str, str], spell: Callable[[str], bytes]) -> int:
-    """The exit status of the job. `spell`: how a message looks on stderr.
+def supervise(order: Order, script: str, env: Mapping[str, str], encode: Callable[[str], bytes]) -> int:
+    """Run the job; its exit status. `encode`: a message as it stands on stderr.
 
     The errors of `check_node_agents`, `take_index`, `find_job_of_script` and `begin`: then nothing was started.
     """
@@ -70,7 +70,7 @@ def supervise(order: Order, script: str, env: Mapping[str, str], spell: Callable
     allow_more_files()
     signals, output = Signals(), Output()
     try:
-        return _run_job(order, script, env, signals, output, lambda text: output.print(spell(text)))
+        return _run_job(order, script, env, signals, output, lambda text: output.print(encode(text)))
     finally:
         output.finish(signals)
 
