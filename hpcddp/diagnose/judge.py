@@ -1,9 +1,9 @@
-"""Which of the lines that say something is the first cause, and which rank is at fault.
+"""The first cause among a job's marked lines, and the rank at fault.
 
-In this order: what a rank raised, or the scheduler, the kernel or the launcher said, the first of it; else how the rank
-ended that ended first; else who did not come while others waited. Of exceptions those that torch has signed ended their
-rank. What follows from another rank's end is no cause, nor is what a program has survived. That nothing failed has to
-be proven.
+In this order: the first exception of a rank, or message of the scheduler, the kernel or the launcher; else the end of
+the rank that ended first; else the rank that did not come while others waited. An exception behind torch's `[rank1]:`
+ended its rank. What follows from another rank's end is no cause, nor is an error that the program survived. `none`
+needs proof that the work was done.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import re
 from collections import Counter
 
 from hpcddp.diagnose.cause import ALL, Cause, fill_remedy
-from hpcddp.diagnose.progress import alike, is_done, list_own_lines
+from hpcddp.diagnose.progress import is_done, list_program_lines, mask_numbers
 from hpcddp.diagnose.reading import SURVIVED, Log, Mark, read_logs
 from hpcddp.diagnose.rows import (
     CAUSE,
@@ -43,26 +43,26 @@ _SIGABRT, _SIGKILL, _SIGTERM = 6, 9, 15
 _OF_NOBODY = {"launcher", "walltime", "rendezvous", "interrupted", "killed"}
 _SAYS_WHY = re.compile(
     r"(?i)error|cannot|can't|could not|fail|invalid|missing|not found|refus|abort|no such|unable|must"
-    r"|fatal|critical|exceed|limit|time.?out|giv(e|ing) up|stopp|\bnan\b|diverg"
+    r"|fatal|critical|exceed|limit|\bempty\b|time.?out|giv(e|ing) up|stopp|\bnan\b|diverg"
 )
-#: A rank that ends on purpose says so.
-_MEANS_TO = re.compile(r"(?i)\bearly.?stop|\bstopp(ed|ing|s)? early|no improvement|\bconverged\b")
+#: Words of a rank that ends on purpose.
+_STOPS_EARLY = re.compile(r"(?i)\bearly.?stop|\bstopp(ed|ing|s)? early|no improvement|\bconverged\b")
 _OF_LAUNCHER = re.compile(r"ChildFailedError|CalledProcessError|SignalException")
-#: What only tells where to read more, or that all is well.
+#: Lines that only point to help, or report success.
 _SAYS_NOTHING = re.compile(
     r"(?i)^(set the environment|try|for|see|please|usage:|run) |\b(bye|done|finished|completed?|saved|ok)\W*$"
 )
 _LABELLED = re.compile(r"\b[Rr]ank[ =:]?(\d+)\b|^\[(\d+)\] ")
-#: An error of hpcddp's that tells of another rank's.
+#: An error of hpcddp's that quotes another rank's.
 _OF_ANOTHER = re.compile(r"^hpcddp: (?:\S+: )?rank (?P<rank>\d+) on \S+ failed: ")
-#: One that follows from another rank's end, of which it knows nothing.
+#: One that follows from another rank's end, without its reason.
 _FOLLOWS = re.compile(r"^hpcddp: (?:\S+: )?(?:a rank failed, and rank |rank 0 left before|rank 0 did not say)")
 _BY_LAUNCHER = re.compile(r"(torchrun|accelerate|deepspeed|srun|mpirun|mpiexec|prterun)\b.*: (error|un)")
 _IN_USE = re.compile(r"EADDRINUSE|[Aa]ddress already in use")
 _SWEEPS = re.compile(r"srun: |CANCELLED AT")
 _CANCELLED = re.compile(r"CANCELLED AT|job killed: ")
 _COMMAND = re.compile(r"[a-z][\w.-]*: (?!error)")  # one of a job script
-#: What many scripts try to call where it is not there, and go on.
+#: Commands that many scripts try, and go on without.
 _MAY_BE_MISSING = re.compile(r": (module|nvidia-smi|ml|conda|rocm-smi): (command )?not found")
 _WORDS = re.compile(r"[A-Za-z]{2,}")
 
@@ -70,8 +70,8 @@ _WORDS = re.compile(r"[A-Za-z]{2,}")
 def diagnose(
     sources: Sequence[LogFile], *, job_output: Sequence[LogFile] = (), has_failed: bool | None = None
 ) -> Cause:
-    """The first cause. `job_output`: it holds what is in its logs, too: of it only the scheduler's
-    words count. `has_failed`: what the run says; None: nobody does. RequestError for a file that cannot be read."""
+    """The first cause. `job_output`: copies of what the logs hold, of which only the scheduler's words count.
+    `has_failed`: as the run's state says; None: unknown. RequestError for a file that cannot be read."""
     logs = read_logs([*sources, *job_output])
     for log in logs[len(sources) :]:
         of_scheduler = (CLUSTER, REQUEST, SENDER)
@@ -140,35 +140,37 @@ class _Judge:
         return None if any(mark.rank for mark in self._marks) else self._cause(first, ALL)
 
     def _find_cause(self) -> Cause | None:
-        """The first of what was raised or said by who knows."""
-        said = [mark for mark in self._of(CAUSE) if not (self._is_too_late(mark) or self._is_no_crash(mark))]
+        """The first of the exceptions, and of the words of the scheduler, the kernel and the launcher."""
+        causes = [mark for mark in self._of(CAUSE) if not (self._is_too_late(mark) or self._is_no_crash(mark))]
         raised = [mark for mark in self._of(RAISED) if mark.is_raised]
         if self._has_failed is False or not (
             self._is_bad or any(not mark.is_logged for mark in self._marks if mark.is_raised)
         ):
             raised = [mark for mark in raised if not mark.is_logged or self._is_last(mark)]
-        found = [*said, *([mark for mark in raised if mark.is_signed] or raised)]
+        found = [*causes, *([mark for mark in raised if mark.is_signed] or raised)]
         if not found:
             return None
-        first = min(found, key=self._order(found))
+        first = min(found, key=self._make_key(found))
         if first.cause == "crash" and "terminate called" in first.body:  # its what() says more
             first = next((m for m in found if m.log == first.log and 0 < m.number - first.number < 3), first)
         return self._cause(first, self._find_rank(first, found))
 
     def _is_no_crash(self, mark: Mark) -> bool:
-        """Whether the words are those of a crash, and the rank has ended with a status of its own."""
+        """The words of a crash, where a rank ended with a status, which no crash leaves, or where only ranks that lost
+        another one ended by a signal: torch's threads abort a process that ends with an exception."""
         ends = [end for end in self._ends if mark.rank is None or mark.rank in end.list_ranks()]
-        told = any(end.status for end in ends) and not any(map(_signal, ends))
-        return mark.cause == "crash" and not mark.is_raised and told
+        crashed = [end for end in ends if _signal(end) and not self._waited.issuperset(end.list_ranks() or (None,))]
+        has_status = any(end.status for end in ends) and not crashed
+        return mark.cause == "crash" and not mark.is_raised and has_status
 
     def _is_too_late(self, mark: Mark) -> bool:
-        """Whether the scheduler ended a job, of which ranks had ended badly before, and others waited for them."""
+        """The scheduler ended the job only after a rank had failed, while the others waited for it."""
         if mark.is_raised or mark.cause not in {"killed", "walltime"} or not _CANCELLED.search(mark.body):
             return False
         return self._ended_before(mark)
 
     def _ended_before(self, mark: Mark) -> bool:
-        """Whether ranks had lost others, or ended by themselves, before this line and all of its kind."""
+        """A rank failed, or lost a failed one, before the log's first line about a cancelled job."""
         first = min(one.number for one in self._marks if one.log == mark.log and _CANCELLED.search(one.body))
         ends = [end for end in self._ends if _signal(end) != _SIGTERM and (end.signal or end.status)]
         at = self._logs[mark.log].find_time(first)
@@ -177,14 +179,14 @@ class _Judge:
             for one in (*ends, *self._lost)
         )
 
-    def _order(self, marks: Sequence[Mark]) -> Callable[[Mark], tuple[float, ...]]:
-        """By the place in one log; of several logs by time, as far as lines have one."""
+    def _make_key(self, marks: Sequence[Mark]) -> Callable[[Mark], tuple[float, ...]]:
+        """The sort key of marks: the line's number in one log; in several the time, where lines have one."""
         if len({mark.log for mark in marks}) == 1:
             return lambda mark: (mark.number,)
         return lambda mark: (self._logs[mark.log].find_time(mark.number) or float("inf"), mark.log, mark.number)
 
     def _find_rank(self, first: Mark, found: Sequence[Mark]) -> int | str | None:
-        """Whose fault a cause is."""
+        """The rank at fault, ALL, or None where it is no rank's fault or the logs do not show it."""
         if first.cause == "host-memory" and first.level == CAUSE and not first.is_raised:  # the scheduler's word
             near = [mark for mark in found if mark.cause == first.cause and not mark.is_raised]
             named = {rank for mark in near for rank in mark.list_ranks() or self._list_ranks_on(mark.host)}
@@ -193,7 +195,7 @@ class _Judge:
             return None
         if (first.row is not None and "execv" in first.body) or _BY_LAUNCHER.match(first.body):
             return None
-        same = [mark for mark in found if alike(mark) == alike(first)]
+        same = [mark for mark in found if mask_numbers(mark) == mask_numbers(first)]
         ranks = {mark.rank if mark.rank is not None else self._rank_of_job for mark in same} - {None}
         if len(ranks) > 1 or (not ranks and len(same) > 1):
             return first.rank if self._waited - ranks else ALL
@@ -208,8 +210,8 @@ class _Judge:
         return {rank for end in self._of(END) if host and end.host == host for rank in end.list_ranks()}
 
     def _guess_rank(self) -> int | None:
-        """The rank of a line that nobody has signed: the one that is not among those that have seen it end, or that the
-        launcher names."""
+        """The rank of a line without a rank's label: the only one that no other rank lost, or the one that the launcher
+        names."""
         missing = self._find_missing()
         if missing is not None:
             return missing
@@ -217,44 +219,43 @@ class _Judge:
         return end.rank if end is not None and end.rank not in self._waited else self._rank_of_job
 
     def _find_missing(self, *, hangs: bool = False) -> int | None:
-        """The only rank that has not complained of another one. `hangs`: it may have lived until the end."""
+        """The only rank that does not report a lost rank. `hangs`: it may have lived until the end."""
         missing = self._world - self._waited - (set() if hangs else self._swept)
         return next(iter(missing)) if self._waited and len(missing) == 1 else None
 
     # Ends
 
     def _find_refused(self) -> Cause | None:
-        """An error of hpcddp's own that is the last word of a rank, or of the job, and that no kill stands before. Its
-        hint is the remedy."""
+        """An error of hpcddp as a rank's or the job's last message, without a kill before. Its hint is the remedy."""
         kills = [mark for mark in self._ends if _signal(mark) or mark.cause in {"killed", "interrupted"}]
         kills += [mark for mark in self._of(LOST) if mark.cause == "killed"]
-        said = [
+        errors = [
             mark
             for mark in self._of(WEAK)
             if "\n" in mark.body
             and not _FOLLOWS.match(mark.body)
             and all(kill.log == mark.log and kill.number > mark.number for kill in kills)
-            and self._is_last_word(mark)
+            and self._is_last_message(mark)
         ]
-        if self._has_failed is False or not said:
+        if self._has_failed is False or not errors:
             return None
-        named = next((int(found["rank"]) for mark in said if (found := _OF_ANOTHER.match(mark.body))), None)
+        named = next((int(found["rank"]) for mark in errors if (found := _OF_ANOTHER.match(mark.body))), None)
         first = named if named is not None else next((end.rank for end in self._ends if end.rank is not None), None)
-        first_hand = [mark for mark in said if not _OF_ANOTHER.match(mark.body)] or said
+        first_hand = [mark for mark in errors if not _OF_ANOTHER.match(mark.body)] or errors
         mark = next(
             (one for one in first_hand if one.rank == first),
-            next((one for one in first_hand if one.rank is None), said[0]),
+            next((one for one in first_hand if one.rank is None), errors[0]),
         )
         cause = self._cause(mark, named if named is not None else self._find_rank(mark, first_hand))
         known = [one for one in self._marks if (one.log, one.number) == (mark.log, mark.number)]
         row = next((one.row for one in known if one.row is not None and one.level in {CAUSE, RAISED}), None)
         return cause if row is None else cause._replace(class_=row.cause, whose=row.whose)
 
-    def _is_last_word(self, mark: Mark) -> bool:
-        """Whether nothing follows; in the output of a failed job others may say a little, but not why."""
+    def _is_last_message(self, mark: Mark) -> bool:
+        """No line of a program follows; in a failed job none that gives a reason."""
         log = self._logs[mark.log]
         ends = [one.number for one in log.marks if one.number > mark.number and one.level in {END, LOST, LATE}]
-        lines = list_own_lines(log, min(ends, default=log.end))
+        lines = list_program_lines(log, min(ends, default=log.end))
         texts = [text for number, text in lines if number > mark.number and _WORDS.search(text)]
         return not any(_SAYS_WHY.search(text) for text in texts) if self._is_bad or ends else not texts
 
@@ -263,8 +264,9 @@ class _Judge:
         step = next((mark for mark in self._of(LOST) if mark.cause == "killed" and "CANCELLED AT" in mark.body), None)
         if step is not None and not self._ended_before(step):  # before any rank's end
             return self._of_signal(step._replace(signal=0), None)
-        late = {mark.rank for mark in self._of(LATE)}  # whom NCCL's watchdog aborts
-        signals = [mark for mark in self._ends if _signal(mark) and not (mark.signal == _SIGABRT and mark.rank in late)]
+        # NCCL's watchdog, and torch's threads, abort a rank that lost another one
+        aborted = [mark for mark in self._ends if mark.signal == _SIGABRT and mark.rank in self._waited]
+        signals = [mark for mark in self._ends if _signal(mark) and mark not in aborted]
         sent = [mark for mark in self._ends if mark.cause in {"killed", "interrupted"}]
         others = [mark for mark in signals if _signal(mark) != _SIGTERM]
         if sent and (not others or sent[0].number < others[0].number):
@@ -272,14 +274,14 @@ class _Judge:
         if others:
             rank = next((mark.rank for mark in others if mark.rank is not None), None)
             return self._of_signal(others[0], rank if rank is not None else self._find_missing())
-        if signals and not late:
+        if signals and not self._of(LATE):
             return self._of_signal(signals[0], signals[0].rank if signals[0].rank is not None else self._find_missing())
-        return self._find_own_end()
+        return self._find_exit()
 
     def _of_signal(self, mark: Mark, rank: int | None) -> Cause:
-        said = next((one for one in self._of(RAISED) if one.cause == "walltime"), None)
-        if said is not None and mark.cause == "killed":  # by the script's own limit
-            return self._cause(said, None)._replace(also=("killed",))
+        limit = next((one for one in self._of(RAISED) if one.cause == "walltime"), None)
+        if limit is not None and mark.cause == "killed":  # by the script's own limit
+            return self._cause(limit, None)._replace(also=("killed",))
         number = _signal(mark)
         name = name_signal(number) if number else "a signal"
         class_ = CLASS_OF_SIGNAL.get(number, "killed")
@@ -296,12 +298,12 @@ class _Judge:
             rank = None
         return self._cause(mark, rank)._replace(class_=class_, also=also, remedy=remedy, whose=whose)
 
-    def _find_own_end(self) -> Cause | None:
-        """A rank that ended with a status and raised nothing: its own words above are the line. If nobody says whose
-        the complaints about other ranks are, only an end above them counts."""
-        nobodys = min(((mark.log, mark.number) for mark in self._lost if mark.rank is None), default=None)
-        left = [end for end in self._ends if nobodys is None or (end.log, end.number) < nobodys]
-        alone = [end for end in left if not end.signal and end.rank is not None and end.rank not in self._waited]
+    def _find_exit(self) -> Cause | None:
+        """A rank that ended with a status and raised nothing: what it printed last is the line. Once a line without a
+        rank reports a lost rank, the ends below it do not count."""
+        lost = min(((mark.log, mark.number) for mark in self._lost if mark.rank is None), default=None)
+        ends = [end for end in self._ends if lost is None or (end.log, end.number) < lost]
+        alone = [end for end in ends if not end.signal and end.rank is not None and end.rank not in self._waited]
         if not alone:
             return None
         end, rank = alone[0], alone[0].rank
@@ -310,15 +312,15 @@ class _Judge:
         whose = ALL if is_all else rank
         found = self._find_message(end, whose)
         if found is not None:
-            return self._own_words(found, whose, end.host)
+            return self._judge_message(found, whose, end.host)
         if self._of(WEAK):
             return None
         if end.status in {None, 1}:  # an exception has it, too, whose traceback is not here
             return Cause("unknown", whose, end.host, remedy=NO_WORD)
         return self._cause(end, whose)._replace(class_="exit-status", whose=PROGRAM, remedy=NO_WORD)
 
-    def _own_words(self, found: tuple[Log, int, str], rank: int | str | None, host: str) -> Cause:
-        """The cause of a rank that ended after these words of its own; a row may know them."""
+    def _judge_message(self, found: tuple[Log, int, str], rank: int | str | None, host: str) -> Cause:
+        """The cause of a rank that ended after printing this message, which may fit a row."""
         log, number, text = found
         known = [mark for mark in self._marks if (mark.log, mark.number) == (log.number, number)]
         named = (mark for mark in known if mark.row is not None and mark.row.remedy and not self._is_no_crash(mark))
@@ -334,7 +336,7 @@ class _Judge:
         ends = [mark.number for mark in log.marks if mark.level in {LOST, LATE, END}]
         ends += [end.number] if log.number == end.log else []
         marked = {mark.number for mark in log.marks if mark.is_raised or mark.level == WEAK}
-        lines = list_own_lines(log, min(ends, default=log.end))
+        lines = list_program_lines(log, min(ends, default=log.end))
         counts = Counter(_shape(line) for _, line in lines)
         times = len(self._world) if rank == ALL else 1
         best, is_over = None, False
@@ -369,7 +371,7 @@ class _Judge:
         named = next((mark for mark in late if mark.ranks and mark.ranks[0] not in ended), None)
         if named is not None:
             return self._cause(named, named.ranks[0])
-        first = min(late, key=self._order(late))
+        first = min(late, key=self._make_key(late))
         rank = self._find_missing(hangs=True)
         if rank is None and first.cause != "rendezvous":  # the others complain of its end, or elsewhere
             others = self._world - {mark.rank for mark in late}
@@ -385,49 +387,48 @@ class _Judge:
         missing = self._find_missing()
         if not lost or missing is None:
             return None
-        is_told = bool(self._ends) or any("ChildFailed" in mark.body for mark in self._marks)  # of any other end
+        has_ends = bool(self._ends) or any("ChildFailed" in mark.body for mark in self._marks)  # of other ranks
         found = self._find_message(min(lost, key=lambda mark: (mark.log, mark.number)), missing)
         text = found[2] if found is not None else ""
-        is_why = not _MEANS_TO.search(text) and (_SAYS_WHY.search(text) or not _LABELLED.search(text))
-        if found is not None and is_why and not is_told:
-            return self._own_words(found, missing, "")
+        is_why = not _STOPS_EARLY.search(text) and (_SAYS_WHY.search(text) or not _LABELLED.search(text))
+        if found is not None and is_why and not has_ends:
+            return self._judge_message(found, missing, "")
         remedy = next(row.remedy for row in ROWS if row.cause == "early-exit")
-        also = () if is_told else ("exit-status",)
+        also = () if has_ends else ("exit-status",)
         cause = self._cause(lost[0], missing)._replace(class_="early-exit", whose=PROGRAM, remedy=remedy, also=also)
-        said = self._find_last_word(missing)
-        return cause if said is None else cause._replace(file=said[0].source.path, line=said[1], text=said[2])
+        last = self._find_last_line(missing)
+        return cause if last is None else cause._replace(file=last[0].source.path, line=last[1], text=last[2])
 
-    def _find_last_word(self, rank: int) -> tuple[Log, int, str] | None:
+    def _find_last_line(self, rank: int) -> tuple[Log, int, str] | None:
         """The last line of a rank, if it is unlike all others of the log."""
         for log in sorted(self._logs, key=lambda one: one.source.rank != rank):
-            lines = list_own_lines(log, log.end)
+            lines = list_program_lines(log, log.end)
             counts = Counter(_shape(line) for _, line in lines)
-            said = [(number, line) for number, line in lines if log.source.rank == rank or log.find_rank(line) == rank]
-            shape = _shape(said[-1][1]) if said else ""
+            lines = [one for one in lines if log.source.rank == rank or log.find_rank(one[1]) == rank]
+            shape = _shape(lines[-1][1]) if lines else ""
             if counts[shape] == 1 and _WORDS.search(shape.replace("ank #", "")):
-                return log, *said[-1]
+                return log, *lines[-1]
         return None
 
     def _find_weak(self) -> Cause | None:
-        """What a shell, or the program itself, says of errors, where nothing else is known and the job has failed."""
-        said = [mark for mark in self._of(RAISED) if not mark.is_raised]
+        """The last error that a shell or the program printed, where nothing else is known and the job has failed."""
+        printed = [mark for mark in self._of(RAISED) if not mark.is_raised]
         weak = [mark for mark in self._of(WEAK) if mark.cause != "singletons" and "\n" not in mark.body]
         weak = [mark for mark in weak if not _MAY_BE_MISSING.search(mark.text) or self._is_last(mark)]
         is_bad = self._is_bad
         if not self._has_run and self._has_failed is None:  # a job script that ended with an error of a program in it
-            is_bad = is_bad or any(self._is_last(mark) for mark in (*said, *weak))
-        if said and is_bad:
-            return self._cause(said[-1], said[-1].rank)
+            is_bad = is_bad or any(self._is_last(mark) for mark in (*printed, *weak))
+        if printed and is_bad:
+            return self._cause(printed[-1], printed[-1].rank)
         if weak and not self._has_run and (is_bad or self._has_failed is None):
             return self._cause(weak[-1], None)
         return None
 
     def _is_last(self, mark: Mark) -> bool:
-        """Whether its log ends with it, as that of ranks which are ended while they wait."""
-        log = self._logs[mark.log]
-        by = _COMMAND.match(mark.text)
-        below = (log.lines[at] for at in range(mark.number - log.skipped, len(log.lines)))
-        return all(by is not None and line.startswith(by[0].encode()) for line in below if line.strip())
+        """The log ends with the line, but for more of the same command."""
+        log, command = self._logs[mark.log], _COMMAND.match(mark.text)
+        below = filter(bytes.strip, log.lines[mark.number - log.skipped :])
+        return all(command is not None and line.startswith(command[0].encode()) for line in below)
 
     def _cause(self, mark: Mark, rank: int | str | None) -> Cause:
         log, row = self._logs[mark.log], mark.row

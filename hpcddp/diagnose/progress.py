@@ -1,4 +1,4 @@
-"""What programs print in a log beside their errors, and which of these they have caught: they went on."""
+"""The lines that programs print in a log besides their errors, and which of the errors they survived."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ if TYPE_CHECKING:
 
     from hpcddp.diagnose.reading import Log, Mark
 
-#: What does not begin a line of a program's own.
-_NOT_OWN = re.compile(
+#: How lines of launchers, schedulers and tracebacks begin.
+_OTHERS = re.compile(
     rb"(?:(?:\[[\w,@-]+\](?:<std\w+>)?:?|\d+:)(?: |(?=\S)))?"
     rb"(?:\s|\[rank\d|Traceback|During handling|The above|srun: |slurmstepd|hpcddp: |hint: |[-=*]{5}|frame #|=   "
+    rb"|(?:prterun|mpirun) detected |thus causing|the job to be terminated|Primary job |a non-zero exit code"
     rb"|\[?[EWI]\d{4} [\d:.]+ (\d+ )?(torch/|\w+\.cpp)|<omitting|Exception raised|Thread 0x|\S+: line \d+: .*not found)"
 )
 #: What a program's last line says of its end.
@@ -27,11 +28,11 @@ _BEHIND = 3000  # lines, of those behind an exception and of those at the end, t
 
 
 def forget_caught(log: Log) -> None:
-    """Remove exceptions, and other words of programs, that were nobody's end, though torch has not signed them.
+    """Remove the errors without torch's `[rank1]:` after which the program went on.
 
-    They were caught if a line like another comes more often behind the last of them than there are ranks, which print
-    no second one once another has ended; or more than once, where the ends that the launcher tells of are explained.
-    Each rank ends once: where there are more exceptions than ranks, those that all have raised, and the first, were.
+    It did if behind the last of them a line, numbers apart, comes more often than there are ranks, or more than once
+    where the ends that the launcher reports have another reason. Each rank ends once: of more exceptions than ranks,
+    those that all ranks raised and the earliest were caught.
     """
     last = {_key(mark): mark.number for mark in log.marks if not mark.is_signed and _may_be_caught(mark)}
     if not last:
@@ -52,7 +53,7 @@ def forget_caught(log: Log) -> None:
 
 
 def _may_be_caught(mark: Mark) -> bool:
-    """Whether a program may print the line and go on: an exception, a complaint of its own, a wait for others."""
+    """A program may go on after it: an exception, a message of the program, a lost rank."""
     if mark.row is None or mark.level in {RAISED, LATE} or (mark.is_raised and mark.level == LOST):
         return True
     is_weak = mark.level == WEAK and mark.cause != "singletons" and "\n" not in mark.body
@@ -60,39 +61,38 @@ def _may_be_caught(mark: Mark) -> bool:
 
 
 def _key(mark: Mark) -> str:
-    return alike(mark) + mark.frame
+    return mask_numbers(mark) + mark.frame
 
 
 def find_progress(log: Log, behind: int, times: int) -> int:
-    """The last line that comes, numbers apart, more than so many `times` from there on, and all these times behind
-    this one; 0: none."""
+    """The last line that, numbers apart, comes more than `times` times behind line `behind`; 0: none."""
     first, marked = behind - log.skipped, {mark.number for mark in log.marks} | log.passed
     found: dict[bytes, list[int]] = {}
     ends = range(len(log.lines))[first:]
     for at in sorted({*ends[:_BEHIND], *ends[-_BEHIND:]}):
         for piece in log.lines[at].split(b"\r") if at + 1 + log.skipped not in marked else ():
-            if _is_own(piece):
+            if _is_program_line(piece):
                 found.setdefault(_NUMBERS.sub(b"#", piece), []).append(at + 1 + log.skipped)
     often = [some for shape, some in found.items() if len(some) > times and re.search(rb"[A-Za-z]{2}", shape)]
     return max((some[-times - 1] for some in often), default=0)
 
 
-def list_own_lines(log: Log, before: int) -> list[tuple[int, str]]:
-    """The last of the lines that programs have printed before this one, with their numbers."""
+def list_program_lines(log: Log, before: int) -> list[tuple[int, str]]:
+    """The last lines of programs before line `before`, with their numbers."""
     stop = before - 1 - log.skipped
     found = []
     for at in range(max(stop - _BEHIND, 0), stop):
-        if at + 1 + log.skipped not in log.passed and _is_own(log.lines[at]):
+        if at + 1 + log.skipped not in log.passed and _is_program_line(log.lines[at]):
             found.append((at + 1 + log.skipped, log.lines[at].split(b"\r")[-1].decode(errors="replace").strip()))
     return found
 
 
 def is_done(logs: Sequence[Log], size: int) -> bool:
-    """Whether each log shows that its work came to an end: by status 0, a full counter in the last line, or a word of
-    it in one of the last lines that does not come more often than there are ranks (`size`)."""
+    """Each log shows that its work was done: by status 0, a full counter in the last line, or a word such as "done" in
+    one of the last lines that does not come more often than there are ranks (`size`)."""
     is_shown = any(log.exit_status == 0 for log in logs)
     for log in (log for log in logs if log.exit_status != 0):
-        lines = [line for _, line in list_own_lines(log, len(log.lines) + log.skipped + 1) if line]
+        lines = [line for _, line in list_program_lines(log, len(log.lines) + log.skipped + 1) if line]
         shapes = [_NUMBERS.sub(b"#", line.encode()) for line in lines]
         counts = Counter(shapes)
         few = range(len(lines))[-size - 3 :]
@@ -103,10 +103,10 @@ def is_done(logs: Sequence[Log], size: int) -> bool:
     return is_shown
 
 
-def _is_own(line: bytes) -> bool:
-    """Whether a program has printed it, and neither a launcher nor a traceback."""
-    return not _NOT_OWN.match(line) and not NOISE.search(line.decode(errors="replace"))
+def _is_program_line(line: bytes) -> bool:
+    """The line is neither a launcher's, nor a traceback's, nor noise."""
+    return not _OTHERS.match(line) and not NOISE.search(line.decode(errors="replace"))
 
 
-def alike(mark: Mark) -> str:
+def mask_numbers(mark: Mark) -> str:
     return re.sub(r"/(?:dev/shm|tmp)/\S+|0x[0-9a-f]+|\d+", "#", mark.body)

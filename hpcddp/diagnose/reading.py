@@ -1,6 +1,6 @@
-"""Read a log: the lines that a row fits, with their ranks, and the exceptions that tracebacks end with.
+"""Reads logs: the lines that fit a row, with their ranks, and the exceptions at the ends of tracebacks.
 
-Lines that differ in their digits alone are compared with the rows once.
+Lines that differ only in digits are compared with the rows once.
 """
 
 from __future__ import annotations
@@ -27,13 +27,15 @@ _DIGITS = b"0123456789"
 _NO_DIGITS = str.maketrans("", "", "0123456789")
 _PLAIN_TRACEBACK = TRACEBACK.encode()
 _LATER = ("During handling of the above exception", "was the direct cause of the following")
-#: What stands in front of a traceback that ends nothing.
+#: Words in front of a traceback that ends nothing.
 _IGNORED = ("Exception ignored in", "Logging error", "Exception in thread", "atexit")
 _LEVEL = re.compile(r"\b(ERROR|WARN\w*|CRITICAL|EXCEPTION)\b")
-_OF_LAUNCHER = re.compile(rb"\s*$|srun: |slurmstepd|hpcddp: |hint: ")  # which may speak after ranks are started again
-#: What counts the attempts of a job script that tries again, or of a job that is queued again.
+_OF_LAUNCHER = re.compile(
+    rb"\s*$|srun: |slurmstepd|hpcddp: |hint: "
+)  # which may print more after ranks are started again
+#: The number of an attempt, of a job script that tries again or a job that is queued again.
 _COUNTED = re.compile(rb"(?i)\b(attempt|try|retry|restart(?: count)?)\b\W{0,3}(\d{1,3})\b(?!.*(fail|giv))")
-#: What a program says of an error that it goes on after.
+#: Words of a program that goes on after an error.
 SURVIVED = re.compile(
     r"(?i)\bwill retry|retrying|trying again|ignor(ed|ing)\b|fall(ing|s)? ?back|(go(es|ing)|carry(ing)?) on\b"
     r"|\b(continu(es|ing)|instead|without it)\b|\bus(e|ing) (the |its |a )?(default|built|slow)"
@@ -52,7 +54,7 @@ _WORLD = re.compile(
     rb"|Starting with (\d+) processes|\bnranks (\d+)|MEMBER: \d+/(\d+)|\d/(\d+) clients joined"
 )
 _SAMPLE = 100_000  # bytes at both ends, in which ranks that are numbers without a name, and their count, are found
-#: What begins a line, or stands in it, and says whose it is.
+#: Labels with a rank, at a line's begin (_PREFIX) or anywhere in it.
 _PREFIX = re.compile(
     r"(?:\[(?:rank|default|trainer|worker)[ :]?(\d+)\]:? ?|\[(\d+)\]:? (?=\S)|(\d{1,5}): (?=\S)"
     r"|\[\d+,(\d+)\]<std\w+>: ?|\[\S+@\d+,(\d+)\]<std\w+>: ?)"
@@ -75,10 +77,9 @@ _SIGNALS |= {(signal.strsignal(number) or "").lower(): number for number in rang
 
 
 class Mark(Record):
-    """A line that says something. `row`: None of an exception that no row names. `number`: its line, from 1. `level`:
-    that of its row, or of its place. `frame`: the innermost line of the program in its traceback. `chain`: of
-    exceptions of which one led to the other. `is_accident`: a handler of the one above ran into it. `is_quoted`: it
-    stands in a report of hpcddp's."""
+    """A line that fits a row, or an exception: then `row` may be None. `number`: its line, from 1. `level`: its row's,
+    or RAISED. `frame`: the innermost line of the program in its traceback. `chain`: the same for exceptions of which
+    one led to the next. `is_accident`: the handler of the one before ran into it. `is_quoted`: hpcddp reports it."""
 
     row: Row | None
     level: str
@@ -100,7 +101,7 @@ class Mark(Record):
     ranks: tuple[int, ...] = ()
 
     def list_ranks(self) -> tuple[int, ...]:
-        """The ranks that it names, or whose it is."""
+        """The ranks that the line names, else the one that printed it."""
         return self.ranks or (() if self.rank is None else (self.rank,))
 
     @property
@@ -109,7 +110,7 @@ class Mark(Record):
 
     @property
     def is_signed(self) -> bool:
-        """Whether torch says whose it is, as it does of an exception that ends a rank of a process group."""
+        """An exception behind torch's `[rank1]:`, which ends a rank of a process group."""
         return self.is_raised and _SIGNED.search(self.text) is not None
 
 
@@ -151,7 +152,7 @@ class Log:
         return 0.0
 
     def find_rank(self, line: str) -> int | None:
-        """Whose the line is, by what it begins with or says."""
+        """The rank that printed the line, by its label or its file."""
         label = _LABEL.search(line.encode())
         return _read_number(label) if label is not None else self.source.rank
 
@@ -207,7 +208,7 @@ def _read(number: int, source: LogFile) -> Log:
         for line in text.split(b"\n")
     ]
     log = Log(number, source, lines, skipped)
-    _LogReader(log).read()
+    _MarkReader(log).read()
     marks = log.marks
     log.marks = _choose_of_chains(marks)
     log.passed |= {mark.number for mark in marks} - {mark.number for mark in log.marks}
@@ -217,8 +218,8 @@ def _read(number: int, source: LogFile) -> Log:
 
 
 def _choose_of_chains(marks: list[Mark]) -> list[Mark]:
-    """One of the exceptions that led to one another: the first that a row names, else the last; what a handler ran into
-    does not count."""
+    """The exception that counts of each chain: the first that a row names, else the last, but none that a handler ran
+    into."""
     chains: dict[int, list[Mark]] = {}
     for mark in marks:
         chains.setdefault(mark.chain or -id(mark), []).append(mark)
@@ -252,16 +253,16 @@ _ANY = re.compile(_choose_any({*_SPECIAL, *(key for _, keys in _KEYS for key in 
 
 
 class _LineKind(Record):
-    """What is known of lines that differ in digits alone: whether they are looked at for more than the rows they may
-    fit."""
+    """Lines that differ only in digits: the rows that they may fit. `is_special`: they may begin a traceback, a report
+    or a refusal, or have an exit status."""
 
     is_special: bool = False
     rows: tuple[Row, ...] = ()
 
 
 class _Line(Record):
-    """A line that may say something. `at`: its index. `prefix`: the labels that it begins with, `body`: the rest.
-    `rank`: whose it is, by its file, the report that quotes it, or its labels."""
+    """A line to compare with rows. `at`: its index. `prefix`: the labels that it begins with, `body`: the rest. `rank`:
+    by its file, the report that quotes it, or its labels."""
 
     at: int
     text: str
@@ -272,7 +273,7 @@ class _Line(Record):
     is_quoted: bool
 
 
-class _Open(Traceback):
+class _OpenTraceback(Traceback):
     """A traceback that has not come to its exception."""
 
     def __init__(self, at: int, prefix: str, rank: int | None, chain: int, before: str = "") -> None:
@@ -282,11 +283,12 @@ class _Open(Traceback):
 
     @property
     def is_ignored(self) -> bool:
-        """Whether the line before says that it ends nothing."""
+        """The line before says that it ends nothing."""
         return any(word in self.before for word in _IGNORED)
 
-    def was_caught(self) -> bool:
-        """Whether the traceback does not begin where its program, process or thread began."""
+    @property
+    def is_caught(self) -> bool:
+        """The traceback begins inside of a function, so that a caller may have caught it."""
         return bool(self.frames) and _INSIDE.search(self.frames[0]) is not None
 
     def find_frame(self) -> str:
@@ -296,14 +298,14 @@ class _Open(Traceback):
         return next(lines, "")
 
 
-class _LogReader:
+class _MarkReader:
     """Goes through the lines of one log."""
 
     def __init__(self, log: Log) -> None:
         self._log = log
         self._known: dict[bytes, _LineKind] = {}  # by the line without digits
         self._survived = set[bytes]()  # tracebacks, as `_find_block` gives them
-        self._open: list[_Open] = []
+        self._open: list[_OpenTraceback] = []
         self._restarts: list[int] = []  # lines
         self._exit_at = 0
         self._chains = 0
@@ -351,10 +353,10 @@ class _LogReader:
         return end, b"\n".join(lines[max(at - 1, 0) : end + 3]).translate(None, _DIGITS)
 
     def _forget_attempts(self) -> None:
-        """Remove what was said before the last attempt began: where ranks are started again, and where a count of
-        attempts goes up behind a rank's end that a launcher has told."""
+        """Remove the marks before the last attempt, which begins where ranks are started again, or where a number of
+        attempts goes up after a launcher has reported a rank's end."""
         log, skipped, over = self._log, self._log.skipped, 0
-        for number in self._restarts:  # what the launcher says then is of the attempt before
+        for number in self._restarts:  # what the launcher prints right then is about the attempt before
             below = log.lines[number - skipped :]
             over = number + next((nth for nth, line in enumerate(below) if not _OF_LAUNCHER.match(line)), 0)
         ends = [mark.number for mark in log.marks if mark.level == END or "ChildFailed" in mark.body]
@@ -384,7 +386,7 @@ class _LogReader:
         if (kind.is_special and self._read_special(line)) or self._continue_traceback(line):
             return
         if text.startswith("[rank") and _FRAME.match(body):  # torch's, whose first lines are cut off
-            self._open.append(_Open(at, prefix, rank, self._new_chain()))
+            self._open.append(_OpenTraceback(at, prefix, rank, self._new_chain()))
             self._open[-1].frames.append(body)
             return
         for row in kind.rows:
@@ -394,7 +396,7 @@ class _LogReader:
                 return
 
     def _read_special(self, line: _Line) -> bool:
-        """Whether the line is of a traceback, or says nothing else."""
+        """Begin a traceback, a quotation or a refusal, or record an exit status. True: the line has no more to read."""
         if TRACEBACK in line.text:
             self._open_traceback(line)
             return True
@@ -427,7 +429,7 @@ class _LogReader:
         follows = self._chained == prefix.strip() + "|" or "The above" in before
         last = self._last[2]
         chain = last.chain if follows and last is not None else self._new_chain()
-        opened = _Open(line.at, prefix, rank, chain, before)
+        opened = _OpenTraceback(line.at, prefix, rank, chain, before)
         opened.is_logged = is_logged
         opened.is_accident = follows and self._is_accident
         self._open.append(opened)
@@ -453,7 +455,7 @@ class _LogReader:
         return self._log.number * 1_000_000 + self._chains
 
     def _continue_traceback(self, line: _Line) -> bool:
-        """Whether the line belongs to an open traceback."""
+        """Add the line to the open traceback that it belongs to. False: to none."""
         for opened in reversed(self._open):
             if opened.add(line.text):
                 if opened.error:
@@ -462,9 +464,9 @@ class _LogReader:
                 return True
         return False
 
-    def _end_traceback(self, line: _Line, opened: _Open) -> None:
+    def _end_traceback(self, line: _Line, opened: _OpenTraceback) -> None:
         log, body, number = self._log, opened.error, line.at + 1 + self._log.skipped
-        is_caught = opened.was_caught()
+        is_caught = opened.is_caught
         if opened.is_ignored:
             return
         near = (opened.before, log.read_line(line.at + 1), log.read_line(line.at + 2))
@@ -536,7 +538,7 @@ class _LogReader:
         log.marks.append(mark)
 
     def _find_rank_of_pid(self, pid: int, rank: int | None) -> int | None:
-        """By NCCL's lines: a launcher starts the ranks of a node in the order of their PIDs."""
+        """The rank of a process by the PIDs in NCCL's lines: a launcher starts a node's ranks in their order."""
         log = self._log
         pids = sorted({int(found) for found in re.findall(r"(?m)^\S+?:(\d+):\1 \[\d+\] NCCL", log.read_lines(0, 4000))})
         return (
@@ -579,7 +581,7 @@ def _split_labels(line: str) -> tuple[str, str]:
 
 
 def _is_logged(before: str) -> bool:
-    """Whether the line in front of a traceback is a logger's of an error."""
+    """The line in front of a traceback is a logger's, of an error."""
     text = before.split("\r")[-1]
     return not _FRAME.search(text) and find_time(text.encode()) is not None and _LEVEL.search(text) is not None
 

@@ -320,6 +320,19 @@ def test_a_rank_that_ended_without_a_word_has_the_launchers_line(told):
     assert (cause.class_, cause.rank, cause.text) == ("exit-status", 1, end.strip())
 
 
+def test_the_launchers_sentence_is_no_message_of_the_rank_and_the_reason_counts_more_than_what_all_ranks_print(told):
+    words = "rank 0: 2 files\nrank 1: the validation set is empty\nrank 1: 0 files\n"
+    launcher = "prterun detected that one or more processes exited with non-zero status,\n"
+    launcher += (
+        "thus causing the job to be terminated. The first process to do so was:\n\n   Process name: [prterun-7@1,1]\n"
+    )
+    assert told(words + launcher).text == "rank 1: the validation set is empty"
+
+
+def test_the_remedy_of_a_missing_module_names_it(told):
+    assert "pip show wandb in" in told(CAUGHT).remedy
+
+
 def test_what_only_tells_where_to_read_more_is_no_last_word(told):
     words = "Could not override 'lrr'.\nSet the environment variable HYDRA_FULL_ERROR=1 for a complete stack trace.\n"
     cause = told(f"{words}srun: error: node1: task 0: Exited with exit code 1\n")
@@ -513,6 +526,9 @@ MODULE = "/var/spool/job00005/slurm_script: line 18: module: command not found\n
         (WORDS + ENDED.format(1, 1, "Exited with exit code 1"), "exit-status", 1),
         (WORDS + ENDED.format(1, 1, "Aborted (core dumped)"), "crash", 1),
         (ENDED.format(2, 1, "User defined signal 1"), "walltime", None),
+        (WORDS + raised(0, RESET) + "terminate called without an active exception\n"
+         + TORCHRUN.replace("1) local_rank: 0", "3) local_rank: 1")
+         + "  rank      : 0 (local_rank: 0)\n  exitcode  : -6 (pid: 7)\n", "exit-status", 1),
         ("=   PID 6915 RUNNING AT node1\n=   EXIT CODE: 9\n[proxy:1@node2] x.c:490: failed\n", "host-memory", None),
         ("rank 1: no improvement for 3 epochs, stopping early\n" + raised(0, RESET), "early-exit", 1),
         ("torchrun: error: unrecognized arguments: --nproc-per-nodes\n" + ENDED.format(1, 0, "Exited with exit code 2"),
