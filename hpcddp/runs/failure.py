@@ -81,8 +81,8 @@ def choose_error(lines: list[str]) -> str:
     *_, error = _find_traceback(lines)
     if error or not lines:
         return error
-    has_hint = len(lines) > 1 and lines[-1].startswith("hint: ")
-    last = lines[-2] if has_hint else lines[-1]
+    has_hint = lines[-1].startswith("hint: ")
+    last = next((line for line in reversed(lines) if not line.startswith("hint: ")), lines[-1])
     return "" if last.startswith("hpcddp: ") and not (has_hint or " failed: " in last) else last
 
 
