@@ -8,7 +8,8 @@ from importlib import import_module
 from typing import Any
 
 from hpcddp.errors import RequestError
-from hpcddp.integrations.run import Run, check_all_ranks, opened
+from hpcddp.integrations.ranks import check_all_ranks
+from hpcddp.integrations.run import Run, opened
 from hpcddp.runs.folder import AttemptFolder
 from hpcddp.training.arguments import SaveEvery
 
@@ -25,7 +26,8 @@ def attach(trainer: Any, attempt: AttemptFolder, env: MutableMapping[str, str], 
             f"the Trainer of transformers counts steps as its arguments say, not by attach(…, save_every={every})",
             f'TrainingArguments(…, save_strategy="steps", save_steps={every})',
         )
-    check_all_ranks(env, args.world_size, "on CPUs: export ACCELERATE_USE_CPU=true; else leave out what limits it")
+    hint = "on CPUs: export ACCELERATE_USE_CPU=true; else leave out what limits it"
+    check_all_ranks(env, "the trainer", args.world_size, hint)
     _check_arguments(args)
 
     def resuming(train: Callable[..., Any]) -> Callable[..., Any]:

@@ -16,8 +16,8 @@ from typing import Any
 import torch
 from torch.utils.data import SequentialSampler
 
-from hpcddp.integrations.ranks import join_ranks
-from hpcddp.integrations.run import Run, check_all_ranks, ended
+from hpcddp.integrations.ranks import check_all_ranks, join_ranks
+from hpcddp.integrations.run import Run, ended
 from hpcddp.integrations.saved import FrameworkCheckpoint, check_world, find_saved
 from hpcddp.runs.folder import AttemptFolder
 from hpcddp.training.arguments import SaveEvery
@@ -33,7 +33,8 @@ _FILE = "lightning.ckpt"
 
 def attach(trainer: Any, attempt: AttemptFolder, env: MutableMapping[str, str], every: SaveEvery) -> None:
     """See `hpcddp.integrations.attach`."""
-    check_all_ranks(env, trainer.world_size, "leave out devices= and num_nodes=: hpcddp exec says them to Lightning")
+    hint = "leave out devices= and num_nodes=: hpcddp exec says them to Lightning"
+    check_all_ranks(env, "the trainer", trainer.world_size, hint)
     package = next(kind.__module__ for kind in type(trainer).__mro__ if kind.__name__ == "Trainer")
     base = import_module(f"{package.partition('.trainer')[0]}.callbacks").Callback
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import MutableMapping, Sequence
+from collections.abc import Mapping, MutableMapping, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -91,21 +91,28 @@ class Ranks:
         return self._group is None or claim_first(self._store, mine, "").rank == self.rank
 
 
+def check_all_ranks(env: Mapping[str, str], owner: str, world_size: int, hint: str) -> None:
+    """LaunchError if the owner, such as a trainer, has fewer ranks than the launcher has started."""
+    started = _count_started(env)
+    if world_size < started:
+        raise LaunchError(f"{owner} has {world_size} of the {started} ranks that were started", hint)
+
+
+def _count_started(env: Mapping[str, str]) -> int:
+    return int(env["WORLD_SIZE"]) if env.get("WORLD_SIZE", "").isdecimal() else 1
+
+
 def join_ranks(env: MutableMapping[str, str], opened_by: str) -> Ranks:
     """Take the ranks of torch's default process group. LaunchError if there is none, or if it lacks some ranks.
 
     Where gloo would take a network interface that the other hosts cannot reach, its variable is written into `env`.
     """
-    size = int(env["WORLD_SIZE"]) if env.get("WORLD_SIZE", "").isdecimal() else 1
     if dist.is_available() and dist.is_initialized():
-        if dist.get_world_size() < size:
-            raise LaunchError(
-                f"the process group has {dist.get_world_size()} of the {size} ranks that were started",
-                "let the framework use all ranks (docs/frameworks.md)",
-            )
+        hint = "let the framework use all ranks (docs/frameworks.md)"
+        check_all_ranks(env, "the process group", dist.get_world_size(), hint)
         _settle_network(env, dist.get_rank(), dist.get_world_size())
         return Ranks(dist.get_rank(), dist.get_world_size())
-    if size > 1:
+    if (size := _count_started(env)) > 1:
         raise LaunchError(
             f"{opened_by} was called in one of {size} ranks before their process group was there",
             "call it after Accelerator(), fabric.launch(), deepspeed.init_distributed() or init_process_group()",

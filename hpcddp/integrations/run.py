@@ -39,13 +39,6 @@ _FIRST_SAVE_S = 30.0  # until one is measured
 _LINES_S = 1.0  # between two lines on how far the loop is
 
 
-def check_all_ranks(env: Mapping[str, str], world_size: int, hint: str) -> None:
-    """LaunchError if the trainer has found fewer ranks than the launcher has started."""
-    started = env.get("WORLD_SIZE", "1")
-    if started.isdecimal() and int(started) > world_size:
-        raise LaunchError(f"the trainer has {world_size} of the {started} ranks that were started", hint)
-
-
 class Run:
     """A framework's run, as its ranks handle it. Every method is called on every rank alike."""
 

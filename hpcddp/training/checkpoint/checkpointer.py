@@ -45,7 +45,7 @@ from hpcddp.training.checkpoint.files import (
 from hpcddp.training.checkpoint.resume import choose_newest, load_checkpoint
 from hpcddp.training.checkpoint.settings import GivenSettings, LoadedState, describe_settings
 from hpcddp.training.checkpoint.tracked import Tracked, format_key, list_tensors, make_outline
-from hpcddp.training.collectives import broadcast
+from hpcddp.training.collectives import ask_all, broadcast
 from hpcddp.training.options import RunSetup
 from hpcddp.training.parallel.zero import ZeroSteps
 from hpcddp.training.rendezvous.group import Group
@@ -141,22 +141,20 @@ class CheckpointWriter:
         """Each rank writes its part; `end` gets the descriptions of all files, and writes the rest of the folder."""
         from hpcddp.training.checkpoint import sharded  # torch.distributed.checkpoint takes half a second to import
 
-        def gather_descriptions() -> dict[str, Any]:
+        writing: Future[Any] | None = None
+
+        def wait_and_end() -> WrittenCheckpoint:
+            if writing is not None:
+                writing.result()
             mine = {path.name: describe_file(path) for path in sharded.list_files_of_rank(partial, self._group.rank)}
             flush_folder(partial)
-            parts: list[Any] = [None] * self._group.world_size
-            dist.all_gather_object(parts, mine, group=self._ranks)
-            return {name: description for part in parts for name, description in part.items()}
+            everyones = ask_all(mine, self._group.world_size, self._ranks)
+            return end({name: description for theirs in everyones for name, description in theirs.items()})
 
         if self._thread is None:
             sharded.write_tensors(partial, tensors)
-            return end(gather_descriptions())
+            return wait_and_end()
         writing = sharded.start_writing(partial, tensors, self._ranks)
-
-        def wait_and_end() -> WrittenCheckpoint:
-            writing.result()
-            return end(gather_descriptions())
-
         self._under_way = partial, self._thread.submit(wait_and_end)
         return None
 

@@ -24,7 +24,7 @@ from hpcddp.errors import LaunchError, RequestError
 from hpcddp.integrations.hf_trainer import TransformersHooks
 from hpcddp.integrations.lightning_trainer import LightningHooks, name_random_state, restore_random_state
 from hpcddp.integrations.plain_loop import open_loop
-from hpcddp.integrations.run import check_all_ranks
+from hpcddp.integrations.ranks import check_all_ranks
 from hpcddp.integrations.saved import FrameworkCheckpoint, check_world, complete_checkpoint, find_saved
 from hpcddp.integrations.saved import make_partial as begin_checkpoint
 from hpcddp.runs.chain import Link, decide_start
@@ -316,8 +316,8 @@ def test_a_run_that_is_taken_while_a_checkpoint_is_written_gets_none(alone: Call
 
 def test_a_trainer_that_found_fewer_ranks_is_refused() -> None:
     with pytest.raises(LaunchError, match="the trainer has 1 of the 2 ranks that were started"):
-        check_all_ranks({"WORLD_SIZE": "2"}, 1, "use all ranks")
-    check_all_ranks({"WORLD_SIZE": "2"}, 2, "use all ranks")
+        check_all_ranks({"WORLD_SIZE": "2"}, "the trainer", 1, "use all ranks")
+    check_all_ranks({"WORLD_SIZE": "2"}, "the trainer", 2, "use all ranks")
 
 
 def test_nothing_is_imported_before_it_is_used() -> None:
