@@ -26,10 +26,6 @@ def name_job(number: int) -> str:
     return f"local-{time.strftime('%Y%m%dT%H%M%S')}-{os.getpid()}" + (f"-{number}" if number > 1 else "")
 
 
-def output_of(folder: str) -> str:
-    return os.path.join(folder, "output")
-
-
 def start_job(submission: Submission, folder: str, env: Mapping[str, str], before: Sequence[Submission]) -> Submission:
     """Start the script of `folder`, once all jobs `before` it have ended. The submission with its process.
     SchedulerError."""
