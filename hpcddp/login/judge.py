@@ -198,7 +198,9 @@ def _judge_running(base: RunStatus, one: OnDisk, job: RunJob, found: JobFound) -
     if not has_taken and found.state == "running":  # it has started, and its supervisor has not yet
         why = "it starts" if job.submission is None or job.submission.supervised else ""
         base = base._replace(left_s=None)
-    ends = found.ends if found.ends is not None else one.ends if has_taken else None
+    ends = found.ends
+    if ends is None and has_taken and one.job_end is not None:
+        ends = one.job_end.ends
     return base._replace(state=found.state, job=str(found.id), ends=ends, why=why)
 
 

@@ -15,7 +15,7 @@ from hpcddp.runs.failure import read_log_end
 from hpcddp.runs.folder import MANIFEST, RunFolder, list_checkpoints, step_of
 from hpcddp.runs.logs import order_attempts
 from hpcddp.runs.metrics import LossCurve
-from hpcddp.runs.submitted import JobEnd, read_job_end
+from hpcddp.runs.submitted import JobEnd
 from hpcddp.supervisor.follow import ask_in_thread
 
 if TYPE_CHECKING:
@@ -66,16 +66,13 @@ class Watcher:
         except HpcddpError as error:
             problem = problem or error.message
         status = judge(one, answers).status
-        current, end = one.attempt, None
         steps = self.curve.made
-        with suppress(HpcddpError):
-            end = read_job_end(current) if current is not None and status.state == "running" else None
         return Look(
             status,
             _find_saved(self._run, now),
-            end,
+            one.job_end,
             tuple(WatchedAttempt(of.name, steps.get(of.name), explain_end(one, of, status)) for of in attempts),
-            _read_tail(current.log) if current is not None else (),
+            _read_tail(one.attempt.log) if one.attempt is not None else (),
             problem,
             now,
         )
