@@ -124,6 +124,14 @@ class Hold(Record):
     holder: Holder
     end: HolderEnd | None
 
+    @property
+    def begin_s(self) -> float:
+        return self.holder.since_s or os.stat(_name_record(self.path)).st_mtime
+
+    @property
+    def end_s(self) -> float | None:
+        return os.stat(_name_end(self.path)).st_mtime if self.end is not None else None
+
 
 def take_run(run: RunFolder, mine: Holder, ask: Ask, before: str = "") -> None:
     """Hold the run, and remove what killed writers have left of checkpoints. HeldError if another attempt does;
@@ -212,7 +220,7 @@ def read_holds(run: RunFolder) -> list[Hold]:
 def read_holder(path: str) -> Holder | None:
     """Read a holder; None if the file cannot be read as one. SchemaError if another hpcddp wrote it."""
     with suppress(DamagedFileError):
-        return read_record(os.path.join(path, "holder.json"), Holder)
+        return read_record(_name_record(path), Holder)
     return None
 
 
@@ -240,7 +248,7 @@ def _create(path: str, mine: Holder) -> bool:
     partial = os.path.join(os.path.dirname(path), f".{mine.attempt}-{mine.host}-{os.getpid()}.tmp")
     shutil.rmtree(partial, ignore_errors=True)
     os.makedirs(partial)
-    write_object(os.path.join(partial, "holder.json"), mine._asdict(), durable=True)
+    write_object(_name_record(partial), mine._asdict(), durable=True)
     with open(_name_reserve(partial), "wb") as file:
         file.write(b" " * _LONGEST_END)
     try:
@@ -253,6 +261,10 @@ def _create(path: str, mine: Holder) -> bool:
             raise
         return taken
     return True
+
+
+def _name_record(path: str) -> str:
+    return os.path.join(path, "holder.json")
 
 
 def _name_end(path: str) -> str:

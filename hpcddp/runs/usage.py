@@ -121,11 +121,11 @@ def _read_attempts(run: RunFolder, holds: Sequence[Hold], made: Sequence[Steps])
 
 
 def _read_times(attempt: AttemptFolder, hold: Hold) -> tuple[float, float]:
-    begins = hold.holder.since_s or os.stat(os.path.join(hold.path, "holder.json")).st_mtime
-    ended = os.path.join(hold.path, "ended")
-    signs = [ended] if hold.end is not None else [attempt.metrics, attempt.log, *_list_usage(attempt)]
-    last = [os.stat(sign).st_mtime for sign in signs if os.path.exists(sign)]
-    return begins, max(min(max(last, default=begins), time.time()), begins)
+    begins, ends = hold.begin_s, hold.end_s
+    if ends is None:
+        files = (attempt.metrics, attempt.log, *_list_usage(attempt))
+        ends = max((os.stat(file).st_mtime for file in files if os.path.exists(file)), default=begins)
+    return begins, max(min(ends, time.time()), begins)
 
 
 def _read_steps(attempt: AttemptFolder) -> Steps:
