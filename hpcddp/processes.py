@@ -64,3 +64,16 @@ def find_machine() -> str:
             return f"{file.read().strip()} {os.readlink('/proc/self/ns/pid')}"
     except OSError:
         return ""
+
+
+def process_lives(process: int, started: str, host: str, machine: str) -> bool | None:
+    """Whether the process lives that started then ("": not known), on this host and machine; None if that cannot be
+    seen from here."""
+    here = find_machine()
+    if not machine or not here:
+        return None
+    if machine == here:
+        now = start_time(process)
+        return None if now and not started else now == started != ""
+    # the same kernel: another process namespace, which cannot be looked into; another one: the host has started anew
+    return False if host == os.uname().nodename and machine.split()[0] != here.split()[0] else None

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from hpcddp.cli.parser import VerbParser
 from hpcddp.cli.streams import print_answer
 from hpcddp.errors import RequestError
-from hpcddp.login.find_run import call_run, find_run
+from hpcddp.login.find_run import find_run, format_run
 from hpcddp.runs.usage import efficiency_record, format_efficiency, read_efficiency
 
 _DESCRIPTION = """\
@@ -32,6 +32,6 @@ def run(args: argparse.Namespace, _env: Mapping[str, str]) -> int:
     run = find_run(args.run)
     found = read_efficiency(run)
     if not found.attempts:
-        raise RequestError(f"no job of {run.path} has begun", f"hpcddp status {call_run(run)}")
+        raise RequestError(f"no job of {run.path} has begun", f"hpcddp status {format_run(run)}")
     print_answer(efficiency_record(found), format_efficiency(found), as_json=args.json)
     return 0

@@ -11,12 +11,10 @@ from collections.abc import Mapping
 from hpcddp import guard
 from hpcddp.errors import HpcddpError, LaunchError, RequestError
 from hpcddp.ranks.launchers import LAUNCHERS, NODE_AGENTS
-from hpcddp.record import Record
+from hpcddp.record import TYPE_CHECKING, Record
 from hpcddp.runs import attempt
 from hpcddp.runs.folder import COMMAND, SEPARATOR, RunFolder, find_attempt
 from hpcddp.runs.heartbeat import HEARTBEAT_VARIABLE, NO_RANK
-
-TYPE_CHECKING = False  # typing costs a quarter of this verb's time; mypy knows the name
 
 if TYPE_CHECKING:
     import argparse

@@ -44,7 +44,9 @@ def run(args: argparse.Namespace, env: Mapping[str, str]) -> int:
     asks = sys.stdin.isatty() and sys.stderr.isatty()
     choice = chosen_site(named_site(args), None, "", env) or find_site_here(env)
     if "site" not in given and asks:
-        choice = _ask_site(choice)
+        print(f"({choice.reason}; hpcddp sites lists all)", file=sys.stderr)
+        name = _ask("site", choice.site)
+        choice = choice if name == choice.site else SiteChoice(name, _ANSWER)
     site = open_site(choice, env)
     in_file = os.path.abspath(site.file) if os.path.basename(choice.site) != choice.site else site.name
     given["site"] = in_file, choice.reason
@@ -77,12 +79,6 @@ def _ask(question: str, found: str, *, needed: bool = True) -> str:
             raise RequestError(f"there was no answer to: {question}", "hpcddp init --help, for the options")
         if line.strip() or found or not needed:
             return line.strip() or found
-
-
-def _ask_site(found: SiteChoice) -> SiteChoice:
-    print(f"({found.reason}; hpcddp sites lists all)", file=sys.stderr)
-    name = _ask("site", found.site)
-    return found if name == found.site else SiteChoice(name, _ANSWER)
 
 
 def _write(given: Mapping[str, tuple[object, str]]) -> None:

@@ -12,7 +12,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping
-from typing import NamedTuple
 
 from hpcddp.cli.parser import VerbParser
 from hpcddp.cli.request import add_options, listed, read_given
@@ -25,6 +24,7 @@ from hpcddp.ranks.launch_commands import launcher_of_version
 from hpcddp.ranks.launcher import Launcher
 from hpcddp.ranks.launchers import LAUNCHERS, NODE_AGENTS, launchers_under
 from hpcddp.ranks.resolve import launch_line
+from hpcddp.record import Record
 from hpcddp.runs.start import make_stamp
 from hpcddp.schedulers.allocation import Allocation, expand_counts
 from hpcddp.schedulers.registry import find_allocation, find_scheduler, scripted_schedulers, submit_commands
@@ -47,7 +47,7 @@ _OF_ALLOCATION = "nodes, queue and account are the allocation's"
 _SETTABLE = ("ranks", "max_micro_batch", "independent", "preflight", "notify", *RECOVERY_KEYS)
 
 
-class AllocationSize(NamedTuple):
+class AllocationSize(Record):
     """Size of an allocation: nodes, and of each node the slots that the scheduler gave, CPUs and GPUs."""
 
     nodes: int

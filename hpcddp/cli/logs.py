@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from hpcddp.cli.parser import VerbParser
 from hpcddp.cli.streams import print_message, shown_bytes
 from hpcddp.errors import RequestError
-from hpcddp.login.find_run import call_run, find_single_run
+from hpcddp.login.find_run import find_single_run, format_run
 from hpcddp.login.judge import has_live_job
 from hpcddp.login.on_disk import read_on_disk
 from hpcddp.runs.folder import AttemptFolder, RunFolder
@@ -163,7 +163,7 @@ def _print_start(of: RunFolder, last: int | None) -> int:
                 sys.stdout.buffer.write(shown_bytes(line) + b"\n")
             return 0
     raise RequestError(
-        f"run {of.path} has no log: none of its jobs has started its ranks", f"hpcddp status {call_run(of)}"
+        f"run {of.path} has no log: none of its jobs has started its ranks", f"hpcddp status {format_run(of)}"
     )
 
 

@@ -139,7 +139,6 @@ def _job_file(args: argparse.Namespace) -> str | None:
 
 
 def named_site(args: argparse.Namespace) -> str | None:
-    """The site that an option names."""
     sets = [item.partition("=")[2] for item in args.set if item.startswith("site=")]
     return args.site or (sets[-1] if sets else None)
 

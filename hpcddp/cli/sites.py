@@ -12,20 +12,10 @@ from hpcddp.cli.parser import VerbParser
 from hpcddp.cli.streams import print_answer, print_message, write_exactly
 from hpcddp.errors import RequestError, SchedulerError
 from hpcddp.login.planning import on_path
+from hpcddp.schedulers.row import QueueFound
 from hpcddp.script.site import Site
-from hpcddp.script.site_file import (
-    SiteChoice,
-    config_folder,
-    load_site,
-    open_site,
-    overlay_of,
-    site_files,
-)
+from hpcddp.script.site_file import SiteChoice, config_folder, load_site, open_site, overlay_of, site_files
 from hpcddp.script.site_text import site_record, site_rows, site_summary
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from hpcddp.schedulers.row import QueueFound
 
 _DESCRIPTION = """\
 List the known sites: scheduler, GPUs, the basis of the facts (documented, practice or generic) and their date.

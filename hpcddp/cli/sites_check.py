@@ -22,13 +22,11 @@ _DIFFERS = 1
 
 
 class SiteFound(Record):
-    """Differences from the scheduler, questions without an answer, and remarks that are no difference.
-    `queues`: the scheduler's; `accounts`: those that the user may charge, or why they are not known; `modules`: of the
-    module system."""
+    """Differences from the scheduler, and questions without an answer. `queues`: the scheduler's; `accounts`: those
+    that the user may charge, or why they are not known; `modules`: of the module system."""
 
     differences: tuple[str, ...] = ()
     unasked: tuple[str, ...] = ()
-    remarks: tuple[str, ...] = ()
     queues: tuple[QueueFound, ...] = ()
     accounts: tuple[str, ...] = ()
     accounts_unasked: tuple[str, ...] = ()
@@ -42,11 +40,12 @@ def check_site(name: str | None, env: Mapping[str, str], *, as_json: bool) -> in
     found = compare_site(site, env)
     differences = [*found.differences, *found.modules.differences]
     unasked = [*found.unasked, *found.modules.unasked]
+    remarks = [f"accounts that you may charge: {', '.join(found.accounts[:12])}"] if found.accounts else []
     if as_json:
         record = {"site": site.name, "file": site.file, "differences": differences, "not_asked": unasked}
-        print(json.dumps({**record, "remarks": found.remarks}, indent=2))
+        print(json.dumps({**record, "remarks": remarks}, indent=2))
         return _DIFFERS if differences else 0
-    print_messages([*unasked, *found.remarks])
+    print_messages([*unasked, *remarks])
     count = f"{len(differences)} differ" if len(differences) != 1 else "1 differs"
     agreed = "nothing differs in what could be asked" if unasked else "nothing differs"
     print(*differences, f"site {site.name}: {count if differences else agreed}", sep="\n")
@@ -57,7 +56,7 @@ def check_site(name: str | None, env: Mapping[str, str], *, as_json: bool) -> in
 
 def compare_site(site: Site, env: Mapping[str, str]) -> SiteFound:
     """The file beside what the scheduler and the modules of this machine say. SchedulerError if it does not answer."""
-    differences, unasked, remarks = list[str](), list[str](), list[str]()
+    differences, unasked = list[str](), list[str]()
     queues = list[QueueFound]()
     commands = find_scheduler(site.scheduler).commands
     if site.queue_option == "--qos":
@@ -73,7 +72,6 @@ def compare_site(site: Site, env: Mapping[str, str]) -> SiteFound:
         queues = survey_site(site, env)
         differences += compare_queues(site, queues, programs)
     accounts, unknown = ask_accounts(site, env)
-    remarks += [f"accounts that you may charge: {', '.join(accounts[:12])}"] if accounts else []
     unasked += [f"accounts: {why}" for why in unknown]
     modules = ModulesCompared()
     if site.modules.load:
@@ -83,8 +81,8 @@ def compare_site(site: Site, env: Mapping[str, str]) -> SiteFound:
             )
         except SchedulerError as error:
             modules = ModulesCompared(unasked=(f"modules: {error.message}",))
-    found = SiteFound(tuple(differences), tuple(unasked), tuple(remarks), tuple(queues), modules=modules)
-    return found._replace(accounts=tuple(accounts), accounts_unasked=tuple(unknown))
+    known = tuple(queues), tuple(accounts), tuple(unknown)
+    return SiteFound(tuple(differences), tuple(unasked), *known, modules)
 
 
 def survey_site(site: Site, env: Mapping[str, str]) -> list[QueueFound]:

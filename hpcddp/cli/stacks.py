@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from hpcddp.cli.parser import VerbParser
 from hpcddp.cli.streams import print_answer
 from hpcddp.errors import RequestError
-from hpcddp.login.find_run import call_run, find_run
+from hpcddp.login.find_run import find_run, format_run
 from hpcddp.login.judge import find_status
 from hpcddp.login.on_disk import read_on_disk
 from hpcddp.runs.folder import AttemptFolder, RunFolder, cannot_write
@@ -53,7 +53,7 @@ def _find_attempt(run: RunFolder, env: Mapping[str, str]) -> AttemptFolder:
     found = find_status([run], env).runs[0]
     on_disk = read_on_disk(run)
     if on_disk.holder is None or on_disk.ended or found.state not in {"running", "unknown"}:
-        hint = f"hpcddp {'status' if found.lives else 'diagnose'} {call_run(run)}"
+        hint = f"hpcddp {'status' if found.lives else 'diagnose'} {format_run(run)}"
         raise RequestError(f"no rank of {run.path} runs: it is {found.state}", hint)
     return run.attempt(on_disk.holder.attempt)
 
@@ -70,5 +70,5 @@ def _ask(attempt: AttemptFolder) -> list[RankStacks]:
         time.sleep(_POLL_S)
     raise RequestError(
         f"the job of {attempt.run.path} has not answered in {_PATIENCE_S:.0f} s (attempt {attempt.name})",
-        f"hpcddp status {call_run(attempt.run)}; again, where its file system shows new files late",
+        f"hpcddp status {format_run(attempt.run)}; again, where its file system shows new files late",
     )

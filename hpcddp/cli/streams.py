@@ -23,7 +23,6 @@ def print_message(text: str) -> None:
 
 
 def print_messages(remarks: Iterable[str]) -> None:
-    """Print several, each on a line of its own."""
     for remark in remarks:
         print_message(remark)
 

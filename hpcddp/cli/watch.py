@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 from hpcddp.cli.parser import VerbParser
 from hpcddp.errors import RequestError
-from hpcddp.login.find_run import call_run, find_single_run
+from hpcddp.login.find_run import find_single_run, format_run
 from hpcddp.login.watched import Watcher
 
 _DESCRIPTION = """\
@@ -31,7 +31,7 @@ def build_parser() -> VerbParser:
 
 def run(args: argparse.Namespace, env: Mapping[str, str]) -> int:
     of = find_single_run(args.run, "a screen", "hpcddp watch {}")
-    name = call_run(of)
+    name = format_run(of)
     if not sys.stdout.isatty() or env.get("TERM", "dumb") == "dumb":
         raise RequestError("hpcddp watch draws on a terminal, and standard output is none", f"hpcddp status {name}")
     try:

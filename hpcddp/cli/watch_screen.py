@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.text import Text
 
-from hpcddp.login.watched import Watched
+from hpcddp.login.watched import Look
 from hpcddp.runs.metrics import LossCurve
 from hpcddp.units import format_duration, printable
 
@@ -55,17 +55,15 @@ def _join_rows(before: int | None, row: int) -> range:
 
 
 class Screen:
-    """The screen, drawn by Rich."""
-
-    def __init__(self, watched: Watched, curve: LossCurve) -> None:
-        self._run, self._curve = watched, curve
+    def __init__(self, look: Look, curve: LossCurve) -> None:
+        self._look, self._curve = look, curve
 
     def __rich_console__(self, _console: Console, options: ConsoleOptions) -> RenderResult:
         width, height = options.max_width, options.height or options.size.height
         lines = [*self._head(), *self._dates()]
-        clock = time.strftime("%H:%M:%S", time.localtime(self._run.time))
+        clock = time.strftime("%H:%M:%S", time.localtime(self._look.time))
         foot = Text(f"{clock}  Ctrl-C ends this, not the job", "dim")
-        log = [Text("log", "bold"), *(Text(f"  {printable(line)}") for line in self._run.log[-_LOG_LINES:])]
+        log = [Text("log", "bold"), *(Text(f"  {printable(line)}") for line in self._look.log[-_LOG_LINES:])]
         attempts = self._attempts()
         space = height - len(lines) - len(attempts) - len(log) - 1
         lines += [*self._draw(width, max(space, _LEAST_CURVE)), *attempts, *log]
@@ -77,37 +75,31 @@ class Screen:
             yield line
 
     def _head(self) -> list[Text]:
-        watched, latest = self._run, self._run.latest
+        run, problem = self._look.status, self._look.problem
+        colour = _COLOURS.get(run.state, "")
         title = Text.assemble(
-            (printable(watched.name), "bold"),
-            "  ",
-            (watched.state, _COLOURS.get(watched.state, "")),
-            f"  {printable(watched.why)}".rstrip(),
+            (printable(run.name), "bold"), "  ", (run.state, colour), f"  {printable(run.why)}".rstrip()
         )
-        of = f" of {latest.total}" if latest.total is not None else ""
+        of = f" of {run.total_steps}" if run.total_steps is not None else ""
         parts = [
-            f"step {latest.step}{of}" if latest.step is not None else "no step yet",
-            f"epoch {latest.epoch}" if latest.epoch is not None else "",
-            f"loss {latest.loss:.6g}" if latest.loss is not None else "",
-            f"{latest.samples_per_s:,.0f} samples/s" if latest.samples_per_s is not None else "",
-            f"{format_duration(latest.left_s)} left"
-            if latest.left_s is not None and watched.state == "running"
-            else "",
+            f"step {run.step}{of}" if run.step is not None else "no step yet",
+            f"epoch {run.epoch}" if run.epoch is not None else "",
+            f"loss {run.loss:.6g}" if run.loss is not None else "",
+            f"{run.samples_per_s:,.0f} samples/s" if run.samples_per_s is not None else "",
+            f"{format_duration(run.left_s)} left" if run.left_s is not None and run.state == "running" else "",
         ]
         lines = [title, Text("  ".join(filter(None, parts)))]
-        return [*lines, Text(printable(watched.problem), "red")] if watched.problem else lines
+        return [*lines, Text(printable(problem), "red")] if problem else lines
 
     def _dates(self) -> list[Text]:
-        watched, end = self._run, self._run.end
-        saved = (
-            "none yet" if watched.saved is None else f"step {watched.saved[0]}, {format_duration(watched.saved[1])} ago"
-        )
+        look, end = self._look, self._look.end
+        saved = f"step {look.saved[0]}, {format_duration(look.saved[1])} ago" if look.saved is not None else "none yet"
         lines = [_row("checkpoint", saved)]
-        if watched.state != "running":
+        if look.status.state != "running":
             return lines
         if end is None or end.ends is None:
             return [*lines, _row("job ends", "not known")]
-        when = f"in {format_duration(end.ends - watched.time)}, {_clock(end.ends)} ({printable(end.source)})"
+        when = f"in {format_duration(end.ends - look.time)}, {_clock(end.ends)} ({printable(end.source)})"
         warns = f"; the ranks are warned at {_clock(end.warns)}" if end.warns is not None else ""
         return [*lines, _row("job ends", f"{when}{warns}")]
 
@@ -131,10 +123,10 @@ class Screen:
     def _attempts(self) -> list[Text]:
         """The title and the newest rows; the title says how many are left out."""
         rows = []
-        for one in self._run.attempts[-_ATTEMPTS:]:
+        for one in self._look.attempts[-_ATTEMPTS:]:
             steps = f"steps {one.steps[0]} to {one.steps[1]}" if one.steps else "no step"
             rows.append(Text(f"  {printable(one.name)}  {steps}  {printable(one.end)}".rstrip()))
-        left_out = len(self._run.attempts) - len(rows)
+        left_out = len(self._look.attempts) - len(rows)
         more = f"  {left_out} more" if left_out else ""
         return [Text.assemble(("attempts", "bold"), (more, "dim")), *rows]
 

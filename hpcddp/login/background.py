@@ -8,7 +8,7 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
-from hpcddp.processes import find_machine, list_processes, read_argv, read_stat, start_time
+from hpcddp.processes import find_machine, list_processes, process_lives, read_argv, read_stat, start_time
 from hpcddp.runs.folder import RunFolder
 from hpcddp.runs.lock import Holder
 from hpcddp.runs.submitted import Submission, script_of
@@ -26,32 +26,23 @@ def name_job(number: int) -> str:
     return f"local-{time.strftime('%Y%m%dT%H%M%S')}-{os.getpid()}" + (f"-{number}" if number > 1 else "")
 
 
-def output_of(folder: str) -> str:
-    return os.path.join(folder, "output")
-
-
 def start_job(submission: Submission, folder: str, env: Mapping[str, str], before: Sequence[Submission]) -> Submission:
     """Start the script of `folder`, once all jobs `before` it have ended. The submission with its process.
     SchedulerError."""
     env = {**env, "HPCDDP_JOB_ID": submission.job}
-    argv = ["bash", "-c", _START, script_of(folder), *(str(one.process) for one in before if process_lives(one))]
+    argv = ["bash", "-c", _START, script_of(folder), *(str(one.process) for one in before if job_lives(one))]
     process = start_detached(argv, env, folder=submission.folder, output=submission.output)
     return submission._replace(process=process, started=start_time(process), machine=find_machine())
 
 
-def process_lives(submission: Submission) -> bool | None:
+def job_lives(one: Submission) -> bool | None:
     """Whether its process still lives; None if that cannot be seen from this machine."""
-    here = find_machine()
-    if submission.machine != here or not here:
-        # the same host under another kernel's start: it was rebooted, and none of its processes is left
-        rebooted = submission.machine.split()[:1] != here.split()[:1] and submission.host == os.uname().nodename
-        return False if rebooted and here and submission.machine else None
-    return start_time(submission.process) == submission.started
+    return process_lives(one.process, one.started, one.host, one.machine)
 
 
 def find_job(one: Submission) -> JobFound | None:
     """Find a job on this machine, in the form in which a scheduler's jobs are shown; None: it has ended."""
-    job, alive = parse_id(one.job), process_lives(one)
+    job, alive = parse_id(one.job), job_lives(one)
     if alive is None:
         return JobFound(job, "unknown", reason=f"it runs on {one.host}, and only there can it be seen")
     if alive and _is_waiting(one.process):
@@ -61,7 +52,7 @@ def find_job(one: Submission) -> JobFound | None:
 
 def end_job(submission: Submission, *, kill: bool) -> bool:
     """Ask it to end, or kill it with all that it has started in its session. Whether it was there."""
-    if not process_lives(submission):
+    if not job_lives(submission):
         return False
     with suppress(ProcessLookupError):
         if kill:

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 
 from hpcddp.errors import SchedulerError
 from hpcddp.login.background import end_job, end_process
-from hpcddp.login.find_run import call_run
+from hpcddp.login.find_run import format_run
 from hpcddp.login.judge import WAITING, ask_schedulers, judge
 from hpcddp.login.on_disk import RunJob, read_on_disk
 from hpcddp.record import Record
@@ -56,7 +56,7 @@ def cancel_runs(runs: Sequence[RunFolder], env: Mapping[str, str], *, now: bool)
         if problem and all(one.found.state == "unknown" for one in jobs):
             raise SchedulerError(f"{problem}; nothing of {row.title}'s was cancelled", "again in a while")
         lines += _cancel(row.commands, jobs, env, now=now)
-    return lines or [f"{_listed([call_run(run) for run in runs])}: nothing waits or runs"]
+    return lines or [f"{_listed([format_run(run) for run in runs])}: nothing waits or runs"]
 
 
 def _cancel(commands: Commands, jobs: Sequence[_LiveJob], env: Mapping[str, str], *, now: bool) -> list[str]:
@@ -80,7 +80,7 @@ def _cancel(commands: Commands, jobs: Sequence[_LiveJob], env: Mapping[str, str]
 
 
 def _stop(one: _LiveJob, commands: Commands, env: Mapping[str, str]) -> str:
-    ends = f"hpcddp cancel {call_run(one.run)} --now ends it as {commands.cancel[0]} does"
+    ends = f"hpcddp cancel {format_run(one.run)} --now ends it as {commands.cancel[0]} does"
     if commands.stop and one.found.state != "suspended":  # there it would wait for the job to go on
         _run_all(commands, [word for word in commands.stop if word != "{job}"], [one.name], env)
         return f"{one.name} was asked to save and stop; {ends}"
@@ -97,7 +97,7 @@ def _end_by_scheduler(names: Sequence[str], commands: Commands, env: Mapping[str
 
 
 def _ask_by_folder(one: _LiveJob, commands: Commands) -> str:
-    name, path, job = call_run(one.run), _write_request(one), str(one.job.id)
+    name, path, job = format_run(one.run), _write_request(one), str(one.job.id)
     done = (
         f"was asked to save and stop, through {path}" if path else f"cannot be asked to stop: it is {one.found.state}"
     )
@@ -123,7 +123,7 @@ def _end_here(one: _LiveJob, *, now: bool, waits: bool) -> list[str]:
     job, found = one.job, one.found
     if not job.is_here or one.waits is not waits:
         return []
-    kills = f"hpcddp cancel {call_run(one.run)} --now kills it"
+    kills = f"hpcddp cancel {format_run(one.run)} --now kills it"
     if found.state == "unknown":
         path = "" if now else _write_request(one)
         more = f"; it was asked to save and stop, through {path}" if path else ""

@@ -47,7 +47,7 @@ def find_run(word: str) -> RunFolder:
     raise RequestError(f"there is no run '{word}'{near} in {RUNS}/", _list_hint(runs))
 
 
-def call_run(run: RunFolder) -> str:
+def format_run(run: RunFolder) -> str:
     """The word for this run in a command: its name, or its folder if it is not below `runs/`."""
     path = show_path(run.path)
     return shlex.quote(os.path.basename(path) if os.path.dirname(path) == RUNS else path)
@@ -60,7 +60,7 @@ def find_single_run(word: str, has: str, hint: str) -> RunFolder:
         return run
     there, sweep = list_sweep_runs(run), read_sweep(run)
     first = re.search(r"\d+", sweep.array) if sweep is not None else None
-    name = call_run(there[0]) if there else f"{call_run(run)}.{first[0] if first else 1}"
+    name = format_run(there[0]) if there else f"{format_run(run)}.{first[0] if first else 1}"
     raise RequestError(f"{run.path} is a sweep, and each of its runs has {has}", hint.format(name))
 
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from hpcddp.errors import LaunchError, RequestError
-from hpcddp.login.judge import RunStatus, find_status
+from hpcddp.login.judge import WAITING, RunStatus, find_status
 from hpcddp.uncaught import two_lines
 
 if TYPE_CHECKING:
@@ -99,14 +99,14 @@ class Job:
         """What this rank has printed in the newest attempt, rank 0 with the launcher; "" before it has started.
         RequestError for a sweep, and for a rank that an ended attempt did not have."""
         from hpcddp.login.find_run import find_single_run
-        from hpcddp.login.on_disk import read_on_disk
         from hpcddp.runs.logs import list_sources, order_attempts, read_log_lines
 
         with two_lines():
             run = find_single_run(self._name(), "logs", "hpcddp.Job(run='{}').logs()")
             attempts = order_attempts(run)
             sources = list_sources(attempts[-1], frozenset({rank})) if attempts else []
-            if attempts and not sources and read_on_disk(run).ended:
+            status = None if sources or not attempts else find_status([run], os.environ).runs[0]
+            if status is not None and (not status.lives or status.state in WAITING):
                 raise RequestError(f"there is no log of rank {rank} in attempt {attempts[-1].name}", "logs(rank=0)")
         lines = [line for source in sources for line in read_log_lines(source.path)[0]]
         return "".join(f"{line.decode(errors='replace')}\n" for line in lines)

@@ -7,6 +7,7 @@ is over counts again once its scheduler starts it again.
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from types import MappingProxyType
@@ -28,7 +29,7 @@ from hpcddp.schedulers.run import ask_jobs
 LIVE = ("queued", "held", "running", "suspended", "exiting", "moved", "unknown")
 #: Of these, one that has not begun.
 WAITING = ("queued", "held")
-#: Of a sweep's runs, what its own state is called after.
+#: The state of a sweep is the first of these that one of its runs has.
 _BY_WEIGHT = (
     *("running", "suspended", "exiting", "queued", "held", "moved", "unknown"),
     *("failed", "unfinished", "cancelled", "ended", "finished"),
@@ -115,7 +116,8 @@ class Answers:
             self.problems[scheduler] = problem
 
     def of(self, job: RunJob) -> list[JobFound]:
-        """Answers on a job; on an array's each of its jobs; on one of an array also several that wait together."""
+        """What is known of a job: of an array, each of its jobs; of one index of an array, also the entry that a
+        scheduler has for several indices that wait."""
         holder = job.holder if job.holds else None
         found = [one for one in self._found.get((job.scheduler, job.id.number), []) if job.id.matches(one.id)]
         if job.is_here and job.submission is not None:
@@ -196,7 +198,9 @@ def _judge_running(base: RunStatus, one: OnDisk, job: RunJob, found: JobFound) -
     if not has_taken and found.state == "running":  # it has started, and its supervisor has not yet
         why = "it starts" if job.submission is None or job.submission.supervised else ""
         base = base._replace(left_s=None)
-    ends = found.ends if found.ends is not None else one.ends if has_taken else None
+    ends = found.ends
+    if ends is None and has_taken and one.job_end is not None:
+        ends = one.job_end.ends
     return base._replace(state=found.state, job=str(found.id), ends=ends, why=why)
 
 
@@ -355,19 +359,16 @@ def has_live_job(run: RunFolder, env: Mapping[str, str]) -> bool:
 
 def _judge_sweep(one: OnDisk, verdict: RunVerdict, about: Sweep, runs: Sequence[RunStatus]) -> RunStatus:
     point = " ".join(f"{name}={','.join(values)}" for name, values in about.axes.items()) or f"array {about.array}"
-    left = list_indices(about.array)
-    size = len(left)
-    counts: dict[str, int] = {}
-    for run in runs:
-        counts[run.state] = counts.get(run.state, 0) + 1
-        left.discard(int(RunFolder(run.path).array_index))
+    indices = list_indices(about.array)
+    left = indices - {int(RunFolder(run.path).array_index) for run in runs}
+    counts = Counter(run.state for run in runs)
     for _, found in verdict.live:  # of those that have no folder yet
         its = list_indices(found.id.array_index) & left if found.id.array_index else left
         if its:
-            counts[found.state] = counts.get(found.state, 0) + len(its)
+            counts[found.state] += len(its)
             left = left - its
     if left:  # they have no run, and no scheduler knows them any more
-        counts["cancelled"] = counts.get("cancelled", 0) + len(left)
+        counts["cancelled"] += len(left)
     order = sorted(counts, key=_BY_WEIGHT.index)
     best, in_words = _find_best(runs)
     why = "; ".join(filter(None, [", ".join(f"{counts[state]} {state}" for state in order), in_words]))
@@ -381,7 +382,7 @@ def _judge_sweep(one: OnDisk, verdict: RunVerdict, about: Sweep, runs: Sequence[
         why=why,
         is_sweep=True,
         jobs=counts,
-        size=size,
+        size=len(indices),
         best_run=best,
         starts=waits.starts if waits is not None else None,
     )

@@ -14,7 +14,7 @@ from hpcddp.runs.jsonfile import read_first_line
 from hpcddp.runs.lock import Hold, Holder, HolderEnd, describe_process, has_ended, read_holds
 from hpcddp.runs.metrics import Latest, read_latest
 from hpcddp.runs.state import Best, RunState, read_best, read_plan_file, read_state
-from hpcddp.runs.submitted import Submission, read_job_end, read_submissions
+from hpcddp.runs.submitted import JobEnd, Submission, read_job_end, read_submissions
 from hpcddp.schedulers.job_id import JobId, parse_id
 from hpcddp.schedulers.registry import find_scheduler
 
@@ -42,8 +42,8 @@ class RunJob(Record):
 
 
 class OnDisk(Record):
-    """The content of a run's folder. `links`: the number of the job in its chain, and the most. `ends`: of the job that
-    holds it. `left`: runs that its script has opened and left unfinished. `problem`: what cannot be read."""
+    """The content of a run's folder. `links`: the number of the job in its chain, and the most. `job_end`: of the job
+    that holds it. `left`: runs that its script has opened and left unfinished. `problem`: what cannot be read."""
 
     run: RunFolder
     state: RunState | None = None
@@ -54,7 +54,7 @@ class OnDisk(Record):
     latest: Latest = Latest()
     point: str = ""
     best: Best | None = None
-    ends: int | None = None
+    job_end: JobEnd | None = None
     left: str = ""
     problem: str = ""
 
@@ -103,9 +103,9 @@ def read_on_disk(run: RunFolder) -> OnDisk:
     if (attempt := one.attempt) is not None:
         one = one._replace(latest=read_latest(attempt.metrics))
         with suppress(HpcddpError):
-            job, link = read_job_end(attempt), read_link(attempt)
-            one = one._replace(ends=job.ends if job is not None else None)
-            one = one._replace(links=(link.turn, link.of) if link is not None else (0, 0))
+            one = one._replace(job_end=read_job_end(attempt))
+            if (link := read_link(attempt)) is not None:
+                one = one._replace(links=(link.turn, link.of))
             is_open = one.state is None or one.state.status == "finished"
             left = find_unfinished_runs(attempt) if is_open else []  # else its own run says enough
             texts = (f"run {show_path(other.path)}: step {state.step} ({state.reason})" for other, state in left)

@@ -8,8 +8,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 
 from hpcddp.errors import HpcddpError, NoAnswerError, RequestError, SchedulerError
-from hpcddp.login.background import name_job, output_of, start_job
-from hpcddp.login.find_run import call_run, find_newest_jobs, find_run
+from hpcddp.login.background import name_job, start_job
+from hpcddp.login.find_run import find_newest_jobs, find_run, format_run
 from hpcddp.login.judge import ask_schedulers, judge
 from hpcddp.login.on_disk import read_on_disk
 from hpcddp.login.planning import find_python_file, on_path, request_of
@@ -26,7 +26,6 @@ from hpcddp.runs.submitted import (
     Submission,
     begin_submission,
     drop_submission,
-    has_submissions,
     list_sweep_runs,
     record_submission,
     record_sweep,
@@ -130,7 +129,7 @@ def submit_part(part: Part, env: Mapping[str, str], number: int = 1, before: Seq
     try:
         with _make_folder(part, env) as folder:
             if row.this_machine:
-                submission = submission._replace(job=name_job(number), output=output_of(folder))
+                submission = submission._replace(job=name_job(number), output=os.path.join(folder, "output"))
                 submission = start_job(submission, folder, clean, before)
             else:
                 job = _hand_in(row, plan, script_of(folder), clean, submission.folder)
@@ -185,7 +184,7 @@ def _make_folder(part: Part, env: Mapping[str, str]) -> Iterator[str]:
     except (HpcddpError, OSError):
         if folder:
             drop_submission(folder)
-        if is_new and not (list_numbered(run.holders) or has_submissions(run)):
+        if is_new and not (list_numbered(run.holders) or list_numbered(run.submitted)):
             for path in (run.about, run.plan, run.sweep):
                 with suppress(OSError):
                     os.unlink(path)
@@ -230,7 +229,7 @@ def _check_free(request: RunRequest, plan: JobPlan, env: Mapping[str, str]) -> N
         if found.state != "unknown":
             takes_after = job.scheduler and "dependency" in find_scheduler(plan.site.scheduler).directives.options
             resumes = f"--after afterany:{job.id} to resume it then" if takes_after else "wait for its end"
-            first_it_ends = f"hpcddp cancel {call_run(run)}, which ends it" if request.fresh else resumes
+            first_it_ends = f"hpcddp cancel {format_run(run)}, which ends it" if request.fresh else resumes
             raise RequestError(
                 f"job {job.id} ({found.state}) has {show_path(run.path)}, and two jobs cannot write one run",
                 f"{first_it_ends}; or {other}",
@@ -272,18 +271,18 @@ def _nothing_left(part: Part, sweep: RunFolder | None) -> RequestError:
     other = "to begin anew: --fresh; or another run: --name X"
     if runs is not None:
         return RequestError(f"each run of {show_path(runs.path)} is finished: a job would make no step", other)
-    more = f"for a larger number of epochs: --resume {call_run(part.run)}"
+    more = f"for a larger number of epochs: --resume {format_run(part.run)}"
     return RequestError(f"{str(part).partition(';')[0]}: a job would make no step", f"{more}; {other}")
 
 
 def check_parts(parts: Parts, env: Mapping[str, str]) -> list[str]:
     """Remarks on paths, each once. RequestError for what clearly is not there."""
-    remarks: dict[str, None] = {}
+    remarks = list[str]()
     for part in parts.parts:
-        remarks.update(dict.fromkeys(check_plan(part.plan, env.get("PATH", ""))))
-        remarks.update(dict.fromkeys(check_output(part.plan.site.scheduler, part.script)))
-        remarks.update(dict.fromkeys(_find_other_words(part)))
-    return list(remarks)
+        remarks += check_plan(part.plan, env.get("PATH", ""))
+        remarks += check_output(part.plan.site.scheduler, part.script)
+        remarks += _find_other_words(part)
+    return list(dict.fromkeys(remarks))
 
 
 def _find_other_words(part: Part) -> Iterator[str]:
@@ -293,7 +292,7 @@ def _find_other_words(part: Part) -> Iterator[str]:
     words = recorded.settings.get(RUN_GROUP, {}).get("command") if recorded is not None else None
     takes = part.request.takes_words or "command" in (part.plan.spec.accept or ())
     if words and "…" not in words and words != [*part.request.command] and not takes:
-        name = call_run(part.run)
+        name = format_run(part.run)
         yield f"run {name} was begun with {shlex.join(words)}; to take these words: --resume {name}"
 
 

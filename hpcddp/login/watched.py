@@ -8,14 +8,14 @@ from collections.abc import Mapping
 from contextlib import suppress
 
 from hpcddp.errors import HpcddpError
-from hpcddp.login.judge import Answers, ask_schedulers, explain_end, judge
+from hpcddp.login.judge import Answers, RunStatus, ask_schedulers, explain_end, judge
 from hpcddp.login.on_disk import OnDisk, read_on_disk
 from hpcddp.record import TYPE_CHECKING, Record
 from hpcddp.runs.failure import read_log_end
 from hpcddp.runs.folder import MANIFEST, RunFolder, list_checkpoints, step_of
 from hpcddp.runs.logs import order_attempts
-from hpcddp.runs.metrics import Latest, LossCurve
-from hpcddp.runs.submitted import JobEnd, read_job_end
+from hpcddp.runs.metrics import LossCurve
+from hpcddp.runs.submitted import JobEnd
 from hpcddp.supervisor.follow import ask_in_thread
 
 if TYPE_CHECKING:
@@ -32,15 +32,11 @@ class WatchedAttempt(Record):
     end: str
 
 
-class Watched(Record):
-    """`saved`: the newest checkpoint's step, and its age in seconds. `end`: of the job. `time`: in seconds since
-    1970."""
+class Look(Record):
+    """A look at a run. `saved`: the newest checkpoint's step, and its age in seconds. `end`: of its job. `time`: in
+    seconds since 1970."""
 
-    name: str
-    state: str
-    why: str
-    job: str
-    latest: Latest
+    status: RunStatus
     saved: tuple[int, float] | None
     end: JobEnd | None
     attempts: tuple[WatchedAttempt, ...]
@@ -59,7 +55,7 @@ class Watcher:
         self._asking: SimpleQueue[Answers | None] | None = None
         self.curve = LossCurve()
 
-    def poll(self) -> Watched:
+    def poll(self) -> Look:
         """Read the folder now, and the scheduler's last answer. What cannot be found out is in `problem`."""
         one, now = read_on_disk(self._run), time.time()
         attempts = order_attempts(self._run)
@@ -70,20 +66,13 @@ class Watcher:
         except HpcddpError as error:
             problem = problem or error.message
         status = judge(one, answers).status
-        current, end = one.attempt, None
         steps = self.curve.made
-        with suppress(HpcddpError):
-            end = read_job_end(current) if current is not None and status.state == "running" else None
-        return Watched(
-            os.path.basename(os.path.abspath(self._run.path)),
-            status.state,
-            status.why,
-            status.job,
-            one.latest,
+        return Look(
+            status,
             _find_saved(self._run, now),
-            end,
+            one.job_end,
             tuple(WatchedAttempt(of.name, steps.get(of.name), explain_end(one, of, status)) for of in attempts),
-            _read_tail(current.log) if current is not None else (),
+            _read_tail(one.attempt.log) if one.attempt is not None else (),
             problem,
             now,
         )

@@ -176,6 +176,6 @@ def check_run_name(text: str, where: str, correct: str = "{}") -> str:
 
 
 def nearest_name(text: str) -> str:
-    """The name of a run that is most like any text."""
+    """Turn any text into a run's name that is like it."""
     name = re.sub(r"[^A-Za-z0-9_.+-]+", "_", text).lstrip("-.+")[:LONGEST_NAME]
     return re.sub(r"\.((?:old)?[0-9]+)$", r"_\1", name) or "train"

@@ -112,7 +112,6 @@ def choose_attempt(env: Mapping[str, str], run_dir: str | None = None) -> Attemp
 
 
 def cannot_write(run: RunFolder, error: OSError) -> LaunchError:
-    """The error for a run folder that cannot be written."""
     hint = "make room there, or choose another folder that every node can write: run_dir in the job file"
     why = (error.strerror or str(error)).lower()
     return LaunchError(f"the run folder {run.path} cannot be written: {why}", hint)
@@ -143,8 +142,9 @@ def job_of(attempt: str) -> str:
 
 def list_checkpoints(checkpoints: str) -> list[str]:
     """The finished checkpoints in this folder, oldest first. Partial, damaged and removed ones have other names."""
-    found = [entry for entry in list_folders(checkpoints) if _is_step(entry.name)]
-    return [entry.path for entry in sorted(found, key=lambda entry: int(entry.name[len(_STEP) :]))]
+    names = (entry.name for entry in list_folders(checkpoints))
+    found = [name for name in names if name.startswith(_STEP) and name[len(_STEP) :].isdecimal()]
+    return [os.path.join(checkpoints, name) for name in sorted(found, key=step_of)]
 
 
 def list_numbered(path: str) -> list[str]:
@@ -169,10 +169,6 @@ def show_path(path: str) -> str:
 
 def step_of(checkpoint: str) -> int:
     return int(os.path.basename(checkpoint)[len(_STEP) :])
-
-
-def _is_step(name: str) -> bool:
-    return name.startswith(_STEP) and name[len(_STEP) :].isdecimal()
 
 
 def list_folders(path: str) -> list[os.DirEntry[str]]:

@@ -14,7 +14,7 @@ import shutil
 from contextlib import suppress
 
 from hpcddp.errors import LaunchError
-from hpcddp.processes import find_machine, start_time
+from hpcddp.processes import find_machine, process_lives, start_time
 from hpcddp.record import TYPE_CHECKING, Record
 from hpcddp.runs.folder import RunFolder, cannot_write, job_of, list_folders, list_numbered, show_path, start_of
 from hpcddp.runs.jsonfile import TIME_FORMAT, DamagedFileError, format_now, read_file, read_record, write_object
@@ -90,20 +90,17 @@ def has_ended(holder: Holder, mine: Holder, ask: Ask) -> bool | None:
     """Whether the holder's processes are gone; None if that cannot be found out from here. On its own machine its
     process decides. Of one job's attempts one begins only when the one before is over. Another job's scheduler is
     asked."""
-    same_host = holder.host == mine.host and holder.machine != ""
-    if same_host and holder.machine == mine.machine and holder.started:
-        is_mine = (holder.process, holder.started) == (mine.process, mine.started)
-        return is_mine or start_time(holder.process) != holder.started
+    at_host = holder.host == mine.host
+    alive = process_lives(holder.process, holder.started, holder.host, holder.machine) if at_host else None
+    if alive is not None and holder.machine == mine.machine:
+        return not alive or (holder.process, holder.started) == (mine.process, mine.started)
     job = job_of(mine.attempt)
     if 0 < start_of(holder.attempt, job) <= start_of(mine.attempt, job):
         return True
     if holder.job and (holder.scheduler, holder.job) != (mine.scheduler, mine.job):
         state = ask(holder.scheduler, holder.job)
         return None if state is None else state in _FINAL_STATES
-    # the same kernel: another process namespace, which cannot be looked into; another one: the host has started anew
-    if same_host and holder.machine.partition(" ")[0] != mine.machine.partition(" ")[0]:
-        return True
-    return None
+    return True if alive is False else None
 
 
 class HolderEnd(Record):
@@ -126,6 +123,14 @@ class Hold(Record):
     path: str
     holder: Holder
     end: HolderEnd | None
+
+    @property
+    def begin_s(self) -> float:
+        return self.holder.since_s or os.stat(_name_record(self.path)).st_mtime
+
+    @property
+    def end_s(self) -> float | None:
+        return os.stat(_name_end(self.path)).st_mtime if self.end is not None else None
 
 
 def take_run(run: RunFolder, mine: Holder, ask: Ask, before: str = "") -> None:
@@ -215,7 +220,7 @@ def read_holds(run: RunFolder) -> list[Hold]:
 def read_holder(path: str) -> Holder | None:
     """Read a holder; None if the file cannot be read as one. SchemaError if another hpcddp wrote it."""
     with suppress(DamagedFileError):
-        return read_record(os.path.join(path, "holder.json"), Holder)
+        return read_record(_name_record(path), Holder)
     return None
 
 
@@ -243,7 +248,7 @@ def _create(path: str, mine: Holder) -> bool:
     partial = os.path.join(os.path.dirname(path), f".{mine.attempt}-{mine.host}-{os.getpid()}.tmp")
     shutil.rmtree(partial, ignore_errors=True)
     os.makedirs(partial)
-    write_object(os.path.join(partial, "holder.json"), mine._asdict(), durable=True)
+    write_object(_name_record(partial), mine._asdict(), durable=True)
     with open(_name_reserve(partial), "wb") as file:
         file.write(b" " * _LONGEST_END)
     try:
@@ -256,6 +261,10 @@ def _create(path: str, mine: Holder) -> bool:
             raise
         return taken
     return True
+
+
+def _name_record(path: str) -> str:
+    return os.path.join(path, "holder.json")
 
 
 def _name_end(path: str) -> str:

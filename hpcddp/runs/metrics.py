@@ -123,14 +123,11 @@ def _parse(text: bytes, path: str) -> MetricLine | None:
         check_schema(path, line)
     if line["kind"] not in _KINDS:
         return None
-    numbers = {name: _number(value) for name, value in line.items() if name not in RESERVED}
+    values = ((name, value) for name, value in line.items() if name not in RESERVED)
+    numbers = {name: value if value is not None and math.isfinite(value) else None for name, value in values}
     if line["kind"] == "step":
         numbers.setdefault("loss", None)
     return MetricLine(line["kind"], int(line.get("step", 0)), float(line["time"]), numbers)
-
-
-def _number(value: Any) -> float | None:
-    return value if value is not None and math.isfinite(value) else None
 
 
 class MetricsReader:

@@ -30,7 +30,7 @@ RUN_GROUP, SCRIPT_GROUP = "run", "script"
 _LARGEST = 1 << 20  # bytes of a file whose content is compared
 _PROGRAM = b"\x7fELF"  # an interpreter, a compiled program: what such a file begins with
 _LEAST_NAME = 3  # characters of a job's id that is looked for in words: a shorter one may be any number
-_NEITHER = "parameters"  # an optimizer's state is restored by position: other parameters would get it
+_PARAMETERS = "parameters"  # an optimizer's state is restored by position: other parameters would get it
 _OF_RUN = ("command", "owner", "script", "seed", "global_batch", "samples", "shuffle", "exact")
 _KEEPABLE = {"seed", "global_batch"}  # of the run: the others are what they are
 
@@ -67,7 +67,7 @@ class SettingDifference(Record):
     @property
     def can_be_accepted(self) -> bool:
         """Whether it can be accepted: not other parameters of a model or an optimizer, nor another number of groups."""
-        return self.name != _NEITHER and not (self.name == "" and "[" in self.group)
+        return self.name != _PARAMETERS and not (self.name == "" and "[" in self.group)
 
     @property
     def is_keepable(self) -> bool:
@@ -80,13 +80,13 @@ class SettingDifference(Record):
         if self.group == SCRIPT_GROUP:
             return f"{self.name} has changed"
         old, new = self.old, self.new
-        if isinstance(old, list) and isinstance(new, list) and self.name in {"command", _NEITHER}:
+        if isinstance(old, list) and isinstance(new, list) and self.name in {"command", _PARAMETERS}:
             old, new = _cut_common(old, new)
         return f"{self.path}: {_show(old)} -> {_show(new)}"
 
 
 class Hints(Record):
-    """How settings are accepted and kept, and how a new run is begun, where a start's words were typed."""
+    """What to type to accept or keep settings, and (`anew`) to begin a new run: options of a verb, or the script's."""
 
     option: str
     anew: str

@@ -63,11 +63,6 @@ def drop_submission(folder: str) -> None:
     shutil.rmtree(folder, ignore_errors=True)
 
 
-def has_submissions(run: RunFolder) -> bool:
-    """Whether any was begun, and not dropped."""
-    return bool(_list_folders(run))
-
-
 def read_submissions(run: RunFolder) -> list[Submission]:
     """The jobs that were submitted for the run, the first one first. SchemaError if another hpcddp wrote one."""
     found = []

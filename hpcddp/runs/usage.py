@@ -24,7 +24,7 @@ from hpcddp.units import format_count, format_walltime
 Steps: TypeAlias = list[tuple[int, float]]  # each one that an attempt made, and when
 _GB = 1e9
 _MIB = 1 << 20
-_WORDS = ("start-up", "input", "compute", "communication", "checkpoint")
+_PHASES = ("start-up", "input", "compute", "communication", "checkpoint")
 _MARGIN = 1.2  # of what was used, for what to ask next time
 _FEW = 0.7  # of what was asked: it is worth asking for less
 
@@ -121,11 +121,11 @@ def _read_attempts(run: RunFolder, holds: Sequence[Hold], made: Sequence[Steps])
 
 
 def _read_times(attempt: AttemptFolder, hold: Hold) -> tuple[float, float]:
-    begins = hold.holder.since_s or os.stat(os.path.join(hold.path, "holder.json")).st_mtime
-    ended = os.path.join(hold.path, "ended")
-    signs = [ended] if hold.end is not None else [attempt.metrics, attempt.log, *_list_usage(attempt)]
-    last = [os.stat(sign).st_mtime for sign in signs if os.path.exists(sign)]
-    return begins, max(min(max(last, default=begins), time.time()), begins)
+    begins, ends = hold.begin_s, hold.end_s
+    if ends is None:
+        files = (attempt.metrics, attempt.log, *_list_usage(attempt))
+        ends = max((os.stat(file).st_mtime for file in files if os.path.exists(file)), default=begins)
+    return begins, max(min(ends, time.time()), begins)
 
 
 def _read_steps(attempt: AttemptFolder) -> Steps:
@@ -176,14 +176,14 @@ def _sum_up(lines: Sequence[dict[str, Any]]) -> NodeUse:
 
 
 def _share_phases(attempts: Sequence[AttemptUse]) -> dict[str, float]:
-    seconds = dict.fromkeys(("lost", *_WORDS), 0.0)
+    seconds = dict.fromkeys(("lost", *_PHASES), 0.0)
     for one in attempts:
         there = [node for node in one.used if node.phases]
         seconds["lost"] += one.lost_s * one.nodes * bool(there)
         for node in there:
             share = 1 - one.lost_s / one.seconds if one.seconds else 1.0
             before_s = max(one.seconds - sum(node.phases), 0.0)  # the launcher and Python start
-            for name, part in zip(_WORDS, (node.phases[0] + before_s, *node.phases[1:]), strict=True):
+            for name, part in zip(_PHASES, (node.phases[0] + before_s, *node.phases[1:]), strict=True):
                 seconds[name] += share * part / len(there) * one.nodes
     whole = sum(seconds.values())
     return {name: part / whole for name, part in seconds.items() if part}

@@ -8,7 +8,15 @@ from collections.abc import Iterator
 
 import pytest
 
-from hpcddp.processes import list_processes, read_argv, read_environ, read_stat, start_time
+from hpcddp.processes import (
+    find_machine,
+    list_processes,
+    process_lives,
+    read_argv,
+    read_environ,
+    read_stat,
+    start_time,
+)
 
 
 @pytest.fixture
@@ -45,3 +53,18 @@ def test_nothing_is_said_of_a_process_that_has_ended(child: subprocess.Popen[str
     child.wait()
     assert read_stat(child.pid) is None
     assert (read_environ(child.pid), read_argv(child.pid), start_time(child.pid)) == (frozenset(), [], "")
+
+
+def test_a_process_lives_until_it_ends_or_its_host_starts_anew(child: subprocess.Popen[str]):
+    host, machine, started = os.uname().nodename, find_machine(), start_time(child.pid)
+    kernel, space = machine.split()
+    assert process_lives(child.pid, started, host, machine) is True
+    assert process_lives(child.pid, "0", host, machine) is False  # another one has its number now
+    assert process_lives(child.pid, "", host, machine) is None
+    assert process_lives(child.pid, started, host, f"before {space}") is False
+    for elsewhere in ((host, f"{kernel} other"), ("other", f"before {space}"), (host, "")):
+        assert process_lives(child.pid, started, *elsewhere) is None
+    child.kill()
+    child.wait()
+    assert process_lives(child.pid, started, host, machine) is False
+    assert process_lives(child.pid, "", host, machine) is False

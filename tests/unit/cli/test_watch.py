@@ -116,8 +116,8 @@ def test_of_a_run_on_another_machine_its_scheduler_is_asked_and_a_silent_one_is_
     path = os.path.join(run.holders, "000003", "holder.json")
     holder = json.loads(Path(path).read_text())
     Path(path).write_text(json.dumps(holder | {"host": "n7", "machine": "other", "scheduler": "pbs", "job": "43.pbs1"}))
-    seen = Watcher(run, dict(os.environ)).poll()
-    assert (seen.state, seen.why) == ("unknown", "the scheduler does not answer")
+    status = Watcher(run, dict(os.environ)).poll().status
+    assert (status.state, status.why) == ("unknown", "the scheduler does not answer")
 
 
 def test_without_a_terminal_and_for_a_sweep_it_says_what_to_type(run: RunFolder, capsys, monkeypatch):

@@ -11,10 +11,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import hpcddp
 from hpcddp.cli.main import main
 from hpcddp.cli.streams import shown_bytes
+from hpcddp.errors import RequestError
+from hpcddp.processes import find_machine
 from hpcddp.runs.folder import RunFolder
-from hpcddp.runs.lock import release_run
+from hpcddp.runs.lock import Holder, release_run, take_run
 from hpcddp.runs.logs import LogFile, LogReader, find_time, read_log_lines
 from hpcddp.runs.state import write_state
 
@@ -156,3 +159,14 @@ def test_what_is_no_time(line: bytes) -> None:
 
 def test_times_with_a_zone() -> None:
     assert find_time(b"2026-11-24T01:00:00Z x") == find_time(b"[2026-11-24 02:00:00+0100] x") == 1795482000.0
+
+
+def test_a_job_has_no_log_of_a_rank_that_an_attempt_never_had_also_where_that_was_killed(here: Path) -> None:
+    run = RunFolder("runs/a")
+    take_run(run, Holder("local-1", os.uname().nodename, find_machine(), os.getpid(), "0"), lambda *_: None)
+    folder = Path(run.attempt("local-1").log).parent
+    folder.mkdir(parents=True)
+    (folder / "job.log").write_text("one\n")
+    assert hpcddp.Job(run="a").logs() == "one\n"
+    with pytest.raises(RequestError, match="no log of rank 7 in attempt local-1"):
+        hpcddp.Job(run="a").logs(7)

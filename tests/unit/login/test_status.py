@@ -66,7 +66,7 @@ def test_a_job_that_left_a_run_of_its_script_unfinished_is_not_finished(here: Pa
     write_state(fold.attempt(attempt.name), "unfinished", step=7, epoch=1, reason="deadline")
     for _ in range(2):
         assert (status("a").state, status("a").why) == ("unfinished", "run runs/fold: step 7 (deadline)")
-        assert Watcher(RunFolder("runs/a"), {}).poll().state == "unfinished"
+        assert Watcher(RunFolder("runs/a"), {}).poll().status.state == "unfinished"
         write_state(attempt, "finished", step=9, epoch=1, reason="done")  # as of a script that tunes it then
     write_state(fold.attempt(attempt.name), "finished", step=9, epoch=1, reason="done")
     assert status("a").state == "finished"
