@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -21,14 +21,9 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import checkpoint
 
 from hpcddp.advise.memory import Activations, Model, Parameter, Stages
-from hpcddp.advise.source import describe_error, said_of
+from hpcddp.advise.source import describe_error, reraise_as_request
 from hpcddp.errors import RequestError
 from hpcddp.uncaught import find_script_line
-
-TYPE_CHECKING = False
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 _CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 
@@ -93,7 +88,7 @@ def measure_model(
     """
     mode = FakeTensorMode()
     hint = f"{name} is called without arguments, on device meta: leave out what reads weights, and .cuda()"
-    with torch.device("meta"), said_of(f"{name}() raised", hint):
+    with torch.device("meta"), reraise_as_request(f"{name}() raised", hint):
         model = make()
     if not isinstance(model, nn.Module):
         raise RequestError(
@@ -219,7 +214,7 @@ def _train_once(
     by_onednn = torch._C._get_mkldnn_enabled()
     torch._C._set_mkldnn_enabled(False)  # what its LSTM keeps cannot be seen
     try:
-        with _said_of_pass(batch), live:
+        with _explain_pass(batch), live:
             with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
                 loss = _make_loss(model(batch))
             if not blocks:
@@ -237,11 +232,12 @@ def _train_once(
 
 
 @contextmanager
-def _said_of_pass(batch: Tensor) -> Iterator[None]:
+def _explain_pass(batch: Tensor) -> Iterator[None]:
+    """Errors of the forward and backward pass become RequestErrors, with what the model was given."""
     hint = partial(hint_of_pass, shape=tuple(batch.shape), tokens=not batch.is_floating_point())
-    logging.getLogger("torch._subclasses.fake_tensor").disabled = True  # it says the same error, with torch's own line
+    logging.getLogger("torch._subclasses.fake_tensor").disabled = True  # it logs the same error, with a line of torch
     try:
-        with said_of("the model cannot be trained on its input:", hint):
+        with reraise_as_request("the model cannot be trained on its input:", hint):
             yield
     except RequestError as error:
         if not isinstance(error.__cause__, DataDependentOutputException):

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
 from hpcddp.advise.choice import MARGIN, Estimate, Target, choose_split, format_parallel
 from hpcddp.advise.memory import Model, Work
 from hpcddp.errors import RequestError
 from hpcddp.record import Record
 from hpcddp.units import format_count, shorten
-
-TYPE_CHECKING = False
-
-if TYPE_CHECKING:
-    from typing import Any
 
 _BYTES = {"gb": 1e9, "gib": 2.0**30, "tb": 1e12, "tib": 2.0**40, "mb": 1e6, "mib": 2.0**20}
 _COUNTS = {"": 1.0, "k": 1e3, "m": 1e6, "b": 1e9, "t": 1e12}
@@ -60,8 +56,8 @@ _HEAD = ("nodes", "parallel", "weights", "gradients", "optimizer", "activations"
 
 
 class Advice(Record):
-    """All that is said. `gpu`: which one, in words. `render`: the words of `hpcddp render` before the split's.
-    `checkpointed`: whether activation checkpointing was asked for. `found`: the splits on each number of nodes."""
+    """The request and its estimates. `gpu`: which one, in words. `render`: the words of `hpcddp render` before the
+    split's. `checkpointed`: with activation checkpointing. `found`: the splits on each number of nodes."""
 
     model: Model
     work: Work
@@ -73,7 +69,7 @@ class Advice(Record):
 
 
 def format_advice(advice: Advice) -> str:
-    """The facts, the table, and for each number of nodes what to choose and why; then what to paste."""
+    """The request, the table, and for each number of nodes what to choose and why; then what to paste."""
     lines = [*_describe_request(advice), "", *_table([row for rows in advice.found.values() for row in rows]), ""]
     lines += [
         f"on {format_count(nodes, 'node')}: {explain_choice(advice, rows)}" for nodes, rows in advice.found.items()
@@ -95,9 +91,7 @@ def _describe_request(advice: Advice) -> list[str]:
         f"training {work.precision.name}, {work.optimizer}, {passes} activation checkpointing, micro batches of up to"
         f" {format_count(advice.target.micro_batch, 'sample')}",
         f"GPU      {advice.gpu}; {format_count(advice.target.ranks_per_node, 'rank')} per node",
-        *["         activations are not counted: --sequence 1024 or --input 3,224,224 counts them"][
-            bool(model.whole) :
-        ],
+        *["         activations are not counted: --sequence 1024 or --input 3,224,224 counts them"] * (not model.whole),
     ]
 
 
@@ -106,16 +100,8 @@ def _table(rows: list[Estimate]) -> list[str]:
     for row in rows:
         memory = [format_gib(value) for value in (*row.memory.parts.values(), row.memory.total, row.checkpoint)]
         largest = "-" if row.largest_micro_batch is None else str(row.largest_micro_batch)
-        cells.append(
-            (
-                str(row.nodes),
-                format_parallel(row.parallel),
-                *memory,
-                "yes" if row.fits else "no",
-                largest,
-                row.memory.moment,
-            )
-        )
+        fits = "yes" if row.fits else "no"
+        cells.append((str(row.nodes), format_parallel(row.parallel), *memory, fits, largest, row.memory.moment))
     widths = [max(len(row[column]) for row in cells) for column in range(len(cells[0]))]
     lines = [
         "  ".join(
@@ -163,20 +149,20 @@ def find_paste(advice: Advice) -> dict[str, Any] | None:
 
 def _script(advice: Advice, row: Estimate) -> list[str]:
     """Lines that the split needs in the training script."""
-    said = []
+    lines = []
     is_mixed = advice.work.precision.name == "bf16-mixed"
     if row.parallel in ("fsdp", "hsdp") or isinstance(row.parallel, dict):
         options = [f"blocks={advice.model.block or 'Block'}"] * bool(advice.model.blocks)
         options += ["mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16)"] * is_mixed
         options += [_PLAN] * (isinstance(row.parallel, dict) and "tensor" in row.parallel)
-        said.append(f"rt.wrap({', '.join(['model', *options])})")
+        lines.append(f"rt.wrap({', '.join(['model', *options])})")
     elif is_mixed:
-        said.append("with torch.autocast('cuda', torch.bfloat16): around the forward pass and the loss")
+        lines.append("with torch.autocast('cuda', torch.bfloat16): around the forward pass and the loss")
     if advice.checkpointed:
-        said.append("torch.utils.checkpoint.checkpoint(block, x, use_reentrant=False) around each block")
+        lines.append("torch.utils.checkpoint.checkpoint(block, x, use_reentrant=False) around each block")
     if advice.target.global_batch is not None:
-        said.append(f"hpcddp.runtime(max_micro_batch={advice.target.micro_batch})")
-    return said
+        lines.append(f"hpcddp.runtime(max_micro_batch={advice.target.micro_batch})")
+    return lines
 
 
 def advice_record(advice: Advice) -> dict[str, Any]:

@@ -11,28 +11,25 @@ import ast
 import builtins
 import os
 import sys
+import traceback
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 
 from hpcddp.errors import HpcddpError, RequestError, nearest
 
-TYPE_CHECKING = False
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-_SPOKEN = 160  # characters of somebody else's error
+_LONGEST = 160  # characters of somebody else's error
 
 
 def describe_error(error: BaseException) -> str:
     """Kind and text, on one line."""
     text = " ".join(str(error).split())
-    return f"{type(error).__name__}: {text[:_SPOKEN]}{'…' if len(text) > _SPOKEN else ''}"
+    return f"{type(error).__name__}: {text[:_LONGEST]}{'…' if len(text) > _LONGEST else ''}"
 
 
 @contextmanager
-def said_of(what: str, hint: str | Callable[[BaseException], str]) -> Iterator[None]:
-    """An error of the user's code, or of torch about it, as two lines; also where it ends the program."""
+def reraise_as_request(what: str, hint: str | Callable[[BaseException], str]) -> Iterator[None]:
+    """An error of the user's code, or of torch about it, becomes a RequestError; also SystemExit."""
     try:
         yield
     except HpcddpError:
@@ -43,7 +40,7 @@ def said_of(what: str, hint: str | Callable[[BaseException], str]) -> Iterator[N
 
 @contextmanager
 def without_command_line(file: str) -> Iterator[None]:
-    """The words of `hpcddp advise` are not those of the script, which sees none: its options have their defaults."""
+    """The script sees no arguments instead of those of `hpcddp advise`: its options have their defaults."""
     words, sys.argv = sys.argv, [file]
     try:
         yield
@@ -64,7 +61,7 @@ def load_function(file: str, name: str) -> Callable[[], object]:
     """The function, ready to be called without arguments. RequestError if it is not there."""
     tree = _parse(file)
     needed = _choose(tree, name)
-    if not any(name in _bound(statement) for statement in needed):
+    if not any(name in _list_bound(statement) for statement in needed):
         known = [one.name for one in tree.body if isinstance(one, (ast.FunctionDef, ast.ClassDef))]
         guess = nearest(name, known)
         raise RequestError(
@@ -72,7 +69,7 @@ def load_function(file: str, name: str) -> Callable[[], object]:
         )
     module: dict[str, object] = {"__name__": "hpcddp_advised", "__file__": os.path.abspath(file)}
     sys.path.insert(0, os.path.dirname(os.path.abspath(file)))
-    with said_of(f"what {name} needs of {file} cannot run:", partial(_hint, file)):
+    with reraise_as_request(f"what {name} needs of {file} cannot run:", partial(_hint, file)):
         exec(compile(ast.Module(needed, []), file, "exec"), module)  # noqa: S102  # the user's own file, as asked for
     function = module.get(name)
     if not callable(function) or (hasattr(function, "state_dict") and not isinstance(function, type)):
@@ -81,15 +78,10 @@ def load_function(file: str, name: str) -> Callable[[], object]:
 
 
 def _hint(file: str, error: BaseException) -> str:
-    trace = error.__traceback__
-    line = 0
-    while trace is not None:
-        if trace.tb_frame.f_code.co_filename == file:
-            line = trace.tb_lineno
-        trace = trace.tb_next
     if isinstance(error, ModuleNotFoundError) and error.name:
         return f"pip install {error.name}, or run this with the Python that has it"
-    return f"see line {line} of {file}" if line else f"python -m py_compile {file}"
+    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == file]
+    return f"see line {lines[-1]} of {file}" if lines else f"python -m py_compile {file}"
 
 
 def _parse(file: str) -> ast.Module:
@@ -111,15 +103,14 @@ def _choose(tree: ast.Module, name: str) -> list[ast.stmt]:
             for number, statement in enumerate(tree.body)
             if number not in chosen
             and not _is_main(statement)
-            and (_bound(statement) & wanted or _is_always(statement))
+            and (_is_always(statement) or wanted.intersection(_list_bound(statement)))
         ]
         if not more:
             return [tree.body[number] for number in sorted(chosen)]
         chosen |= set(more)
         for number in more:
-            wanted |= {node.id for node in ast.walk(tree.body[number]) if isinstance(node, ast.Name)} - set(
-                dir(builtins)
-            )
+            names = {node.id for node in ast.walk(tree.body[number]) if isinstance(node, ast.Name)}
+            wanted |= names - set(dir(builtins))
 
 
 def _is_always(statement: ast.stmt) -> bool:
@@ -135,12 +126,8 @@ def _is_main(statement: ast.stmt) -> bool:
     )
 
 
-def _bound(statement: ast.stmt) -> set[str]:
-    """The names that a statement of the top level gives a value."""
-    return set(_names(statement))
-
-
-def _names(node: ast.AST) -> Iterator[str]:
+def _list_bound(node: ast.AST) -> Iterator[str]:
+    """The names of the top level that a statement gives a value."""
     if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
         yield node.name
         return
@@ -158,4 +145,4 @@ def _names(node: ast.AST) -> Iterator[str]:
         if isinstance(base, ast.Name):
             yield base.id
     for child in ast.iter_child_nodes(node):
-        yield from _names(child)
+        yield from _list_bound(child)

@@ -109,8 +109,7 @@ def split_short_options(words: Tokens, takes_value: Callable[[str], bool | None]
                 letters = ""
 
 
-# PBS.
-
+# ---- PBS
 
 ON_TORQUE = "on Torque: hpcddp lint --site generic-torque"
 # GETOPT_ARGS of qsub: a letter, with a colon if it takes a value
@@ -120,7 +119,7 @@ _INSTEAD = {"-t": "#PBS -J FIRST-LAST", "-d": "cd FOLDER below", "-w": "cd FOLDE
 
 
 def is_torque(text: str) -> bool:
-    """Whether a script is for Torque, as far as it shows: by variables that PBS does not set, or by our own remark."""
+    """The script is for Torque: it uses variables that PBS does not set, or `hpcddp render` made it so."""
     ours = r"^# Made by hpcddp \S+ for site generic-torque\b"
     return bool(re.search(rf"\$\{{?PBS_(NUM_PPN|NUM_NODES|ARRAYID|NP|GPUFILE|VNODENUM)\b|{ours}", text, re.MULTILINE))
 
@@ -206,7 +205,7 @@ def split_pbs(text: str) -> Tokens:
 
 
 def _is_executable(line: str) -> bool:
-    """Whether this line ends the directives: a lone `:` and `#!` at the start do not."""
+    """The line ends the directives: a lone `:` and `#!` at the start do not."""
     return not line.startswith((":", "#!")) and line.strip() != "" and not line.strip().startswith("#")
 
 
@@ -224,8 +223,7 @@ def _options(name: str, value: str, line: int) -> Iterator[Option]:
         yield Option(name, value, line)
 
 
-# The lists in #PBS options, split as qsub and the server split them: `-l a=1,b=2`, `-W a=1,b=2`, select's chunks.
-
+# ---- lists in #PBS options, split as qsub and the server split them: `-l a=1,b=2`, `-W a=1,b=2`, select's chunks
 
 Pairs = list[tuple[str, str]]
 
@@ -282,8 +280,7 @@ def chunks(select: str) -> list[tuple[int, dict[str, str]]]:
     return found
 
 
-# Slurm.
-
+# ---- Slurm
 
 _SLURM = find_scheduler("slurm").directives
 # Options whose value, if they have one, is joined on: the next word is none.

@@ -56,18 +56,18 @@ class LaunchCommand(NamedTuple):
         return value
 
     def has(self, *names: str) -> bool:
-        """Whether one of these options stands there."""
+        """One of these options is given."""
         return any(word.partition("=")[0] in names for word in self.options)
 
     @property
     def is_placed(self) -> bool:
-        """Whether its options say how many processes each node gets."""
+        """The options set the number of processes on each node."""
         counts = ("-npernode", "--npernode", "-N", "-ppn", "--ppn", "-perhost", "--map-by", "-map-by")
         return self.has(*counts, *NAMED_HOSTS)
 
     @property
     def is_openmpi(self) -> bool:
-        """Whether its options are Open MPI's own."""
+        """Some option is one that only Open MPI has."""
         return self.launcher != "srun" and any(_OPEN_MPI_ONLY.fullmatch(w.partition("=")[0]) for w in self.options)
 
 
@@ -101,14 +101,14 @@ def _wrapper_start(words: Sequence[str], start: int) -> int:
 
 
 def per_node(launch: LaunchCommand, request: Request) -> int | None:
-    """Processes that it starts on each node, where script and options say so plainly."""
+    """Processes that it starts on each node; None where script and options leave it open."""
     mapped = re.search(r"ppr:(\d+):node", launch.option("--map-by", "-map-by") or "")
     if mapped:
         return int(mapped[1])
     names = ("--ntasks-per-node", "-npernode", "--npernode", "-N", "-ppn", "--ppn", "-perhost", "-ppn")
-    said = launch.option(*(n for n in names if not (n == "-N" and launch.launcher == "srun")))
-    if said is not None:
-        return int(said) if said.isdecimal() else None
+    value = launch.option(*(n for n in names if not (n == "-N" and launch.launcher == "srun")))
+    if value is not None:
+        return int(value) if value.isdecimal() else None
     if _EACH_SLOT & set(launch.options):
         return request.slots
     ranks = count_processes(launch)
@@ -124,8 +124,8 @@ def per_node(launch: LaunchCommand, request: Request) -> int | None:
 
 def count_processes(launch: LaunchCommand) -> int | None:
     """Processes in all, if its options give a number."""
-    said = launch.option("-n", "--ntasks") if launch.launcher == "srun" else launch.option("-np", "-n", "--np", "--n")
-    return int(said) if said and said.isdecimal() else None
+    value = launch.option("-n", "--ntasks") if launch.launcher == "srun" else launch.option("-np", "-n", "--np", "--n")
+    return int(value) if value and value.isdecimal() else None
 
 
 def rank_maker(words: Sequence[str]) -> tuple[str, ...]:
@@ -155,7 +155,7 @@ def torchrun_option(words: Iterable[str], name: str) -> str | None:
 
 
 def trains(words: tuple[str, ...]) -> bool:
-    """Whether a command is a Python script run as it stands, and not a question such as `python -c` or `-m pip`."""
+    """The command is `python FILE.py`, not `python -c` or `-m pip`."""
     if not words or not re.fullmatch(r"(.*/)?python[\d.]*", words[0]):
         return False
     first = next((w for w in words[1:] if not w.startswith("-") or w in {"-c", "-m"}), "")

@@ -6,7 +6,7 @@ import ast
 import re
 from collections.abc import Iterator
 
-from hpcddp.lint.script import Said
+from hpcddp.lint.script import Problem
 from hpcddp.lint.training_script import (
     COMPARED,
     SHARDERS,
@@ -27,10 +27,11 @@ _DRAWN = re.compile(r"rand(int|range|om)?$|free_?port|open_?port|available_?port
 _GLOBAL = {"RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK"}
 _OF_FRAMEWORK = {"process_index", "global_rank"}  # Accelerate's and Lightning's
 _LAUNCHERS = re.compile(r"\b(torchrun|torch\.distributed\.(run|launch)|accelerate launch|deepspeed)\b")
+_NO_PORT = "nothing: the launcher sets MASTER_PORT, and hpcddp exec picks it from the job id"
 _LOCAL_RANK = "the launcher's local rank: int(os.environ['LOCAL_RANK']), or hpcddp.env().local_rank"
 
 
-def device_modulo(script: TrainingScript) -> Iterator[Said]:
+def device_modulo(script: TrainingScript) -> Iterator[Problem]:
     """A3: the device as rank modulo device count. In a script that starts a node's ranks, the rank is the local one."""
     if script.has("spawn", "start_processes"):
         return
@@ -44,38 +45,38 @@ def device_modulo(script: TrainingScript) -> Iterator[Said]:
             held = [word for value in script.held(node, dotted(node.right)) for word in words(value)]
             if rank and not local and any(_GPUS.search(word) for word in (*right, *held)):
                 what = f"{shown(node.left)} % {shown(node.right)}: wrong wherever ranks are not dealt node by node"
-                yield Said(node.lineno, what, _LOCAL_RANK)
+                yield Problem(node.lineno, what, _LOCAL_RANK)
 
 
-def fixed_master_port(script: TrainingScript) -> Iterator[Said]:
+def fixed_master_port(script: TrainingScript) -> Iterator[Problem]:
     """A5: a port in the script instead of the job's."""
     for line, _, port in _addresses(script):
         if port:
             what = f"port {port} is fixed in the script: two jobs on one node collide, and the launcher's port is lost"
-            yield Said(line, what, "nothing: the launcher sets MASTER_PORT, and hpcddp exec picks it from the job id")
+            yield Problem(line, what, _NO_PORT)
 
 
-def data_parallel(script: TrainingScript) -> Iterator[Said]:
+def data_parallel(script: TrainingScript) -> Iterator[Problem]:
     """A6: one process that copies the model to all GPUs in every step."""
     if any(re.search("DDP|DistributedDataParallel", name) for name in script.uses):  # for both: the user chooses
         return
     for call in script.find_calls("DataParallel"):
         if not re.search(r"geometric|balanced", dotted(call.func)) and "torch_geometric" not in script.modules:
             what = "DataParallel is one process for all GPUs of one node, and slower than DistributedDataParallel"
-            yield Said(call.lineno, what, "DistributedDataParallel, one rank per GPU")
+            yield Problem(call.lineno, what, "DistributedDataParallel, one rank per GPU")
 
 
-def fixed_address(script: TrainingScript) -> Iterator[Said]:
+def fixed_address(script: TrainingScript) -> Iterator[Problem]:
     """A9: an address in the script instead of the launcher's."""
     for line, host, _ in _addresses(script):
         if host:
             local = host in {"localhost", "127.0.0.1", "::1"}
             there = "on a second node, ranks look for rank 0 on their own host" if local else "a job gets other hosts"
-            what = f"the address {host} is fixed in the script: {there}"
-            yield Said(line, what, "nothing: the launcher sets MASTER_ADDR; os.environ.setdefault to run without one")
+            right = "nothing: the launcher sets MASTER_ADDR; os.environ.setdefault to run without one"
+            yield Problem(line, f"the address {host} is fixed in the script: {there}", right)
 
 
-def global_rank_as_device(script: TrainingScript) -> Iterator[Said]:
+def global_rank_as_device(script: TrainingScript) -> Iterator[Problem]:
     """A10: the device by the global rank. The first line in the file."""
     if script.has("spawn", "start_processes", "notebook_launcher"):  # one node: the global rank is the local one
         return
@@ -83,11 +84,11 @@ def global_rank_as_device(script: TrainingScript) -> Iterator[Said]:
         device = _device_of(node)
         if device is not None and _is_global_rank(script, device):
             what = "the global rank chooses the device: from the second node on there is no GPU with that number"
-            yield Said(device.lineno, what, _LOCAL_RANK)
+            yield Problem(device.lineno, what, _LOCAL_RANK)
             return
 
 
-def port_of_each_rank(script: TrainingScript) -> Iterator[Said]:
+def port_of_each_rank(script: TrainingScript) -> Iterator[Problem]:
     """A29: a port that each rank draws for itself. A script that starts its ranks draws it once."""
     if script.has("spawn", "start_processes", "Process"):
         return
@@ -100,12 +101,11 @@ def port_of_each_rank(script: TrainingScript) -> Iterator[Said]:
         choice = any(_is_choice(block.node) for block in script.blocks[node].outward())
         if _is_drawn(script, value) and script.on_every_rank(node) and not choice:
             what = "each rank draws a MASTER_PORT of its own: they never meet"
-            right = "nothing: the launcher sets MASTER_PORT, and hpcddp exec picks it from the job id"
-            yield Said(value.lineno, what, right)
+            yield Problem(value.lineno, what, _NO_PORT)
 
 
 def _is_drawn(script: TrainingScript, value: ast.expr, names: int = 3) -> bool:
-    """Whether an expression holds a number drawn here, itself or by names that are only ever set to such ones."""
+    """The expression holds a random number, itself or by names that are only ever set to such ones."""
     if any(re.search(r"bcast|broadcast|recv|scatter|gather", word) for word in words(value)):
         return False
     if any(_DRAWN.search(word) for word in words(value)):
@@ -114,16 +114,16 @@ def _is_drawn(script: TrainingScript, value: ast.expr, names: int = 3) -> bool:
     return any(each and all(_is_drawn(script, one, names - 1) for one in each) for each in held)
 
 
-def starts_processes(script: TrainingScript) -> Iterator[Said]:
+def starts_processes(script: TrainingScript) -> Iterator[Problem]:
     """A20: a script that starts its ranks itself."""
     for call in find_spawning(script):
         what = f"{last_word(call.func)} starts a node's ranks: too many where a launcher starts one per GPU already"
-        yield Said(call.lineno, what, "one launcher: mpirun, srun or torchrun, and the rank from its environment")
+        yield Problem(call.lineno, what, "one launcher: mpirun, srun or torchrun, and the rank from its environment")
     for call in script.find_calls("run", "call", "check_call", "Popen", "system", "execvp"):
         text = " ".join(str(node.value) for node in _strings(call))
         if _LAUNCHERS.search(text) and re.match(r"subprocess\.|os\.|Popen", dotted(call.func)):
             what = "the script calls a launcher: too many processes where a launcher starts one per GPU already"
-            yield Said(call.lineno, what, "one launcher, in the job script")
+            yield Problem(call.lineno, what, "one launcher, in the job script")
 
 
 def find_spawning(script: TrainingScript) -> Iterator[ast.Call]:
@@ -143,7 +143,7 @@ def find_spawning(script: TrainingScript) -> Iterator[ast.Call]:
 
 
 def is_text(node: ast.AST) -> bool:
-    """Whether an expression is a string, so that % formats."""
+    """The expression is a string, so that % formats."""
     return isinstance(node, ast.JoinedStr) or (isinstance(node, ast.Constant) and isinstance(node.value, str))
 
 
@@ -155,7 +155,7 @@ def _strings(call: ast.Call) -> Iterator[ast.Constant]:
 
 
 def _is_optional(script: TrainingScript, node: ast.AST) -> bool:
-    """Whether a line stands under a condition that is more than the number of GPUs or `__name__`."""
+    """The line depends on a condition other than the number of GPUs and `__name__`."""
     names = [word for test in script.blocks[node].conditions() for word in words(test)]
     return any(
         not re.search(r"__name__|__main__|world_size|gpu|device_count|cuda|is_available|torch|nprocs", w) for w in names
@@ -232,7 +232,7 @@ def _device_of(node: ast.AST) -> ast.expr | None:
 
 
 def _is_global_rank(script: TrainingScript, node: ast.expr) -> bool:
-    """Whether an expression is the global rank, itself or by a name that is only ever set to it."""
+    """The expression is the global rank, itself or by a name that is only ever set to it."""
     if isinstance(node, ast.Call) and last_word(node.func) in {"int", "str"} and len(node.args) == 1:
         node = node.args[0]
     held = script.held(node, dotted(node)) if dotted(node) else []
@@ -258,8 +258,8 @@ _MADE_UP = re.compile(
 _GIVEN = {"sampler", "batch_sampler", None}
 
 
-def no_workers(script: TrainingScript) -> Iterator[Said]:
-    """A8: images from disk, loaded in the training process. Data in memory is slower with workers: nothing is said."""
+def no_workers(script: TrainingScript) -> Iterator[Problem]:
+    """A8: images from disk, loaded in the training process. Data in memory is slower with workers: no finding."""
     reads = {script.blocks[call].owner for call in script.find_calls(*_DISK_READS)}
     reads |= {script.blocks[c].owner for c in script.find_calls("open") if re.search(r"Image\.open$", dotted(c.func))}
     for call in script.find_calls("DataLoader"):
@@ -270,10 +270,10 @@ def no_workers(script: TrainingScript) -> Iterator[Said]:
             names = {last_word(v.func) for v in held if isinstance(v, ast.Call)}
             if names & (_DISK_SETS | reads - {""}):
                 what = "DataLoader without worker processes reads images in the training process, which waits for each"
-                yield Said(call.lineno, what, "num_workers=OMP_NUM_THREADS or so, persistent_workers=True")
+                yield Problem(call.lineno, what, "num_workers=OMP_NUM_THREADS or so, persistent_workers=True")
 
 
-def no_set_epoch(script: TrainingScript) -> Iterator[Said]:
+def no_set_epoch(script: TrainingScript) -> Iterator[Problem]:
     """A11: a DistributedSampler that never learns the epoch: each epoch has the same order."""
     if script.has_framework() or "set_epoch" in script.uses or not _step_loops(script, epochs=True):
         return
@@ -282,11 +282,11 @@ def no_set_epoch(script: TrainingScript) -> Iterator[Said]:
         shuffle = call.args[3] if len(call.args) > 3 else keyword(call, "shuffle")
         if not again and not _is_for_test(script, call) and not is_constant(shuffle, False):
             what = "set_epoch is never called: DistributedSampler gives the same order in every epoch"
-            yield Said(call.lineno, what, "sampler.set_epoch(epoch) at the start of each epoch; rt.epochs() does it")
+            yield Problem(call.lineno, what, "sampler.set_epoch(epoch) at the start of each epoch; rt.epochs() does it")
             return
 
 
-def whole_data_on_each_rank(script: TrainingScript) -> Iterator[Said]:
+def whole_data_on_each_rank(script: TrainingScript) -> Iterator[Problem]:
     """A14: DDP or FSDP, but each rank draws from all of the data. Ranks of one tensor parallel group share a batch."""
     wrapper = "DDP" if script.wraps_ddp() else "FSDP" if script.has(*SHARDERS) else ""
     if not wrapper or script.has("parallelize_module") or script.has_framework() or "deepspeed" in script.modules:
@@ -297,11 +297,11 @@ def whole_data_on_each_rank(script: TrainingScript) -> Iterator[Said]:
         shuffled = is_constant(keyword(call, "shuffle"), True) and not {w.arg for w in call.keywords} & _GIVEN
         if shuffled and not _is_for_test(script, call) and not _is_made_up(script, call) and script.on_every_rank(call):
             what = f"no DistributedSampler under {wrapper}: every rank goes through all of the data in each epoch"
-            yield Said(call.lineno, what, "sampler=DistributedSampler(dataset), or rt.prepare(…, loader)")
+            yield Problem(call.lineno, what, "sampler=DistributedSampler(dataset), or rt.prepare(…, loader)")
 
 
 def _is_for_test(script: TrainingScript, call: ast.Call) -> bool:
-    """Whether a sampler is for data that is not trained on, by the names around it."""
+    """The sampler is for data that is not trained on, by the names around it."""
     block = script.blocks[call]
     around = [*words(call), *(getattr(b.node, "name", "") for b in block.outward())]
     around += [script.targets.get(call, ""), *(word for test in block.conditions() for word in words(test))]
@@ -309,7 +309,7 @@ def _is_for_test(script: TrainingScript, call: ast.Call) -> bool:
 
 
 def _is_made_up(script: TrainingScript, call: ast.Call) -> bool:
-    """Whether a data set is made of random numbers, or may be a rank's own part."""
+    """The data set is made of random numbers, or may be the part of one rank."""
     if not call.args and not keyword(call, "dataset"):
         return True
     data = call.args[0] if call.args else keyword(call, "dataset")
@@ -325,14 +325,11 @@ def _step_loops(script: TrainingScript, epochs: bool) -> list[ast.AST]:
 
 
 def _is_repeated(script: TrainingScript, loop: ast.AST) -> bool:
-    outer = script.blocks[loop]
-    if outer.loop is not None:
-        return True
-    return _is_called_in_loop(script, loop)
+    return script.blocks[loop].loop is not None or _is_called_in_loop(script, loop)
 
 
 def _is_called_in_loop(script: TrainingScript, node: ast.AST) -> bool:
-    """Whether the function around a line is called in a loop, or by a function that is, or by one that calls that."""
+    """The function around a line is called in a loop, or by a function that is, or by one that calls that."""
     functions = {script.blocks[node].function}
     for _ in range(3):
         uses = [use for f in functions for use in script.uses.get(getattr(f, "name", ""), [])]
@@ -355,7 +352,7 @@ _OF_ONE_RANK = re.compile(r"rank|gpu|pid|shard|BytesIO|TemporaryFile", re.IGNORE
 _CHECKPOINT = re.compile(r"ckpt|check_?point|state|resume|snapshot|weights|pretrain|model", re.IGNORECASE)
 
 
-def item_in_loop(script: TrainingScript) -> Iterator[Said]:
+def item_in_loop(script: TrainingScript) -> Iterator[Problem]:
     """A7: `loss.item()` in every step waits for the GPU in every step."""
     if not script.has_gpu():
         return
@@ -376,12 +373,12 @@ def item_in_loop(script: TrainingScript) -> Iterator[Said]:
         for call in calls if name in {"item", "float", "print"} else ():
             loop = script.blocks[call].loop
             loss = losses.get(loop) if loop is not None else None
-            if loss and loop is not None and _is_each_step(script, call, loop) and (said := _reads(call, loss)):
-                yield Said(call.lineno, f"{said} in every step waits for the GPU in every step",
+            if loss and loop is not None and _is_each_step(script, call, loop) and (read := _reads(call, loss)):
+                yield Problem(call.lineno, f"{read} in every step waits for the GPU in every step",
                            "total += loss.detach(), and item() where it is printed, every 100 steps or so")  # fmt: skip
 
 
-def no_rank_check(script: TrainingScript) -> Iterator[Said]:
+def no_rank_check(script: TrainingScript) -> Iterator[Problem]:
     """A15: every rank writes the same file."""
     if not (script.is_distributed() or script.runtimes()) or "deepspeed" in script.modules:
         return
@@ -392,11 +389,11 @@ def no_rank_check(script: TrainingScript) -> Iterator[Said]:
             if not state or any(_OF_ONE_RANK.search(word) for word in (*words(call), *held)):
                 continue
             what = "torch.save on every rank: all of them write the same file, and a reader may find a half of it"
-            yield Said(call.lineno, what, "if rank == 0: torch.save(…), or rt.save_model(…)")
+            yield Problem(call.lineno, what, "if rank == 0: torch.save(…), or rt.save_model(…)")
 
 
-def optimizer_before_sharding(script: TrainingScript) -> Iterator[Said]:
-    """A17: an optimizer over parameters that FSDP then replaces. DDP keeps them: nothing is said."""
+def optimizer_before_sharding(script: TrainingScript) -> Iterator[Problem]:
+    """A17: an optimizer over parameters that FSDP then replaces. DDP keeps them: no finding."""
     if {"param_groups", "data_ptr"} & set(script.uses):  # a script that puts them right itself
         return
     made: dict[tuple[ast.AST | None, str], int] = {}
@@ -411,10 +408,11 @@ def optimizer_before_sharding(script: TrainingScript) -> Iterator[Said]:
         line = made.get((script.blocks[call].function, name), call.lineno) if name else call.lineno
         if line < call.lineno and not script.blocks[call].loop and not may_have(call, "use_orig_params"):
             what = f"the optimizer holds the parameters of {name} before {last_word(call.func)}: they are never trained"
-            yield Said(line, what, f"the optimizer behind {last_word(call.func)}, over the wrapped model's parameters")
+            right = f"the optimizer behind {last_word(call.func)}, over the wrapped model's parameters"
+            yield Problem(line, what, right)
 
 
-def bare_model_called(script: TrainingScript) -> Iterator[Said]:
+def bare_model_called(script: TrainingScript) -> Iterator[Problem]:
     """A18: a step through the model that DDP wraps, under its old name."""
     wrapped: dict[tuple[ast.AST | None, str], tuple[str, int]] = {}
     for call in script.find_calls(*_WRAPPERS):
@@ -429,10 +427,10 @@ def bare_model_called(script: TrainingScript) -> Iterator[Said]:
             again = [v for v in script.held(call, inner) if v.lineno > line]
             if same and not again and block.loop in steps and not _is_quiet(block):
                 what = f"{inner}(…) in a training step, where {outer} is the wrapped model: gradients are not averaged"
-                yield Said(call.lineno, what, f"{outer}(…)")
+                yield Problem(call.lineno, what, f"{outer}(…)")
 
 
-def collective_on_some_ranks(script: TrainingScript) -> Iterator[Said]:
+def collective_on_some_ranks(script: TrainingScript) -> Iterator[Problem]:
     """A22: a collective that some ranks never reach."""
     for name in _COLLECTIVES:
         calls = [c for c in script.find_calls(name) if re.match(r"(torch\.)?(distributed|dist)\.", dotted(c.func))]
@@ -448,7 +446,7 @@ def collective_on_some_ranks(script: TrainingScript) -> Iterator[Said]:
                 continue
             if not may_have(call, "group") and not may_have(call, "async_op"):
                 what = f"{name} on some ranks only: they wait for the others, which never come"
-                yield Said(call.lineno, what, f"{name} on every rank, outside of the condition on the rank")
+                yield Problem(call.lineno, what, f"{name} on every rank, outside of the condition on the rank")
 
 
 def _reads(call: ast.Call, losses: set[str]) -> str:
@@ -464,7 +462,7 @@ def _reads(call: ast.Call, losses: set[str]) -> str:
 
 
 def _is_each_step(script: TrainingScript, call: ast.Call, loop: ast.AST) -> bool:
-    """Whether nothing inside the loop decides about a line but the rank."""
+    """The line runs in every pass of the loop, on some rank."""
     for block in script.blocks[call].outward():
         if block.node is loop:
             return block.branch == "body"

@@ -80,14 +80,14 @@ def _count_gpus(text: str) -> int | None:
 
 
 def _slurm(found: ScriptDirectives) -> Request:
-    """Slurm's own arithmetic: what is not said follows from what is."""
+    """Slurm's own arithmetic: what is missing follows from the rest."""
 
     def value(*names: str) -> str | None:
         option = found.get(*names)
         return option.value if option else None
 
     gres = next((w.partition(":")[2] for w in (value("--gres") or "").split(",") if w.partition(":")[0] == "gpu"), None)
-    number = {name: _count_gpus(said) for name in _GPU_COUNTS if (said := value(name)) is not None}
+    number = {name: _count_gpus(text) for name in _GPU_COUNTS if (text := value(name)) is not None}
     if gres is not None:
         number["--gres"] = _count_gpus(gres or "1")
     nodes = _number((value("--nodes") or "").partition("-")[0])

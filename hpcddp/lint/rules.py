@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from hpcddp.errors import RequestError
 from hpcddp.lint import header_rules, python_rules, run_rules
 from hpcddp.lint.python_rules import find_spawning
-from hpcddp.lint.script import Finding, Rule, Said, Script
+from hpcddp.lint.script import Finding, Problem, Rule, Script
 from hpcddp.lint.training_script import TrainingScript, read_training_script
 from hpcddp.script.spec import quote_words
 
@@ -59,7 +59,7 @@ RULES = (
     Rule("A32", True, run_rules.requeue_of_array),
     Rule("A34", True, run_rules.ends_before_its_ranks),
 )
-PYTHON_RULES: tuple[tuple[str, bool, Callable[[TrainingScript], Iterator[Said]]], ...] = (
+PYTHON_RULES: tuple[tuple[str, bool, Callable[[TrainingScript], Iterator[Problem]]], ...] = (
     ("A3", False, python_rules.device_modulo),
     ("A5", False, python_rules.fixed_master_port),
     ("A6", True, python_rules.data_parallel),
@@ -78,13 +78,10 @@ PYTHON_RULES: tuple[tuple[str, bool, Callable[[TrainingScript], Iterator[Said]]]
 )
 
 
-_KINDS = {True: "mistake", False: "warning"}
-
-
 def lint_script(file: str, script: Script) -> list[Finding]:
     """Every mistake of a job script, by line."""
     refuse_no_text(file, script.text)
-    return _sorted(_finding(file, r.id, r.certain, said) for r in RULES for said in r.check(script))
+    return _sorted(_finding(file, r.id, r.certain, one) for r in RULES for one in r.check(script))
 
 
 def lint_python(file: str, text: str) -> list[Finding]:
@@ -96,7 +93,7 @@ def lint_python(file: str, text: str) -> list[Finding]:
     except _NO_PYTHON as e:
         what = f"{file} is not Python: {str(e) or 'it is nested too deeply'}"
         raise RequestError(what, f"python -m py_compile {file}") from e
-    return _sorted(_finding(file, id_, certain, said) for id_, certain, check in PYTHON_RULES for said in check(script))
+    return _sorted(_finding(file, id_, certain, one) for id_, certain, check in PYTHON_RULES for one in check(script))
 
 
 def find_spawning_line(text: bytes) -> int:
@@ -130,8 +127,8 @@ def refuse_no_text(file: str, text: str) -> None:
         raise RequestError(f"{file} is a notebook, not a script", hint)
 
 
-def _finding(file: str, rule: str, certain: bool, said: Said) -> Finding:
-    return Finding(file, said.line, rule, _KINDS[certain], said.what, said.instead)
+def _finding(file: str, rule: str, certain: bool, found: Problem) -> Finding:
+    return Finding(file, found.line, rule, "mistake" if certain else "warning", found.what, found.instead)
 
 
 def _sorted(findings: Iterable[Finding]) -> list[Finding]:

@@ -10,7 +10,7 @@ from itertools import pairwise
 
 from hpcddp.lint.directives import numbered
 from hpcddp.lint.launches import expand, per_node, rank_maker, torchrun_option, torchrun_words, trains
-from hpcddp.lint.script import Said, Script, unix_lines
+from hpcddp.lint.script import Problem, Script, unix_lines
 from hpcddp.lint.shell import REACHES, Command, find_open_document
 from hpcddp.ranks.launch_commands import find_node_agent
 from hpcddp.ranks.launchers import LAUNCHERS
@@ -47,7 +47,7 @@ _COUNT_OPTIONS = {"-np", "-n", "--np", "--ntasks", "-ppn", "-npernode", "-N", "-
                   "--master-addr", "--master_port", "--master-port", "--rdzv_endpoint", "--rdzv-endpoint"}  # fmt: skip
 
 
-def lines_are_no_nodes(script: Script) -> Iterator[Said]:
+def lines_are_no_nodes(script: Script) -> Iterator[Problem]:
     """M2: the nodefile has one line per slot, not per node."""
     select = script.directives.get("-l select")
     one_each = select is not None and "mpiprocs" not in select.value and script.scheduler == "pbs"
@@ -59,37 +59,28 @@ def lines_are_no_nodes(script: Script) -> Iterator[Said]:
             unique = re.search(r"sort\s+(-\w+\s+)*-\w*u|\buniq\b|awk", value)
             if counts and not unique and _NODE_COUNT.search(name) and not _RANK_COUNT.search(name):
                 times = f"{script.request.slots} times" if script.request.slots else "as often as it has slots"
-                yield Said(
-                    command.line,
-                    f"{name} counts the lines of the nodefile, which lists each node {times}",
-                    f'{name}=$(sort -u "$PBS_NODEFILE" | wc -l)',
-                )
+                what = f"{name} counts the lines of the nodefile, which lists each node {times}"
+                yield Problem(command.line, what, f'{name}=$(sort -u "$PBS_NODEFILE" | wc -l)')
 
 
-def hostname_reads_nothing(script: Script) -> Iterator[Said]:
+def hostname_reads_nothing(script: Script) -> Iterator[Problem]:
     """M11: hostname does not read its input."""
     for command in script.commands:
         for found in re.finditer(r"\|\s*hostname\b[^|;)]*", command.text):
-            yield Said(
-                command.line,
-                f"{found[0].strip()!r}: hostname ignores its input and names the host that it runs on",
-                'read -r MASTER_ADDR < "$PBS_NODEFILE"',
-            )
+            what = f"{found[0].strip()!r}: hostname ignores its input and names the host that it runs on"
+            yield Problem(command.line, what, 'read -r MASTER_ADDR < "$PBS_NODEFILE"')
             break
 
 
-def hostname_of_each_task(script: Script) -> Iterator[Said]:
+def hostname_of_each_task(script: Script) -> Iterator[Problem]:
     """M12: a MASTER_ADDR that each task works out for itself is each task's own host."""
     for command, value in script.assigned("MASTER_ADDR"):
         if command.launched and _HOST_NAME.search(_late(command, value)):
-            yield Said(
-                command.line,
-                "MASTER_ADDR is worked out in each task: every task takes its own host for the master",
-                "export MASTER_ADDR in the script, before the launcher",
-            )
+            what = "MASTER_ADDR is worked out in each task: every task takes its own host for the master"
+            yield Problem(command.line, what, "export MASTER_ADDR in the script, before the launcher")
 
 
-def localhost_for_several_nodes(script: Script) -> Iterator[Said]:
+def localhost_for_several_nodes(script: Script) -> Iterator[Problem]:
     """A9: each node's processes meet on their own host: as many trainings as nodes, or none."""
     if not script.several_nodes() or not script.launches:
         return
@@ -104,10 +95,10 @@ def localhost_for_several_nodes(script: Script) -> Iterator[Said]:
             found += [f"--{name} {value}"] if value and _HERE.fullmatch(value) else []
         if found:
             what = f"{found[0]} on {script.request.nodes} nodes: each node's processes look on their own host"
-            yield Said(command.line, what, f"export MASTER_ADDR=FIRST_HOST; {_OURS}")
+            yield Problem(command.line, what, f"export MASTER_ADDR=FIRST_HOST; {_OURS}")
 
 
-def job_id_in_port(script: Script) -> Iterator[Said]:
+def job_id_in_port(script: Script) -> Iterator[Problem]:
     """M13: a PBS job id is no number: `1234[5].pbs1`, and 0189 is bad octal. Slurm's is a number."""
     stripped = re.compile(r"10#|tr -|(//|%%)\[[!^]0-9\]")
     if not script.directives.get("-J", "-t"):  # the number before the first point, unless it is cut again
@@ -117,26 +108,20 @@ def job_id_in_port(script: Script) -> Iterator[Said]:
             continue
         sums = re.findall(r"\$\(\((.*?)\)\)", text) + re.findall(r"\bexpr\b(.*)", text)
         if any("JOB" in s and not stripped.search(s) for s in sums):
-            yield Said(
-                line,
-                "a number is worked out from the job id as it stands: 1234[5].pbs1 (an array) and 0189 break it",
-                f"strip it to digits and say base 10: {port_in_shell('10#${id//[!0-9]/}')}",
-            )
+            what = "a number is worked out from the job id as it stands: 1234[5].pbs1 (an array) and 0189 break it"
+            yield Problem(line, what, f"strip it to digits and say base 10: {port_in_shell('10#${id//[!0-9]/}')}")
 
 
-def gpu_aware_mpi(script: Script) -> Iterator[Said]:
+def gpu_aware_mpi(script: Script) -> Iterator[Problem]:
     """M20: GPU-aware MPI beside NCCL can deadlock."""
     uses_nccl = re.search(r"\bNCCL_|\bMASTER_ADDR\b|torchrun|torch\.distributed", script.code)
     for command, value in script.assigned("MPICH_GPU_SUPPORT_ENABLED"):
         if value == "1" and uses_nccl:
-            yield Said(
-                command.line,
-                "GPU-aware MPI is switched on beside NCCL: both drive the GPUs, and may deadlock",
-                "export MPICH_GPU_SUPPORT_ENABLED=0",
-            )
+            what = "GPU-aware MPI is switched on beside NCCL: both drive the GPUs, and may deadlock"
+            yield Problem(command.line, what, "export MPICH_GPU_SUPPORT_ENABLED=0")
 
 
-def master_addr_stays_here(script: Script) -> Iterator[Said]:
+def master_addr_stays_here(script: Script) -> Iterator[Problem]:
     """A1: MASTER_ADDR that the ranks on other nodes never see."""
     python = re.compile(r"(.*/)?python[\d.]*|.*\.py").fullmatch
     launches = [x for x in script.launches if any(map(python, x.started)) and not torchrun_words(x.started)]
@@ -150,23 +135,17 @@ def master_addr_stays_here(script: Script) -> Iterator[Said]:
         return
     last = launches[-1]
     if not assigned and not exports:
-        yield Said(
-            last.command.line,
-            "MASTER_ADDR is never set: unless the program finds it, ranks look for rank 0 on their own host",
-            f"export MASTER_ADDR=FIRST_HOST, forwarded to every node; {_OURS}",
-        )
+        what = "MASTER_ADDR is never set: unless the program finds it, ranks look for rank 0 on their own host"
+        yield Problem(last.command.line, what, f"export MASTER_ADDR=FIRST_HOST, forwarded to every node; {_OURS}")
     elif not exports and not last.command.sets:
         line = assigned[-1].line
-        yield Said(line, "MASTER_ADDR is set and never exported: no rank sees it", "export MASTER_ADDR")
+        yield Problem(line, "MASTER_ADDR is set and never exported: no rank sees it", "export MASTER_ADDR")
     elif exports and last.is_openmpi and script.scheduler != "slurm":
-        yield Said(
-            last.command.line,
-            "Open MPI forwards MASTER_ADDR to other nodes only if -x names it",
-            f"{last.launcher} -x MASTER_ADDR …",
-        )
+        what = "Open MPI forwards MASTER_ADDR to other nodes only if -x names it"
+        yield Problem(last.command.line, what, f"{last.launcher} -x MASTER_ADDR …")
 
 
-def nobody_sets_it(script: Script) -> Iterator[Said]:
+def nobody_sets_it(script: Script) -> Iterator[Problem]:
     """A2: a count or an address from a variable that nothing in the script sets."""
     known = _known_names(script)
     if known is None:
@@ -179,26 +158,21 @@ def nobody_sets_it(script: Script) -> Iterator[Said]:
             value = value if equals else command.words[i + 1] if i + 1 < len(command.words) else ""
             for name in re.findall(r"\$\{?([A-Za-z_]\w*)(?![\w:-])", re.sub(r"\$\{\w+:?[-=+?][^}]*\}", "", value)):
                 if name not in known and not _GIVEN.fullmatch(name) and "MASTER" not in name:
-                    yield Said(
-                        command.line,
-                        f"{option} ${name}: nothing in the script sets {name}, so that bash leaves nothing there",
-                        f"{option} with the number itself",
-                    )
+                    what = f"{option} ${name}: nothing in the script sets {name}, so that bash leaves nothing there"
+                    yield Problem(command.line, what, f"{option} with the number itself")
 
 
-def rank_modulo(script: Script) -> Iterator[Said]:
+def rank_modulo(script: Script) -> Iterator[Problem]:
     """A3: the local rank as rank modulo GPUs is wrong wherever ranks are not dealt node by node."""
     for command in script.commands:
         for name, value in command.sets:
             if re.fullmatch(r"LOCAL_?RANK", name, re.IGNORECASE) and re.search(r"(RANK|PROCID)\w*\}?\s*%", value):
-                yield Said(
-                    command.line,
-                    f"{name}={value}: a local rank is not the rank modulo GPUs",
-                    "the launcher's own: OMPI_COMM_WORLD_LOCAL_RANK, MPI_LOCALRANKID, SLURM_LOCALID, PALS_LOCAL_RANKID",
-                )
+                right = "OMPI_COMM_WORLD_LOCAL_RANK, MPI_LOCALRANKID, SLURM_LOCALID, PALS_LOCAL_RANKID"
+                what = f"{name}={value}: a local rank is not the rank modulo GPUs"
+                yield Problem(command.line, what, f"the launcher's own: {right}")
 
 
-def fixed_port(script: Script) -> Iterator[Said]:
+def fixed_port(script: Script) -> Iterator[Problem]:
     """A5: two jobs on one node that use the same port."""
     places = [(c.line, f"MASTER_PORT={v}") for c, v in script.assigned("MASTER_PORT") if v.isdecimal()]
     for command in script.commands:
@@ -210,12 +184,11 @@ def fixed_port(script: Script) -> Iterator[Said]:
             if re.fullmatch(r"--rdzv[-_]endpoint", name) and re.search(r":[1-9]\d*$", given):
                 places.append((command.line, f"{name}={given}"))
     for line, text in places:
-        yield Said(
-            line, f"{text} is the same in every job: two on one node collide", f"a port of the job's own; {_OURS}"
-        )
+        what = f"{text} is the same in every job: two on one node collide"
+        yield Problem(line, what, f"a port of the job's own; {_OURS}")
 
 
-def tee_hides_status(script: Script) -> Iterator[Said]:
+def tee_hides_status(script: Script) -> Iterator[Problem]:
     """A23: a pipe ends with its last command's status, and tee's is 0."""
     sets = [c.line for c in script.commands if c.program in {"set", "shopt"} and "pipefail" in c.words]
     first_line = script.text.partition("\n")[0]
@@ -224,14 +197,11 @@ def tee_hides_status(script: Script) -> Iterator[Said]:
     for command in script.commands:
         training = "tee" in command.into and _trains_or_launches(script, command)
         if training and not any(line <= command.line for line in sets):
-            yield Said(
-                command.line,
-                f"{command.program} … | tee ends with tee's status: a failure of {command.program} is hidden",
-                "set -o pipefail before it",
-            )
+            what = f"{command.program} … | tee ends with tee's status: a failure of {command.program} is hidden"
+            yield Problem(command.line, what, "set -o pipefail before it")
 
 
-def rank_of_batch_shell(script: Script) -> Iterator[Said]:
+def rank_of_batch_shell(script: Script) -> Iterator[Problem]:
     """A26: a rank's variables in the batch shell, where they are 0 or not set: every rank gets the same."""
     starting = [launch for launch in script.launches if launch.started]
     one_task = not script.several_nodes() and all((per_node(x, script.request) or 1) == 1 for x in starting)
@@ -254,10 +224,10 @@ def rank_of_batch_shell(script: Script) -> Iterator[Said]:
         what = f"the batch shell expands {shown} before any rank is started: it is 0 there or not set, for every rank"
         launcher = starting[0].launcher if starting else "srun" if script.scheduler == "slurm" else "mpirun"
         right = f"single quotes, so that each rank's shell expands it: {launcher}"
-        yield Said(command.line, what, f"{right} bash -c '… ${names[0]} …'; hpcddp exec sets RANK and LOCAL_RANK")
+        yield Problem(command.line, what, f"{right} bash -c '… ${names[0]} …'; hpcddp exec sets RANK and LOCAL_RANK")
 
 
-def host_of_batch_shell(script: Script) -> Iterator[Said]:
+def host_of_batch_shell(script: Script) -> Iterator[Problem]:
     """A26: a host's name in double quotes, where each rank's own is meant: the batch shell puts its own there."""
     for command in script.commands:
         launch = script.launch_of(command) if command.launched and command.early else None
@@ -269,11 +239,11 @@ def host_of_batch_shell(script: Script) -> Iterator[Said]:
             if host and not address and (name or value != host):
                 what = f"the batch shell expands {host} before any rank is started: every rank gets the same host"
                 right = f"single quotes, so that each rank's shell expands it: {launch.launcher} bash -c '… {host} …'"
-                yield Said(command.line, what, right)
+                yield Problem(command.line, what, right)
                 break
 
 
-def node_agent_without_place(script: Script) -> Iterator[Said]:
+def node_agent_without_place(script: Script) -> Iterator[Problem]:
     """A26: an agent that a launcher starts on each of several nodes, and that is not told which of them it is on."""
     for command in script.commands:
         launch = script.launch_of(command)
@@ -294,21 +264,21 @@ def node_agent_without_place(script: Script) -> Iterator[Said]:
         one = option(count) in {None, "1", "1:1"} if agent else by_ssh
         if by_ssh and (option("hostfile") or "-H" in words):
             what = f"{starts}, and each of them starts the processes of all nodes"
-            yield Said(command.line, what, f"{name} … without {launch.launcher}, or with --no_ssh and --node_rank")
+            yield Problem(command.line, what, f"{name} … without {launch.launcher}, or with --no_ssh and --node_rank")
         elif one or "--standalone" in words:
-            said = (option(count) or not machines) and not elsewhere
-            if said and not _OF_RANK & {*command.expands}:  # a run of its own on each node
+            is_given = (option(count) or not machines) and not elsewhere
+            if is_given and not _OF_RANK & {*command.expands}:  # a run of its own on each node
                 right = "--no_ssh, --node_rank and --hostfile" if by_ssh else f"--{count}={script.request.nodes}"
-                yield Said(command.line, f"{starts}, for one node: each of them trains alone", right)
+                yield Problem(command.line, f"{starts}, for one node: each of them trains alone", right)
         elif static and not elsewhere and (place or "0").isdecimal():
             what = f"with --{which} {place}: each takes itself for node {place}"
             what = what if place else f"without --{which}: none is told which node it is on"
             variable = "$SLURM_NODEID" if launch.launcher == "srun" else "$OMPI_COMM_WORLD_RANK"
             right = f"{launch.launcher} bash -c '{name} … --{which} {variable} …'"
-            yield Said(command.line, f"{starts} {what}", right if machines else f"{right}, or --rdzv-backend=c10d")
+            yield Problem(command.line, f"{starts} {what}", right if machines else f"{right}, or --rdzv-backend=c10d")
 
 
-def submit_host(script: Script) -> Iterator[Said]:
+def submit_host(script: Script) -> Iterator[Problem]:
     """A27: the host that a job was submitted from, or a launcher's host that the batch shell does not know yet."""
     in_batch = {name for command in script.commands if not command.launched for name in command.expands}
     slurm = script.scheduler == "slurm"
@@ -317,13 +287,14 @@ def submit_host(script: Script) -> Iterator[Said]:
         for name, value in _named(command):
             found = _FOREIGN_HOST.search(value)
             if found and _ADDRESS.search(name) and (found[1] in _SUBMIT_HOSTS or found[1] in in_batch):
-                told = "the host that the job was submitted from, where no rank runs"
-                where = told if found[1] in _SUBMIT_HOSTS else "not set in the batch shell: only srun sets it"
-                yield Said(command.line, f"{found[1]} is {where}", f"export MASTER_ADDR={right}; {_OURS}")
+                where = "not set in the batch shell: only srun sets it"
+                if found[1] in _SUBMIT_HOSTS:
+                    where = "the host that the job was submitted from, where no rank runs"
+                yield Problem(command.line, f"{found[1]} is {where}", f"export MASTER_ADDR={right}; {_OURS}")
                 break
 
 
-def port_of_each_task(script: Script) -> Iterator[Said]:
+def port_of_each_task(script: Script) -> Iterator[Problem]:
     """A29: a port, or a rendezvous's id, that each task draws for itself."""
     for command in script.commands:
         drawn = [(n, v) for n, v in _named(command) if _MEETING.search(n) and _DRAWN.search(_late(command, v))]
@@ -331,10 +302,10 @@ def port_of_each_task(script: Script) -> Iterator[Said]:
             port = "PORT" in drawn[0][0].upper() or "endpoint" in drawn[0][0]
             what = f"each task draws {'a port' if port else 'an id'} of its own: they never meet"
             name = "MASTER_PORT" if port else "RDZV_ID"
-            yield Said(command.line, what, f"export {name} in the script, before the launcher; {_OURS}")
+            yield Problem(command.line, what, f"export {name} in the script, before the launcher; {_OURS}")
 
 
-def signal_kills_script(script: Script) -> Iterator[Said]:
+def signal_kills_script(script: Script) -> Iterator[Problem]:
     """A30: a warning signal to the batch shell, which ends by it, or reads it when its program has ended."""
     option = script.directives.get("--signal")
     if script.scheduler != "slurm" or option is None or not re.match("[^:]*B[^:]*:", option.value):
@@ -347,15 +318,14 @@ def signal_kills_script(script: Script) -> Iterator[Said]:
     ours = "hpcddp warns the ranks: --set signal=5m"
     if not traps:
         what = f"SIG{name} goes to the batch shell alone, which has no trap for it: the job ends there"
-        yield Said(
-            option.line, what, f"a trap, and the program in the background with wait; or --signal={name}@…; {ours}"
-        )
+        right = f"a trap, and the program in the background with wait; or --signal={name}@…; {ours}"
+        yield Problem(option.line, what, right)
     elif not program.background and not re.search(r"[)}]\s*&\s*(\n|#|;|wait)", script.text):
         what = f"the trap for SIG{name} runs when {program.program} has ended: bash waits for what is in the foreground"
-        yield Said(program.line, what, f"{program.program} … & wait; {ours}")
+        yield Problem(program.line, what, f"{program.program} … & wait; {ours}")
 
 
-def signal_to_nothing(script: Script) -> Iterator[Said]:
+def signal_to_nothing(script: Script) -> Iterator[Problem]:
     """A31: a warning signal to the steps of a job that has none."""
     option = script.directives.get("--signal")
     if script.scheduler != "slurm" or option is None or "B" in option.value.partition("@")[0].partition(":")[0][:2]:
@@ -365,10 +335,10 @@ def signal_to_nothing(script: Script) -> Iterator[Said]:
         what = (
             f"--signal={option.value} goes to what srun starts: {program.program} is started without it and gets none"
         )
-        yield Said(option.line, what, f"srun {program.program} …; hpcddp warns the ranks: --set signal=5m")
+        yield Problem(option.line, what, f"srun {program.program} …; hpcddp warns the ranks: --set signal=5m")
 
 
-def ends_before_its_ranks(script: Script) -> Iterator[Said]:
+def ends_before_its_ranks(script: Script) -> Iterator[Problem]:
     """A34: what the script starts last is in the background: the script ends, and the job with it."""
     at_end = {"echo", "printf", "date", "exit", "true", "done"}
     there = [c for c in script.commands if not (c.launched or c.captured or c.function or c.program in at_end)]
@@ -378,10 +348,10 @@ def ends_before_its_ranks(script: Script) -> Iterator[Said]:
     starts = _trains_or_launches(script, last) or any(_base(word) in REACHES for word in last.words[:4])
     if starts and _is_in_background(script, last):
         what = f"{last.program} … & is the last command: the script ends at once, and the job with it"
-        yield Said(last.line, what, "wait as the last line")
+        yield Problem(last.line, what, "wait as the last line")
 
 
-def requeue_of_array(script: Script) -> Iterator[Said]:
+def requeue_of_array(script: Script) -> Iterator[Problem]:
     """A32: the last index of an array has the array's own job id."""
     if script.scheduler != "slurm" or not script.directives.get("--array"):
         return
@@ -389,11 +359,11 @@ def requeue_of_array(script: Script) -> Iterator[Said]:
         job = command.words[-1] if command.program == "scontrol" and "requeue" in command.words else ""
         if re.search(r"\$\{?SLURM_(ARRAY_)?JOB_?ID\}?$", job):
             what = f"{job} of the array's last index is the whole array: all of its jobs are queued again"
-            yield Said(command.line, what, "scontrol requeue ${SLURM_ARRAY_JOB_ID}_${SLURM_ARRAY_TASK_ID}")
+            yield Problem(command.line, what, "scontrol requeue ${SLURM_ARRAY_JOB_ID}_${SLURM_ARRAY_TASK_ID}")
 
 
 def _is_in_background(script: Script, command: Command) -> bool:
-    """Whether an & ends a command, or the group or the loop around it."""
+    """An & ends the command, or the group or the loop around it."""
     behind = re.compile(r"[\s;]*([)}]|done\b)[^\n&|]*(2>&1)?\s*&(?!&)")
     return command.background or behind.match(script.text.rpartition(command.text)[2]) is not None
 
@@ -403,7 +373,7 @@ def _base(word: str) -> str:
 
 
 def _has_more_options(words: Sequence[str]) -> bool:
-    """Whether options of an agent may be in a variable: `torchrun --nnodes 2 $ARGS train.py`."""
+    """A variable may hold more options of an agent: `torchrun --nnodes 2 $ARGS train.py`."""
     end = next((i for i, word in enumerate(words) if word.endswith(".py")), len(words))
     found = pairwise(words[:end])
     return any(word[0] == "$" and (before[:1] != "-" or "=" in before) for before, word in found if word)
@@ -437,7 +407,7 @@ def _known_names(script: Script) -> set[str] | None:
 
 
 def _in_rank_function(script: Script, command: Command) -> bool:
-    """Whether a command stands in a function that the ranks' shells call, or nothing in the batch shell."""
+    """The command is in a function that the ranks' shells call, or nothing in the batch shell does."""
     name = command.function
     if not name:
         return False
@@ -449,7 +419,7 @@ def _in_rank_function(script: Script, command: Command) -> bool:
 
 
 def _only_prints(command: Command) -> bool:
-    """Whether a command only tests a variable, or prints it where people read it."""
+    """The command only tests a variable, or prints it for people."""
     if command.program in {"[", "[[", "test", "case"} or (
         command.program[:2] == "((" and not re.search(r"\w\s*=[^=]", command.text)
     ):
@@ -473,10 +443,7 @@ def _trains_or_launches(script: Script, command: Command) -> bool:
     return starts or trains(words) or bool(torchrun_words(words))
 
 
-# Mistakes in the text of a script, which make bash read other commands than it shows.
-
-
-def open_document(script: Script) -> Iterator[Said]:
+def open_document(script: Script) -> Iterator[Problem]:
     """A24: a here-document without an end takes the rest of the script."""
     found = find_open_document(unix_lines(script.text))
     if found is None:
@@ -485,4 +452,5 @@ def open_document(script: Script) -> Iterator[Said]:
     alike = next((number for number, line in lines if line.strip() == found.end), 0)
     what = f"the here-document <<{found.end} never ends: the rest of the script is its text, and no command"
     what += f" (line {alike} has blanks beside {found.end})" if alike else ""
-    yield Said(found.line, what, f"{found.end} alone on a line, without blanks (behind <<- tabs may stand before it)")
+    right = f"{found.end} alone on a line, without blanks (behind <<- tabs may stand before it)"
+    yield Problem(found.line, what, right)

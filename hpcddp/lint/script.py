@@ -1,5 +1,4 @@
-"""A script as the rules look at it: text, directives, commands, request, and the site if one was named; and what a rule
-says of it."""
+"""A job script as the rules read it: text, directives, commands, request, site; and the mistakes that they report."""
 
 from __future__ import annotations
 
@@ -47,17 +46,17 @@ class Script:
         return self._named_queue(self.site) or self.site.queue
 
     def _named_queue(self, site: Site) -> str:
-        """The queue that the script says, in the site's way of saying it; "" where it says none."""
-        said = self.directives.get(site.queue_option) if site.queue_option else self.request.queue
+        """The name in the site's file of the queue that the script requests; "" where it requests none."""
+        option = self.directives.get(site.queue_option) if site.queue_option else self.request.queue
         qos = self.directives.get("--qos")
-        if said and not qos and said.value in site.queues:
-            return said.value
-        partition = said.value if said else site.queues.get(site.queue, Queue()).partition or site.queue
+        if option and not qos and option.value in site.queues:
+            return option.value
+        partition = option.value if option else site.queues.get(site.queue, Queue()).partition or site.queue
         for name, queue in site.queues.items():
             both = (queue.partition or name, queue.qos) == (partition, qos.value if qos else "")
             if both and (queue.partition or queue.qos):
                 return name
-        return said.value if said else ""
+        return option.value if option else ""
 
     def request_on(self, site: Site) -> Request:
         """The request as this site takes it: in some queues each chunk is a GPU, and all of them are on one node; some
@@ -82,7 +81,7 @@ class Script:
         return [(c, value) for c in self.commands for n, value in c.sets if n == name]
 
     def reaches(self) -> bool:
-        """Whether some command starts processes elsewhere, or may: one whose name is in a variable."""
+        """Some command starts processes on other nodes, or may: its name is in a variable."""
         names = {word.rsplit("/", 1)[-1] for command in self.commands for word in command.words}
         return bool(REACHES & names) or any(c.words[0].startswith("$") for c in self.commands if c.words)
 
@@ -97,14 +96,14 @@ class Script:
         return None
 
     def on_several_nodes(self, launch: LaunchCommand) -> bool:
-        """Whether a launcher surely starts something on more than one node."""
+        """The launcher surely starts something on more than one node."""
         wanted = count_processes(launch)
         one = wanted == 1 or (launch.launcher == "srun" and launch.option("-N", "--nodes") == "1")
         packed = launch.launcher != "srun" and wanted and not launch.is_placed and wanted <= (self.request.slots or 1)
         return self.several_nodes() and bool(launch.started) and not (one or packed or launch.has(*NAMED_HOSTS))
 
     def several_nodes(self) -> bool:
-        """Whether more than one node is asked for, as far as the script says."""
+        """The script requests more than one node."""
         return (self.request.nodes or 1) > 1
 
 
@@ -165,8 +164,8 @@ def _plain_values(commands: tuple[Command, ...]) -> dict[str, str]:
     }
 
 
-class Said(NamedTuple):
-    """A mistake: its line, what is so, and what hpcddp would write."""
+class Problem(NamedTuple):
+    """What a rule found: its line, what is wrong, and what to write instead."""
 
     line: int
     what: str
@@ -178,11 +177,11 @@ class Rule(NamedTuple):
 
     id: str
     certain: bool
-    check: Callable[[Script], Iterator[Said]]
+    check: Callable[[Script], Iterator[Problem]]
 
 
 class Finding(NamedTuple):
-    """A mistake in a file, as it is reported."""
+    """A mistake as it is reported. `kind`: mistake or warning."""
 
     file: str
     line: int

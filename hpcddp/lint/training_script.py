@@ -68,12 +68,12 @@ def keyword(call: ast.Call, name: str) -> ast.expr | None:
 
 
 def may_have(call: ast.Call, name: str) -> bool:
-    """Whether a keyword argument is given, or may be in **options."""
+    """A keyword argument is given, or may be in **options."""
     return any(word.arg in {name, None} for word in call.keywords)
 
 
 def is_constant(node: ast.AST | None, value: object) -> bool:
-    """Whether an expression is this literal."""
+    """The expression is this literal."""
     return isinstance(node, ast.Constant) and type(node.value) is type(value) and node.value == value
 
 
@@ -154,20 +154,19 @@ class TrainingScript:
             yield from self.calls.get(name, ())
 
     def has(self, *names: str) -> bool:
-        """Whether a function of such a name is called."""
+        """A function of such a name is called."""
         return any(name in self.calls for name in names)
 
     def has_framework(self) -> bool:
-        """Whether something other than the script deals with ranks."""
+        """A framework deals with the ranks, not the script."""
         trainer = "transformers" in self.modules and any(name.endswith("Trainer") for name in self.calls)
         return trainer or bool(self.modules & _FRAMEWORKS)
 
     def wraps_ddp(self) -> bool:
-        """Whether a model is wrapped here."""
         return self.has("DistributedDataParallel", "DDP")
 
     def has_gpu(self) -> bool:
-        """Whether the script asks for a device at all."""
+        """The script uses GPUs."""
         backends = [
             call.args[0] if call.args else keyword(call, "backend") for call in self.find_calls("init_process_group")
         ]
@@ -177,7 +176,7 @@ class TrainingScript:
         return nccl or any(_GPU.search(name) for name in self.uses) or self.has_framework()
 
     def is_distributed(self) -> bool:
-        """Whether the script itself joins ranks, without a framework."""
+        """The script opens the process group or wraps a model, without a framework."""
         return not self.has_framework() and (self.has("init_process_group") or self.wraps_ddp())
 
     def runtimes(self) -> set[str]:
@@ -197,7 +196,7 @@ class TrainingScript:
         return (self.values.get((function, name)) or self.values.get((None, name)) or [])[:20]
 
     def chooses_ranks(self, test: ast.AST) -> bool:
-        """Whether a condition may hold on some ranks only: by a word, a `gpu == 0`, or a name set from one of these."""
+        """The condition may hold on some ranks only: by a word, a `gpu == 0`, or a name set from one of these."""
         for node in ast.walk(test):
             if isinstance(node, ast.Compare) and _DEVICE.search(last_word(node.left)):
                 return True
@@ -208,7 +207,7 @@ class TrainingScript:
         return False
 
     def on_some_ranks(self, node: ast.AST) -> bool:
-        """Whether a line stands under such a condition in its function."""
+        """The line stands under such a condition in its function."""
         block: CodeBlock | None = self.blocks[node]
         passed: list[CodeBlock] = []
         while block is not None and block not in self.some_ranks:  # each block is asked once: time stays linear
@@ -221,7 +220,7 @@ class TrainingScript:
         return under
 
     def on_every_rank(self, node: ast.AST) -> bool:
-        """Whether a line is surely reached on every rank, through the calls of this file."""
+        """Every rank surely reaches the line, through the calls of this file."""
         return self.blocks[node].function in self.reached and not self.on_some_ranks(node)
 
 
