@@ -151,7 +151,7 @@ class CheckRequest(Record):
     line: str = ""
     fast: bool = False
     patience: float = 1.0
-    variables: Mapping[str, str] = {}  # never written to
+    variables: Mapping[str, str] = {}
 
 
 class CheckReport(Record):
@@ -161,7 +161,7 @@ class CheckReport(Record):
     hosts: Mapping[str, str]
     checks: tuple[tuple[str, Check], ...]
     ranks: int = 0
-    links: Mapping[Pair, LinkSpeed] = {}  # never written to
+    links: Mapping[Pair, LinkSpeed] = {}
     means: str = ""
     all_reduce_gbps: float | None = None
     seconds: float = 0.0

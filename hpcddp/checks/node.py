@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
     Found = tuple[str, str] | None
 
-_NOTHING: Mapping[str, str] = {}
 
 SHM = "/dev/shm"  # noqa: S108  # its size is asked for, nothing is written
 _LEAST_SHM_MB, _SMALL_SHM_MB, _LEAST_FILES = 16, 512, 1024
@@ -63,7 +62,7 @@ class Process(Record):
     master: str = ""
     cpus: Sequence[int] = ()
     gpus: Sequence[str] = ()
-    env: Mapping[str, str] = _NOTHING
+    env: Mapping[str, str] = {}
     found: Sequence[Sequence[str]] = ()
 
 
@@ -76,12 +75,12 @@ class CheckedNode(Record):
     cpus: float | None = None
     files: int | None = None
     shm_mb: tuple[int, int] | None = None
-    disks: Mapping[str, tuple[int, int, str]] = {}  # never written to
+    disks: Mapping[str, tuple[int, int, str]] = {}
     gpus: tuple[Gpu, ...] = ()
     leftover: Sequence[str] = ()
-    versions: Mapping[str, str] = _NOTHING
+    versions: Mapping[str, str] = {}
     clock_s: float | None = None
-    errors: Mapping[str, str] = _NOTHING
+    errors: Mapping[str, str] = {}
 
 
 class CheckedJob:

@@ -13,9 +13,6 @@ if TYPE_CHECKING:
     from hpcddp.schedulers.allocation import HostsFound
     from hpcddp.schedulers.job_id import JobId
 
-_NOTHING: Mapping[str, str] = {}
-_NO_LIMITS: Mapping[str, int] = {}
-_NO_WORDS: Mapping[str, tuple[str, ...]] = {}
 #: The longest job name, in characters, where a row does not give one: file names of job and output stay below 255.
 LONGEST_NAME = 230
 
@@ -26,26 +23,26 @@ class Directives(Record):
     prefix: str = ""
     refused: str = ""  # a first line, with a word in place of {}, for which its submit command refuses any text
     #: Job-file key -> the option that carries it; `signal` where the scheduler itself sends a warning.
-    options: Mapping[str, str] = _NOTHING
-    typed: Mapping[str, str] = _NOTHING  # an option of its commands -> ours, where people type theirs
-    letters: Mapping[str, str] = _NOTHING  # `p` -> `partition`, where the submit command has both
+    options: Mapping[str, str] = {}
+    typed: Mapping[str, str] = {}  # an option of its commands -> ours, where people type theirs
+    letters: Mapping[str, str] = {}  # `p` -> `partition`, where the submit command has both
     #: Groups of options of which the submit command takes one.
     alternatives: tuple[tuple[str, ...], ...] = ()
     #: Groups of options that set one thing: the submit command takes the last of two, without a word.
     last_wins: tuple[tuple[str, ...], ...] = ()
     #: Options that count GPUs, as N or TYPE:N, with what stands before that; a job has a type in all of them or in none
-    gpu_counts: Mapping[str, str] = _NOTHING
+    gpu_counts: Mapping[str, str] = {}
     walltime: str = ""  # pattern of the directive that asks for it
     account: str = "none"  # the option that carries the account where the site does not say otherwise
     #: A key of site files whose words this scheduler's template reads -> those words: account (its option), size,
     #: queue_option, gpus_option.
-    site_words: Mapping[str, tuple[str, ...]] = _NO_WORDS
+    site_words: Mapping[str, tuple[str, ...]] = {}
     #: Those that the template prints, or that hpcddp itself has to know of: no job may add them.
     printed: tuple[str, ...] = ()
-    synonyms: Mapping[str, str] = _NOTHING  # another name of an option -> the one that the other tables here have
+    synonyms: Mapping[str, str] = {}  # another name of an option -> the one that the other tables here have
     listed: tuple[str, ...] = ()  # whose value is a list of NAME=VALUE, each an option of its own: `-l select`
     several: tuple[str, ...] = ()  # that may stand more than once
-    needs: Mapping[str, tuple[str, ...]] = _NO_WORDS  # an option, or OPTION=VALUE -> those of which it needs one
+    needs: Mapping[str, tuple[str, ...]] = {}  # an option, or OPTION=VALUE -> those of which it needs one
     one_of: tuple[str, ...] = ()  # options of `gpu_counts` that say the same in other words, so that one is enough
     no_submit: tuple[str, ...] = ()  # with which the submit command queues nothing, or waits for the job's end
     attached: bool = False  # whether `-ofile` means `-o file`
@@ -53,14 +50,14 @@ class Directives(Record):
     output: str = r"[\w.+/-]+"  # with what the scheduler itself puts in
     constraint: str = r"\w+=[\w.+,=-]+"
     both_constraints: str = "{}:{}"  # the site's and the job's: a node has to have both
-    mail: Mapping[str, str] = _NOTHING  # begin, end, fail -> its word
+    mail: Mapping[str, str] = {}  # begin, end, fail -> its word
     mail_separator: str = ""
     array_first: int = 0  # the lowest index
     array_limit: str = ""  # what limits the jobs that run at once, behind the indices; "": an option of its own does
     array_reruns: bool = False  # whether each job of an array must be allowed to start again
     dependencies: tuple[str, ...] = ("afterok", "afterany", "afternotok", "after")
     bare_dependency: bool = False  # whether job ids stand there without their kind
-    name_limits: Mapping[str, int] = _NO_LIMITS  # a site's `size` -> the longest job name; "": any other size
+    name_limits: Mapping[str, int] = {}  # a site's `size` -> the longest job name; "": any other size
     joined: str = ""  # the option that may stand once only, so that its values become one list with commas
     chunks: bool = False  # whether constraints and the site's own words are part of the size, as in PBS's select
     reservation_is_queue: bool = False
@@ -106,7 +103,7 @@ class Variables(Record):
     cpus: str = ""  # the job's CPUs on this node
     cpus_of_nodes: str = ""  # on each of its nodes, as `8(x2),4`
     end: str = ""  # when the job ends, in seconds since 1970
-    interactive: Mapping[str, str] = _NOTHING  # a variable of a person's shell in the job -> what its value contains
+    interactive: Mapping[str, str] = {}  # a variable of a person's shell in the job -> what its value contains
     settings: tuple[str, ...] = ()  # those that begin as a job's and are a person's or the site's: how to reach it
 
 
@@ -219,7 +216,7 @@ class Commands(Record):
     keeps_none: str = ""  # a part of what it says then
     ended: tuple[str, ...] = ()  # shows one job {} that `jobs` has forgotten
     parse_ended: Callable[[CommandAnswer, Mapping[str, str]], JobsFound] = lambda _answer, _states: JobsFound()
-    ask_env: Mapping[str, str] = _NOTHING  # what the commands that ask need in their environment
+    ask_env: Mapping[str, str] = {}  # what the commands that ask need in their environment
     #: Starts a command on the host {host} of the job, where others run.
     starter: tuple[str, ...] = ()
     remote_shell: RemoteShell | None = None
@@ -244,10 +241,10 @@ class Scheduler(Record):
     gpus_per_rank_option: str = ""  # shows each rank so many GPUs of its node
     daemons: tuple[str, ...] = ()  # names in /proc/<pid>/comm of what signals every process of a job on its host
     commands: Commands = Commands()
-    states: Mapping[str, str] = _NOTHING  # its own word for a job's state -> queued, held, running, finished, …
+    states: Mapping[str, str] = {}  # its own word for a job's state -> queued, held, running, finished, …
     find_hosts: Callable[[Mapping[str, str], str | None], HostsFound] | None = None
     find_hostfile_copy: Callable[[Mapping[str, str]], str | None] = lambda _env: None
     #: Variables that a launch needs while another launch of the same job has not ended.
-    overlap: Mapping[str, str] = _NOTHING
+    overlap: Mapping[str, str] = {}
     #: (slots, environment) -> how many ranks a job was asked for; None: it does not say.
     count_ranks: Callable[[int | None, Mapping[str, str]], int | None] = lambda slots, _env: slots

@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from hpcddp.ranks.launcher import Launcher
     from hpcddp.supervisor.notice import Notify
 
-_NOTHING: Mapping[str, Any] = {}
 _TEXTS = ("name", "run_dir", "scheduler", "launcher", "site", "resume", "scratch", "preflight", "fresh")
 _COUNTS = ("chain", "max_restarts")
 _TIMES = ("walltime", "signal", "stall_limit")
@@ -69,8 +68,8 @@ class Order(Record):
     stall_limit_s: int = 60
     preflight: str = ""
     notify: Notify | None = None
-    sweep: Mapping[str, Sequence[str]] = _NOTHING
-    point: Mapping[str, str] = _NOTHING
+    sweep: Mapping[str, Sequence[str]] = {}
+    point: Mapping[str, str] = {}
 
 
 def read_order(options: Mapping[str, Any], words: Sequence[str], env: Mapping[str, str]) -> Order:

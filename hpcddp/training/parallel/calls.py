@@ -19,7 +19,7 @@ from hpcddp.training.torch_compat import gradient_version, has_averaged, is_as_b
 
 
 @dataclass(eq=False)
-class _Watched:
+class _WatchedModel:
     """A DDP model in the micro batch that the loop is at."""
 
     model: DistributedDataParallel
@@ -37,13 +37,13 @@ class ForwardCalls:
 
     def __init__(self) -> None:
         self.are_watched = False  # whether there is a DDP model, so that the methods have something to do
-        self._watched: list[_Watched] = []
+        self._watched: list[_WatchedModel] = []
 
     def watch(self, model: nn.Module) -> None:
         """Record the calls of this model from now on, if it is a DDP model."""
         if not isinstance(model, DistributedDataParallel):
             return
-        one = _Watched(model, [(name, p) for name, p in model.module.named_parameters() if p.requires_grad])
+        one = _WatchedModel(model, [(name, p) for name, p in model.module.named_parameters() if p.requires_grad])
 
         def note(module: nn.Module, _inputs: Any) -> None:  # a deep copy of the model has it, too
             if torch.is_grad_enabled() and module is one.model:
