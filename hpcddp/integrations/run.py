@@ -68,7 +68,7 @@ class Run:
         self._keep = keep
         self._save_every = save_every
         self._saves = AttemptSaves(attempt, self._watch, is_first=ranks.is_first, every_s=save_every.seconds)
-        self._has_asked = False
+        self._has_requested = False
         self._saved_at = (self.step, self.epoch)
         self._metrics = MetricsFile(None)
         self._written = (0.0, self.step)  # when the metrics last had a line, and of which step
@@ -117,7 +117,7 @@ class Run:
         and record them. Before the first step. RequestError, on every rank, for differences."""
         agree = self.ranks.agreement.agree
         settings = RunSettings(
-            lambda thing: agree("compare the settings", thing)[1][0],
+            lambda value: agree("compare the settings", value)[1][0],
             self.attempt,
             self._env,
             is_first=self.ranks.is_first,
@@ -142,8 +142,8 @@ class Run:
             self._write_line("at")
         self._watch.pace.step_ended()
         flags = self._watch.flags()
-        if self._saves.is_time and not self._has_asked:
-            self._has_asked = True  # the others hear it one step late
+        if self._saves.is_time and not self._has_requested:
+            self._has_requested = True  # the others hear it one step late
             flags += (SAVE,)
         self._saves.accept_stop(self.ranks.exchange(step, flags))
         return self.stop_reason is not None
@@ -213,7 +213,7 @@ class Run:
             entries |= {"world_size": self.ranks.world_size, "seconds": time.monotonic() - began}
             complete_checkpoint(self.attempt, step, self._keep, entries | more)
         self.ranks.wait()
-        self._has_asked = False
+        self._has_requested = False
         self.ranks.agreement.requested.clear()
         self._saved_at = step, epoch
         self._saves.record_saved(step, epoch, time.monotonic() - began)

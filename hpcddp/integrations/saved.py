@@ -17,7 +17,7 @@ from typing import Any
 from hpcddp.errors import RequestError
 from hpcddp.record import Record
 from hpcddp.runs.folder import AttemptFolder, RunFolder, name_checkpoint, step_of
-from hpcddp.runs.state import read_manifest
+from hpcddp.runs.state import Manifest, read_manifest
 from hpcddp.training.activity import at_files
 from hpcddp.training.checkpoint.files import MARK, commit, list_checkpoint_folders, remove_old
 from hpcddp.training.checkpoint.resume import find_damage, find_newest
@@ -49,11 +49,10 @@ def find_saved(run: RunFolder, framework: str) -> FrameworkCheckpoint | None:
         lambda path: find_damage(path, [host], framework=framework),
         "begin a new run: --fresh",
     )
-    manifest = None if newest is None else read_manifest(str(newest))
-    if newest is None or manifest is None:
+    if newest is None:
         return None
-    names = ("epoch", "world_size", "global_batch", "seconds")
-    entries: dict[str, Any] = {name: getattr(manifest, name) for name in names}
+    manifest = read_manifest(str(newest)) or Manifest()
+    entries = {name: getattr(manifest, name) for name in ("epoch", "world_size", "global_batch", "seconds")}
     return FrameworkCheckpoint(path=manifest.path or str(newest), step=step_of(newest.name), damaged=damaged, **entries)
 
 

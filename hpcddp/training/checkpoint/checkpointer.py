@@ -325,9 +325,9 @@ class Checkpointer:
 
     def learning_rate(self) -> float | None:
         """The learning rate of the first parameter group of the first tracked optimizer; None without one."""
-        for thing in self._tracked.objects.values() if self._tracked is not None else ():
-            if isinstance(thing, Optimizer):
-                return float(thing.param_groups[0]["lr"])
+        for tracked in self._tracked.objects.values() if self._tracked is not None else ():
+            if isinstance(tracked, Optimizer):
+                return float(tracked.param_groups[0]["lr"])
         return None
 
     def is_due(self, step: int) -> bool:

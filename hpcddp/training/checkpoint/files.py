@@ -20,7 +20,7 @@ from torch import nn
 from hpcddp.errors import LaunchError, RequestError
 from hpcddp.runs import folder as folders
 from hpcddp.runs.folder import MANIFEST
-from hpcddp.runs.jsonfile import DamagedFileError, UnreadableFileError, write_object
+from hpcddp.runs.jsonfile import DamagedFileError, UnreadableFileError, read_first_line, write_object
 from hpcddp.runs.state import read_manifest
 from hpcddp.training.activity import at_files
 from hpcddp.training.checkpoint.tracked import gather_whole, map_tensors, module_state
@@ -134,16 +134,9 @@ def find_fault(path: Path, nth: int = 0, parts: int = 1, framework: str | None =
                 return f"{name} does not have the SHA-256 of the manifest"
         except (FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:
             return f"{name}: {(error.strerror or str(error)).lower()}"
-    if manifest.mark is not None and _read_mark(folder) != manifest.mark:
+    if manifest.mark is not None and read_first_line(str(folder / MARK)) != manifest.mark:
         return f"{folder} was written over by another run"
     return None
-
-
-def _read_mark(folder: Path) -> str | None:
-    try:
-        return (folder / MARK).read_text(encoding="utf-8")
-    except (FileNotFoundError, NotADirectoryError, ValueError):
-        return None
 
 
 @at_files()

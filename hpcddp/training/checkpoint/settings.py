@@ -184,20 +184,20 @@ def describe_settings(objects: Mapping[str, Any]) -> Settings:
     """
     found: Settings = {}
     names: dict[int, str] = {}
-    for name, thing in objects.items():
-        if isinstance(thing, nn.Module):
-            parameters = name_parameters(thing)
+    for name, tracked in objects.items():
+        if isinstance(tracked, nn.Module):
+            parameters = name_parameters(tracked)
             names = {id(one): f"{name}.{path}" for path, one in parameters.items()} | names
             listed = [f"{path} {'x'.join(map(str, one.shape))}" for path, one in parameters.items()]
             found[name] = {"parameters": listed}
-        elif not isinstance(thing, Optimizer):
-            plain = _read_plain(thing.state_dict()) if isinstance(thing, LRScheduler) else {}
-            found[name] = {"class": type(thing).__name__, **plain}
-    for name, thing in objects.items():
-        if isinstance(thing, Optimizer):
-            for nth, group in enumerate(thing.param_groups):
+        elif not isinstance(tracked, Optimizer):
+            plain = _read_plain(tracked.state_dict()) if isinstance(tracked, LRScheduler) else {}
+            found[name] = {"class": type(tracked).__name__, **plain}
+    for name, tracked in objects.items():
+        if isinstance(tracked, Optimizer):
+            for nth, group in enumerate(tracked.param_groups):
                 plain = _read_plain(group | {"lr": group.get("initial_lr", group["lr"])})
-                found[_name(name, nth)] = given = {"class": type(thing).__name__, **plain}
+                found[_name(name, nth)] = given = {"class": type(tracked).__name__, **plain}
                 if all(id(p) in names for p in group["params"]):
                     given["parameters"] = [names[id(p)] for p in group["params"]]
     return found
@@ -233,8 +233,8 @@ class GivenSettings:
 
     def __init__(self, objects: Mapping[str, Any], settings: RunSettings) -> None:
         self._settings = settings
-        self._optimizers = {name: thing for name, thing in objects.items() if isinstance(thing, Optimizer)}
-        self._schedules = {name: thing for name, thing in objects.items() if isinstance(thing, LRScheduler)}
+        self._optimizers = {name: tracked for name, tracked in objects.items() if isinstance(tracked, Optimizer)}
+        self._schedules = {name: tracked for name, tracked in objects.items() if isinstance(tracked, LRScheduler)}
         self._groups = {
             _name(name, nth): {
                 key: value.clone() if isinstance(value, Tensor) else value
@@ -335,12 +335,12 @@ class LoadedState:
 
     def _sum_up(self) -> dict[tuple[str, str], tuple[torch.dtype, int]]:
         found = {}
-        for name, thing in self._objects.items():
+        for name, tracked in self._objects.items():
             tree: Any = None
-            if isinstance(thing, nn.Module):
-                tree, name = dict(thing.named_parameters()), f"weights of {name}"
-            elif isinstance(thing, Optimizer):
-                tree, name = thing.state_dict()["state"], f"state of {name}"
+            if isinstance(tracked, nn.Module):
+                tree, name = dict(tracked.named_parameters()), f"weights of {name}"
+            elif isinstance(tracked, Optimizer):
+                tree, name = tracked.state_dict()["state"], f"state of {name}"
             for path, tensor in list_tensors(tree).items():
                 mine = local_part(tensor).detach()
                 if is_whole(mine):

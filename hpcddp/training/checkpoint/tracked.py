@@ -155,20 +155,21 @@ class Tracked:
     ) -> None:
         """`zero`: the optimizers, by name, of which each data rank has the state of its own parameters only (ZeRO-1).
         `hashes_split`: split models are hashed, too, for which each tensor is gathered."""
-        for name, thing in objects.items():
-            if not (hasattr(thing, "state_dict") and hasattr(thing, "load_state_dict")):
+        for name, tracked in objects.items():
+            if not (hasattr(tracked, "state_dict") and hasattr(tracked, "load_state_dict")):
+                kind = type(tracked).__name__
                 raise RequestError(
-                    f"rt.track({name}=…) got a {type(thing).__name__}, which has no state_dict() and load_state_dict()",
+                    f"rt.track({name}=…) got a {kind}, which has no state_dict() and load_state_dict()",
                     "track models, optimizers, schedulers, and what else has both methods",
                 )
         self.objects = {
-            name: unwrap(thing) if isinstance(thing, nn.Module) else thing for name, thing in objects.items()
+            name: unwrap(tracked) if isinstance(tracked, nn.Module) else tracked for name, tracked in objects.items()
         }
         self.hashes_split = hashes_split
         self._zero = zero or {}
 
     def models(self) -> list[nn.Module]:
-        return [thing for thing in self.objects.values() if isinstance(thing, nn.Module)]
+        return [tracked for tracked in self.objects.values() if isinstance(tracked, nn.Module)]
 
     def is_split(self) -> bool:
         """Whether ranks hold shards of a model only.
@@ -189,13 +190,13 @@ class Tracked:
         """
         if not gather and self.is_split():
             return None
-        return hash_states({name: thing for name, thing in self.objects.items() if isinstance(thing, nn.Module)})
+        return hash_states({name: tracked for name, tracked in self.objects.items() if isinstance(tracked, nn.Module)})
 
     def capture(self) -> dict[str, Any]:
         """Every object's state by name, with the run's own tensors in it, not copies."""
         return {
-            name: module_state(thing) if isinstance(thing, nn.Module) else thing.state_dict()
-            for name, thing in self.objects.items()
+            name: module_state(tracked) if isinstance(tracked, nn.Module) else tracked.state_dict()
+            for name, tracked in self.objects.items()
         }
 
     def merge_outlines(self, outline: dict[str, Any]) -> dict[str, Any]:
@@ -224,11 +225,11 @@ class Tracked:
         An optimizer's numbers are split as its parameters are, which it counts in an order that no split changes.
         """
         likes: dict[Path, Any] = {}
-        for name, thing in self.objects.items():
-            if isinstance(thing, nn.Module):
-                likes |= {(name, key): value for key, value in module_state(thing).items() if is_split(value)}
-            elif isinstance(thing, Optimizer):
-                parameters = [parameter for group in thing.param_groups for parameter in group["params"]]
+        for name, tracked in self.objects.items():
+            if isinstance(tracked, nn.Module):
+                likes |= {(name, key): value for key, value in module_state(tracked).items() if is_split(value)}
+            elif isinstance(tracked, Optimizer):
+                parameters = [parameter for group in tracked.param_groups for parameter in group["params"]]
                 likes |= {(name, "state", n): p.detach() for n, p in enumerate(parameters) if is_split(p)}
 
         def find(path: Path, shape: torch.Size) -> Any:
@@ -240,22 +241,22 @@ class Tracked:
     def restore(self, tree: dict[str, Any], source: str, hint: str) -> None:
         """Load every object's state that is there, models first. Optimizers with one list of groups, as of SAM, have
         one afterwards, too. RequestError, which names the `source`, if a state does not fit."""
-        optimizers = [thing for thing in self.objects.values() if isinstance(thing, Optimizer)]
+        optimizers = [tracked for tracked in self.objects.values() if isinstance(tracked, Optimizer)]
         owners: dict[int, Optimizer] = {}  # the first optimizer with a list of groups, by the list's id
         shared = [(one, owners.setdefault(id(one.param_groups), one)) for one in optimizers]
-        for name, thing in sorted(self.objects.items(), key=lambda item: not isinstance(item[1], nn.Module)):
+        for name, tracked in sorted(self.objects.items(), key=lambda item: not isinstance(item[1], nn.Module)):
             if name not in tree:
                 continue
             try:
-                if isinstance(thing, nn.Module):
-                    load_module_state(thing, tree[name])
+                if isinstance(tracked, nn.Module):
+                    load_module_state(tracked, tree[name])
                 else:
-                    thing.load_state_dict(tree[name])
+                    tracked.load_state_dict(tree[name])
             except (RuntimeError, ValueError, KeyError, TypeError) as error:  # torch's words for: another shape
                 words = " ".join(str(error).split())
-                # the first thing that torch lists, and not hundreds of parameters' names
+                # the first one that torch lists, and not hundreds of parameters' names
                 what = shorten(words.partition(": ")[2] or words)
-                raise RequestError(f"{source} does not fit {name} ({type(thing).__name__}): {what}", hint) from error
+                raise RequestError(f"{source} does not fit {name} ({type(tracked).__name__}): {what}", hint) from error
         for one, owner in shared:
             one.param_groups = owner.param_groups
 

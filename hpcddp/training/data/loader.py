@@ -22,28 +22,28 @@ from hpcddp.training.data.weighing import WeighedBatch, Weighing
 from hpcddp.training.mistakes import BATCH_UNPACKED
 
 
-def map_parts(thing: Any, change: Callable[[Any], Any]) -> Any:
+def map_parts(content: Any, change: Callable[[Any], Any]) -> Any:
     """The same tuples, lists, named tuples, dicts and dataclasses with each tensor, and each other object that has a
     `to(device)` method, such as a tokenizer's batch, replaced by `change(part)`."""
-    if isinstance(thing, Tensor):
-        return change(thing)
-    if isinstance(thing, dict) and (type(thing) is dict or not hasattr(thing, "to")):
-        changed = {key: map_parts(value, change) for key, value in thing.items()}
-        return changed if type(thing) is dict else type(thing)(changed)
-    if isinstance(thing, tuple) and hasattr(thing, "_fields"):
-        return type(thing)(*(map_parts(value, change) for value in thing))
-    if isinstance(thing, list | tuple):
-        return type(thing)([map_parts(value, change) for value in thing])
-    if dataclasses.is_dataclass(thing) and not isinstance(thing, type):
-        fields = [field.name for field in dataclasses.fields(thing) if field.init]
-        return dataclasses.replace(thing, **{name: map_parts(getattr(thing, name), change) for name in fields})
-    return change(thing) if callable(getattr(thing, "to", None)) else thing
+    if isinstance(content, Tensor):
+        return change(content)
+    if isinstance(content, dict) and (type(content) is dict or not hasattr(content, "to")):
+        changed = {key: map_parts(value, change) for key, value in content.items()}
+        return changed if type(content) is dict else type(content)(changed)
+    if isinstance(content, tuple) and hasattr(content, "_fields"):
+        return type(content)(*(map_parts(value, change) for value in content))
+    if isinstance(content, list | tuple):
+        return type(content)([map_parts(value, change) for value in content])
+    if dataclasses.is_dataclass(content) and not isinstance(content, type):
+        fields = [field.name for field in dataclasses.fields(content) if field.init]
+        return dataclasses.replace(content, **{name: map_parts(getattr(content, name), change) for name in fields})
+    return change(content) if callable(getattr(content, "to", None)) else content
 
 
-def move(thing: Any, device: torch.device) -> Any:
+def move(content: Any, device: torch.device) -> Any:
     """Move it to the device: tensors are copied without waiting, other objects move themselves."""
     return map_parts(
-        thing, lambda part: part.to(device, non_blocking=True) if isinstance(part, Tensor) else part.to(device)
+        content, lambda part: part.to(device, non_blocking=True) if isinstance(part, Tensor) else part.to(device)
     )
 
 
@@ -344,9 +344,9 @@ def are_in_proportion(first: MicroBatch, second: MicroBatch, ranks: int) -> bool
     return alike and first.samples * second.total == second.samples * first.total
 
 
-def is_of_batch(content: Any, thing: Any) -> bool:
+def is_of_batch(content: Any, wanted: Any) -> bool:
     """Whether this is the batch itself, or a tensor in it: the same object, not an equal one."""
-    if content is thing:
+    if content is wanted:
         return True
     parts: list[Any] = []
 
@@ -355,4 +355,4 @@ def is_of_batch(content: Any, thing: Any) -> bool:
         return part
 
     map_parts(list(content.values()) if isinstance(content, Mapping) else content, collect)
-    return any(part is thing for part in parts)
+    return any(part is wanted for part in parts)

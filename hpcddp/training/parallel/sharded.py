@@ -79,8 +79,10 @@ class ShardedModel:
     def check_optimizers(self, objects: dict[str, Any]) -> None:
         """RequestError for an optimizer that holds the parameters from before, and would train nothing."""
         stale = {id(parameter) for ref in self._replaced if (parameter := ref()) is not None}
-        for name, thing in objects.items():
-            if isinstance(thing, Optimizer) and any(id(p) in stale for g in thing.param_groups for p in g["params"]):
+        for name, tracked in objects.items():
+            if isinstance(tracked, Optimizer) and any(
+                id(p) in stale for g in tracked.param_groups for p in g["params"]
+            ):
                 raise RequestError(
                     f"{name} was made before rt.wrap(), which gave the model other parameters: it would train nothing",
                     "make the optimizer after model = rt.wrap(model); one without a state yet may also be given to the"

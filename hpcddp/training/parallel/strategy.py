@@ -28,14 +28,14 @@ def place(model: nn.Module, device: torch.device) -> nn.Module:
     return model if len(list_accelerators(model)) > 1 else model.to(device)
 
 
-def check_places(places: Sequence[torch.device], own: Sequence[torch.device], split: Split, *, exact: bool) -> None:
-    """RequestError for a model on several accelerators, if one is not this rank's `own`, or if it is not DDP's."""
+def check_places(places: Sequence[torch.device], devices: Sequence[torch.device], split: Split, *, exact: bool) -> None:
+    """RequestError for a model on several accelerators, if one is not of this rank's devices, or if it is not DDP's."""
     if len(places) < 2:
         return
     lies = f"the model lies on {' and '.join(map(str, places))}"
-    if not set(places) <= set(own):
+    if not set(places) <= set(devices):
         raise RequestError(
-            f"{lies}, and this rank has {' and '.join(map(str, own))}",
+            f"{lies}, and this rank has {' and '.join(map(str, devices))}",
             "rt.devices for its parts, and gpus_per_rank in the job file for how many there are",
         )
     if exact or split.kind != "ddp" or split.tensor > 1:

@@ -121,12 +121,3 @@ def test_a_mean_over_nothing_is_refused_where_its_nan_would_reach_the_gradients(
         run_backward(nothing / 0, part, [], summed=False)
     assert run_backward(nothing, part, [], summed=False) is None
     assert run_backward(nothing, part, [], summed=True) == 0.5
-
-
-@pytest.mark.parametrize(
-    ("loss", "what"),
-    [(1.0, "a float"), (torch.zeros(()), "a tensor without"), (torch.zeros(2), r"a tensor of shape \(2,\)")],
-)
-def test_what_no_backward_pass_starts_from_is_refused(loss: Any, what: str) -> None:
-    with pytest.raises(RequestError, match=f"rt.backward was given {what}"):
-        run_backward(loss, _part(3, 0.5), [], summed=False)
