@@ -141,10 +141,8 @@ def plan_batch(
 
 def _plan_slices(global_batch: int, data_size: int, max_micro_batch: int | None, slices: int) -> BatchPlan:
     if slices > global_batch:
-        raise RequestError(
-            f"a global batch of {global_batch} cannot be cut into {slices} slices: some would have no sample",
-            f"use at most {format_count(global_batch, 'slice')}",
-        )
+        what = f"a global batch of {global_batch} cannot be cut into {slices} slices: some would have no sample"
+        raise RequestError(what, f"use at most {format_count(global_batch, 'slice')}")
     if slices < data_size:
         raise RequestError(
             f"{format_count(slices, 'slice')} cannot be dealt to {data_size} ranks: some would have none",

@@ -65,12 +65,12 @@ class Split(Record):
 
     @property
     def is_sharded(self) -> bool:
-        """Whether the data ranks hold shards of the parameters."""
+        """The data ranks hold shards of the parameters."""
         return self.kind in {"fsdp", "hsdp"}
 
     @property
     def is_whole(self) -> bool:
-        """Whether each rank holds every parameter with its whole gradient."""
+        """Each rank holds every parameter with its whole gradient."""
         return not self.is_sharded and self.tensor == 1
 
     def __str__(self) -> str:
@@ -116,9 +116,8 @@ def _read_degree(name: str, value: object, where: str) -> int:
     degree = _REST if text == str(_REST) else read_number(text)
     if not degree:
         example = Parallel("", ((name, 8),), where=where).format()
-        raise RequestError(
-            f"{where}: {name} {shorten(str(value))!r} is no number of ranks", f"{example}; -1 takes all ranks left"
-        )
+        what = f"{where}: {name} {shorten(str(value))!r} is no number of ranks"
+        raise RequestError(what, f"{example}; -1 takes all ranks left")
     return degree
 
 
@@ -152,10 +151,8 @@ def plan_split(parallel: Parallel, hosts: Sequence[str]) -> Split:
 def check_goes_with(split: Split, parallel: Parallel, *, exact: bool) -> None:
     """RequestError for exact mode, which needs whole layers, where ranks have parts of them."""
     if exact and split.tensor > 1:
-        raise RequestError(
-            f"exact mode needs whole layers, and {parallel} divides them over {split.tensor} ranks",
-            parallel.typed("fsdp"),
-        )
+        what = f"exact mode needs whole layers, and {parallel} divides them over {split.tensor} ranks"
+        raise RequestError(what, parallel.typed("fsdp"))
 
 
 def check_one_gpu(parallel: Parallel, gpus_per_rank: int) -> None:
@@ -174,10 +171,8 @@ def _rows_by_host(parallel: Parallel, hosts: Sequence[str]) -> tuple[tuple[int, 
     rows = tuple(tuple(rank for rank, here in enumerate(hosts) if here == host) for host in dict.fromkeys(hosts))
     if len({len(row) for row in rows}) > 1:
         counts = ", ".join(f"{len(row)} on {hosts[row[0]]}" for row in rows)
-        raise RequestError(
-            f"{parallel.where}: hsdp needs as many ranks on each node; there are {counts}",
-            f"{parallel.typed('fsdp')}, or nodes with the same number of ranks",
-        )
+        what = f"{parallel.where}: hsdp needs as many ranks on each node; there are {counts}"
+        raise RequestError(what, f"{parallel.typed('fsdp')}, or nodes with the same number of ranks")
     return rows
 
 

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 
-# Words such as `{world_size}` in a command, for programs that take the size of a launch as an argument.
-
 #: What differs from rank to rank, what the launch has, and what the global batch gives.
 OF_RANK = ("rank", "local_rank")
 OF_LAUNCH = (*OF_RANK, "world_size", "local_world_size", "nodes", "node_rank", "run_dir")
@@ -47,8 +45,8 @@ def fill_placeholders(command: Sequence[str], values: Mapping[str, object]) -> l
     names, code = find_placeholders(command), find_code(command)
     for name in names:
         if values.get(name) is None:
-            told, hint = _WITHOUT.get(name, ("the launcher does not say it", "leave it out"))
-            raise RequestError(f"{{{name}}} in the command: {told}", hint)
+            why, hint = _WITHOUT.get(name, ("the launcher does not say it", "leave it out"))
+            raise RequestError(f"{{{name}}} in the command: {why}", hint)
 
     def fill(word: str) -> str:
         filled = _FORM.sub(lambda m: str(values[m[1]]) if m[1] in names else m[0], word)
@@ -128,9 +126,8 @@ def read_axes(value: object, where: str) -> dict[str, tuple[str, ...]]:
     axes = {str(name): _read_values(str(name), values, where) for name, values in value.items()}
     points = count_points(axes)
     if points > MOST:
-        raise RequestError(
-            f"{where} has {points} points, and a sweep may have {MOST}", "fewer values, or several sweeps"
-        )
+        what = f"{where} has {points} points, and a sweep may have {MOST}"
+        raise RequestError(what, "fewer values, or several sweeps")
     return axes
 
 
@@ -142,10 +139,8 @@ def count_points(axes: Axes) -> int:
 def find_point(axes: Axes, number: int) -> dict[str, str]:
     """The values of one point, from 1. RequestError if there is none of that number."""
     if not 1 <= number <= count_points(axes):
-        raise RequestError(
-            f"index {number} is no point of this sweep, which has {count_points(axes)}",
-            "submit the sweep with hpcddp submit, which makes its array",
-        )
+        what = f"index {number} is no point of this sweep, which has {count_points(axes)}"
+        raise RequestError(what, "submit the sweep with hpcddp submit, which makes its array")
     values = next(islice(product(*axes.values()), number - 1, None))
     return dict(zip(axes, values, strict=True))
 
@@ -169,10 +164,8 @@ def check_axes(axes: Axes, command: Sequence[str], keys: Sequence[str]) -> None:
         if name in {*OF_LAUNCH, *OF_BATCH}:
             raise RequestError(f"sweep: {{{name}}} is the launch's own number", f"another name than {name}")
         if fill_point(command, {name: ""}) == list(command):
-            raise RequestError(
-                f"sweep: {name} is no key of a job file, and {{{name}}} does not stand in the command",
-                f"--{name.replace('_', '-')} {{{name}}} in the command",
-            )
+            what = f"sweep: {name} is no key of a job file, and {{{name}}} does not stand in the command"
+            raise RequestError(what, f"--{name.replace('_', '-')} {{{name}}} in the command")
 
 
 def _read_values(name: str, values: object, where: str) -> tuple[str, ...]:

@@ -91,9 +91,8 @@ def measure_model(
     with torch.device("meta"), reraise_as_request(f"{name}() raised", hint):
         model = make()
     if not isinstance(model, nn.Module):
-        raise RequestError(
-            f"{name}() returned {type(model).__name__}, not a torch.nn.Module", f"end {name} with: return model"
-        )
+        what = f"{name}() returned {type(model).__name__}, not a torch.nn.Module"
+        raise RequestError(what, f"end {name} with: return model")
     if any(isinstance(parameter, nn.parameter.UninitializedParameter) for parameter in model.parameters()):
         raise RequestError(f"{name}() has layers without weights yet (LazyLinear)", "nn.Linear(inputs, outputs)")
     if not any(parameter.requires_grad for parameter in model.parameters()):
@@ -176,13 +175,7 @@ def _recompute(blocks: list[nn.Module]) -> None:
 
 
 def _find_activations(
-    model: nn.Module,
-    blocks: list[nn.Module],
-    sample: Sample,
-    micro_batch: int,
-    dtype: torch.dtype,
-    *,
-    autocast: bool,
+    model: nn.Module, blocks: list[nn.Module], sample: Sample, micro_batch: int, dtype: torch.dtype, *, autocast: bool
 ) -> tuple[Activations, set[nn.Parameter]]:
     """A line through two sizes of the micro batch, and the parameters behind the blocks."""
     one, behind = _train_once(model, blocks, sample.batch(micro_batch, dtype), autocast=autocast)

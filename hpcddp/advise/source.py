@@ -64,9 +64,8 @@ def load_function(file: str, name: str) -> Callable[[], object]:
     if not any(name in _list_bound(statement) for statement in needed):
         known = [one.name for one in tree.body if isinstance(one, (ast.FunctionDef, ast.ClassDef))]
         guess = nearest(name, known)
-        raise RequestError(
-            f"{file} has no function {name!r}{guess}", f"one of {', '.join(known)}" if known else "def make_model(): …"
-        )
+        what = f"{file} has no function {name!r}{guess}"
+        raise RequestError(what, f"one of {', '.join(known)}" if known else "def make_model(): …")
     module: dict[str, object] = {"__name__": "hpcddp_advised", "__file__": os.path.abspath(file)}
     sys.path.insert(0, os.path.dirname(os.path.abspath(file)))
     with reraise_as_request(f"what {name} needs of {file} cannot run:", partial(_hint, file)):

@@ -47,10 +47,7 @@ def judge_record(reason: str, status: int | None, state: str = "") -> Cause:
     number = (status or 0) - 256 if (status or 0) > 256 else (status or 0) - 128
     class_ = CLASS_OF_SIGNAL.get(number, "unknown")
     return Cause(
-        class_,
-        text=text,
-        also=("killed",) if number == 9 else (),
-        remedy=OF_SIGNALS.get(class_, (NOBODY, ""))[1],
+        class_, text=text, also=("killed",) if number == 9 else (), remedy=OF_SIGNALS.get(class_, (NOBODY, ""))[1]
     )
 
 

@@ -321,11 +321,10 @@ def _is_made_up(script: TrainingScript, call: ast.Call) -> bool:
 def _step_loops(script: TrainingScript, epochs: bool) -> list[ast.AST]:
     """The innermost loops around a backward pass; with `epochs` those that another loop, or a call in one, repeats."""
     found = dict.fromkeys(script.blocks[call].loop for call in script.find_calls("backward"))
-    return [loop for loop in found if loop and (not epochs or _is_repeated(script, loop))]
-
-
-def _is_repeated(script: TrainingScript, loop: ast.AST) -> bool:
-    return script.blocks[loop].loop is not None or _is_called_in_loop(script, loop)
+    loops = [loop for loop in found if loop is not None]
+    if epochs:
+        return [loop for loop in loops if script.blocks[loop].loop is not None or _is_called_in_loop(script, loop)]
+    return loops
 
 
 def _is_called_in_loop(script: TrainingScript, node: ast.AST) -> bool:

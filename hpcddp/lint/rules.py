@@ -5,12 +5,12 @@ from __future__ import annotations
 import ast
 import re
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable
 
 from hpcddp.errors import RequestError
 from hpcddp.lint import header_rules, python_rules, run_rules
 from hpcddp.lint.python_rules import find_spawning
-from hpcddp.lint.script import Finding, Problem, Rule, Script
+from hpcddp.lint.script import Finding, Rule, Script
 from hpcddp.lint.training_script import TrainingScript, read_training_script
 from hpcddp.script.spec import quote_words
 
@@ -59,29 +59,29 @@ RULES = (
     Rule("A32", True, run_rules.requeue_of_array),
     Rule("A34", True, run_rules.ends_before_its_ranks),
 )
-PYTHON_RULES: tuple[tuple[str, bool, Callable[[TrainingScript], Iterator[Problem]]], ...] = (
-    ("A3", False, python_rules.device_modulo),
-    ("A5", False, python_rules.fixed_master_port),
-    ("A6", True, python_rules.data_parallel),
-    ("A7", False, python_rules.item_in_loop),
-    ("A8", False, python_rules.no_workers),
-    ("A9", False, python_rules.fixed_address),
-    ("A10", False, python_rules.global_rank_as_device),
-    ("A11", True, python_rules.no_set_epoch),
-    ("A14", False, python_rules.whole_data_on_each_rank),
-    ("A15", False, python_rules.no_rank_check),
-    ("A17", True, python_rules.optimizer_before_sharding),
-    ("A18", True, python_rules.bare_model_called),
-    ("A20", False, python_rules.starts_processes),
-    ("A22", True, python_rules.collective_on_some_ranks),
-    ("A29", True, python_rules.port_of_each_rank),
+PYTHON_RULES = (
+    Rule("A3", False, python_rules.device_modulo),
+    Rule("A5", False, python_rules.fixed_master_port),
+    Rule("A6", True, python_rules.data_parallel),
+    Rule("A7", False, python_rules.item_in_loop),
+    Rule("A8", False, python_rules.no_workers),
+    Rule("A9", False, python_rules.fixed_address),
+    Rule("A10", False, python_rules.global_rank_as_device),
+    Rule("A11", True, python_rules.no_set_epoch),
+    Rule("A14", False, python_rules.whole_data_on_each_rank),
+    Rule("A15", False, python_rules.no_rank_check),
+    Rule("A17", True, python_rules.optimizer_before_sharding),
+    Rule("A18", True, python_rules.bare_model_called),
+    Rule("A20", False, python_rules.starts_processes),
+    Rule("A22", True, python_rules.collective_on_some_ranks),
+    Rule("A29", True, python_rules.port_of_each_rank),
 )
 
 
 def lint_script(file: str, script: Script) -> list[Finding]:
     """Every mistake of a job script, by line."""
     refuse_no_text(file, script.text)
-    return _sorted(_finding(file, r.id, r.certain, one) for r in RULES for one in r.check(script))
+    return _apply(RULES, file, script)
 
 
 def lint_python(file: str, text: str) -> list[Finding]:
@@ -93,7 +93,7 @@ def lint_python(file: str, text: str) -> list[Finding]:
     except _NO_PYTHON as e:
         what = f"{file} is not Python: {str(e) or 'it is nested too deeply'}"
         raise RequestError(what, f"python -m py_compile {file}") from e
-    return _sorted(_finding(file, id_, certain, one) for id_, certain, check in PYTHON_RULES for one in check(script))
+    return _apply(PYTHON_RULES, file, script)
 
 
 def find_spawning_line(text: bytes) -> int:
@@ -127,9 +127,10 @@ def refuse_no_text(file: str, text: str) -> None:
         raise RequestError(f"{file} is a notebook, not a script", hint)
 
 
-def _finding(file: str, rule: str, certain: bool, found: Problem) -> Finding:
-    return Finding(file, found.line, rule, "mistake" if certain else "warning", found.what, found.instead)
-
-
-def _sorted(findings: Iterable[Finding]) -> list[Finding]:
-    return sorted(dict.fromkeys(findings), key=lambda f: (f.line, f.rule))
+def _apply(rules: Iterable[Rule], file: str, script: Script | TrainingScript) -> list[Finding]:
+    found = {
+        Finding(file, one.line, rule.id, "mistake" if rule.certain else "warning", one.what, one.instead): None
+        for rule in rules
+        for one in rule.check(script)
+    }
+    return sorted(found, key=lambda finding: (finding.line, finding.rule))

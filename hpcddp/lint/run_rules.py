@@ -345,7 +345,7 @@ def ends_before_its_ranks(script: Script) -> Iterator[Problem]:
     last = next((c for c in reversed(there) if c.words), None)
     if last is None or any(c.program in {"wait", "fg"} for c in script.commands):
         return
-    starts = _trains_or_launches(script, last) or any(_base(word) in REACHES for word in last.words[:4])
+    starts = _trains_or_launches(script, last) or any(word.rsplit("/", 1)[-1] in REACHES for word in last.words[:4])
     if starts and _is_in_background(script, last):
         what = f"{last.program} … & is the last command: the script ends at once, and the job with it"
         yield Problem(last.line, what, "wait as the last line")
@@ -366,10 +366,6 @@ def _is_in_background(script: Script, command: Command) -> bool:
     """An & ends the command, or the group or the loop around it."""
     behind = re.compile(r"[\s;]*([)}]|done\b)[^\n&|]*(2>&1)?\s*&(?!&)")
     return command.background or behind.match(script.text.rpartition(command.text)[2]) is not None
-
-
-def _base(word: str) -> str:
-    return word.rsplit("/", 1)[-1]
 
 
 def _has_more_options(words: Sequence[str]) -> bool:

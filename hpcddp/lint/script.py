@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from hpcddp.errors import RequestError
 from hpcddp.lint.directives import ScriptDirectives, is_torque, read_pbs, read_slurm
@@ -177,7 +177,7 @@ class Rule(NamedTuple):
 
     id: str
     certain: bool
-    check: Callable[[Script], Iterator[Problem]]
+    check: Callable[[Any], Iterator[Problem]]  # of a Script or a TrainingScript
 
 
 class Finding(NamedTuple):

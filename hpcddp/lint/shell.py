@@ -326,14 +326,7 @@ class _ScriptReader:
             self.text[self.at + 1 : self.at + 2],
         )
         command = self.around._replace(line=line, words=tuple(words), sets=tuple(sets), text=text, expands=expands)
-        self.found.append(
-            command._replace(
-                function=self.function,
-                output=output,
-                background=background,
-                early=early,
-            )
-        )
+        self.found.append(command._replace(function=self.function, output=output, background=background, early=early))
         self.readers = [len(self.found) - 1 if reader < 0 else reader for reader in self.readers]
         for at in self.pipeline:
             self.found[at] = self.found[at]._replace(into=(*self.found[at].into, self.found[-1].program))

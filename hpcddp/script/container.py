@@ -35,7 +35,7 @@ class ContainerRuntime(Record):
     image: str = r".+"
 
     def takes(self, image: str) -> bool:
-        """Whether this can be the name of an image."""
+        """The text can be the name of an image."""
         return bool(re.fullmatch(self.image, image, re.ASCII | re.DOTALL))
 
 
@@ -116,16 +116,12 @@ def plan_container(spec: JobSpec, site: Site, queue: Queue, gpus: int) -> Contai
     rule = site.container
     runtime = spec.container_runtime or rule.runtime
     if not runtime:
-        raise SiteError(
-            f"site {site.name} does not say what runs containers",
-            f"--set container_runtime={USUAL_RUNTIME}, or another",
-        )
+        what = f"site {site.name} does not say what runs containers"
+        raise SiteError(what, f"--set container_runtime={USUAL_RUNTIME}, or another")
     by_launcher = launcher_of_container(runtime)
     if by_launcher and by_launcher not in launchers_under(site.scheduler):
-        raise RequestError(
-            f"container_runtime {runtime} works with {by_launcher} only, and site {site.name} has {site.scheduler}",
-            f"--set container_runtime={USUAL_RUNTIME}",
-        )
+        what = f"container_runtime {runtime} works with {by_launcher} only, and site {site.name} has {site.scheduler}"
+        raise RequestError(what, f"--set container_runtime={USUAL_RUNTIME}")
     of_site = rule if runtime == rule.runtime else None
     directives = tuple(text.replace("{}", spec.container) for text in of_site.directives) if of_site else ()
     row = CONTAINER_RUNTIMES.get(runtime)
@@ -146,14 +142,11 @@ def plan_python(spec: JobSpec, this_python: str) -> str:
     given = {key: value for key in ("python", "venv", "conda") if (value := getattr(spec, key)) is not None}
     if len(given) > 1:
         first, second = list(given)[:2]
-        raise RequestError(
-            f"both {first} {given[first]!r} and {second} {given[second]!r} were given", "keep one of them"
-        )
+        what = f"both {first} {given[first]!r} and {second} {given[second]!r} were given"
+        raise RequestError(what, "keep one of them")
     if spec.container and not given:
-        raise RequestError(
-            f"container {spec.container!r}: which Python of the image has hpcddp?",
-            "--set python=/usr/bin/python3, or where the image has it",
-        )
+        what = f"container {spec.container!r}: which Python of the image has hpcddp?"
+        raise RequestError(what, "--set python=/usr/bin/python3, or where the image has it")
     if spec.conda or spec.python == "modules":
         return ""
     python = f"{spec.venv.rstrip('/')}/bin/python" if spec.venv else spec.python or this_python

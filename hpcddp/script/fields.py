@@ -24,16 +24,14 @@ MODULE_WORDS = {"purge": 0, "reset": 0, "restore": 1, "swap": 2, "switch": 2, "u
 def read_text(value: object, where: str) -> str:
     """Read one line of text, not empty."""
     if not isinstance(value, str):
-        raise RequestError(
-            f"{where} is a {_kind(value)}, not a plain value", f"write it on one line: {assign(where, 'VALUE')}"
-        )
+        what = f"{where} is a {_kind(value)}, not a plain value"
+        raise RequestError(what, f"write it on one line: {assign(where, 'VALUE')}")
     if not value:
         raise RequestError(f"{where} has no value", f"{assign(where, 'VALUE')}, or leave it out")
     _refuse_nul(value, where)
     if "\n" in value:
-        raise RequestError(
-            f"{where} {value!r} is not one line of text", f"write it on one line: {assign(where, 'VALUE')}"
-        )
+        what = f"{where} {value!r} is not one line of text"
+        raise RequestError(what, f"write it on one line: {assign(where, 'VALUE')}")
     return value
 
 
@@ -96,9 +94,8 @@ def read_words(value: object, where: str) -> tuple[str, ...]:
         try:
             return tuple(shlex.split(value))
         except ValueError as e:
-            raise RequestError(
-                f"{where} {value!r} cannot be split into words: {e}", "write it as a list: [a, b]"
-            ) from e
+            what = f"{where} {value!r} cannot be split into words: {e}"
+            raise RequestError(what, "write it as a list: [a, b]") from e
     if not isinstance(value, list):
         raise RequestError(f"{where} is not a list of words", "write it as a list: [a, b]")
     for word in value:

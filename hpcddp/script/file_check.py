@@ -95,7 +95,7 @@ def _check_shell_line(command: tuple[str, ...]) -> Iterator[str]:
             yield f"the command's shell line starts {inner[1]}: each of the job's ranks will do so"
 
 
-# Whether the program that each rank becomes can be started at all, as far as this machine can tell.
+# ---- can the ranks' program be started
 
 
 def check_program(program: str, folder: str, python: str, path: str) -> Iterator[str]:

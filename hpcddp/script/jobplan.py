@@ -53,9 +53,9 @@ class JobPlan(Record):
 
     `allocated_nodes`: with spare ones. `rank_maker`: what makes the ranks of each node, if the command itself does.
     `data_size`: ranks that see different samples. `slots`: places
-    on each node of an allocation; None: those of the request. `needs_gpus`: whether ranks that see no GPU are refused.
-    `by_hand`: whether a person starts the script in an allocation. `scratch`: whether its run is removed at its end.
-    `fewer_nodes`: on which ranks may be started again.
+    on each node of an allocation; None: those of the request. `needs_gpus`: ranks that see no GPU are refused.
+    `by_hand`: a person starts the script in an allocation. `scratch`: the run is removed at its end. `fewer_nodes`: the
+    numbers of nodes on which ranks may be started again.
     """
 
     site: Site
@@ -150,7 +150,7 @@ class JobPlan(Record):
 
     @property
     def by_node_agents(self) -> bool:
-        """Whether node agents make the ranks, so that the outer launcher starts one process per node."""
+        """Node agents make the ranks; the outer launcher starts one process per node."""
         return LAUNCHERS[self.launcher].is_node_agent
 
     @property
@@ -231,7 +231,7 @@ class JobPlan(Record):
 
     @property
     def oversubscribe(self) -> bool:
-        """Whether there may be more processes than places: on this machine, and in an allocation that has fewer."""
+        """There may be more processes than slots: on this machine, and in an allocation that has fewer."""
         few = self.slots is not None and self.slots < self.processes_per_node
         return few or find_scheduler(self.site.scheduler).this_machine
 
@@ -248,7 +248,7 @@ class JobPlan(Record):
 
     @property
     def supervised(self) -> bool:
-        """Whether the script ends in the supervisor, which starts the launcher; else in the bare launcher line."""
+        """The script ends in the supervisor, which starts the launcher; else in the bare launcher line."""
         return self.spec.supervise is not False
 
     @property
@@ -260,18 +260,11 @@ class JobPlan(Record):
     def supervisor_line(self) -> Iterator[Words]:
         """The options of `hpcddp supervise`, which has no other word for them, grouped as the script's lines are."""
         spec, row = self.spec, find_scheduler(self.site.scheduler)
-        yield (
-            *self.run_option,
-            "--scheduler",
-            row.name,
-            "--launcher",
-            self.outer_launcher or self.launcher,
-            "--site",
-            self.site.name,
-        )
-        is_said = self.by_hand or (row.this_machine and spec.walltime_s is not None)
+        launcher = self.outer_launcher or self.launcher
+        yield (*self.run_option, "--scheduler", row.name, "--launcher", launcher, "--site", self.site.name)
+        has_walltime = self.by_hand or (row.this_machine and spec.walltime_s is not None)
         signal = _option("--signal", self.warns_s and format_walltime(self.warns_s))
-        yield _option("--walltime", self.walltime if is_said else "") + signal
+        yield _option("--walltime", self.walltime if has_walltime else "") + signal
         yield _option("--chain", self.options.chain)
         yield tuple(f"--submit-option={word}" for word in self.submit_options if self.options.chain)
         flags = {"--resume": self.request.takes_words, "--scratch": self.scratch}
@@ -355,8 +348,8 @@ class JobPlan(Record):
 
     @property
     def master_addr(self) -> bool:
-        """Whether the script looks for the first host: the scheduler lists it, node agents need it, or ranks meet on
-        another network than that of the hosts' names."""
+        """The script looks for the first host: the scheduler lists it, node agents need it, or ranks meet on another
+        network than that of the hosts' names."""
         wanted = self.hostfile or (self.nodes > 1 and (self.by_node_agents or self.site.rendezvous.suffix != ""))
         return bool(wanted) and "MASTER_ADDR" not in dict(self.env)
 
@@ -409,7 +402,7 @@ def _list_nodes(numbers: tuple[int, ...]) -> str:
     return f"{numbers[0]}-{numbers[-1]}" if whole else ",".join(map(str, numbers))
 
 
-# The plan as JSON values: in the folder of a run whose job waits, and for people.
+# ---- the plan as JSON
 
 
 def make_plan_file(plan: JobPlan) -> PlanFile:
@@ -447,7 +440,7 @@ def plan_record(plan: JobPlan) -> dict[str, Any]:
     }
 
 
-# Where each rank will be, before anything is queued: the plan, rank by rank.
+# ---- the place of each rank
 
 
 class Placement(NamedTuple):

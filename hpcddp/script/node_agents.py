@@ -33,10 +33,8 @@ def plan_rank_maker(spec: JobSpec) -> tuple[JobSpec, RankMaker]:
         return spec, RankMaker()
     if spec.launcher and LAUNCHERS[spec.launcher].is_node_agent:
         what = found[1].command if found else SOME_COMMAND
-        raise RequestError(
-            f"{what} makes the ranks of each node, and launcher {spec.launcher} would start it once per rank",
-            f"leave out --launcher {spec.launcher}",
-        )
+        what = f"{what} makes the ranks of each node, and launcher {spec.launcher} would start it once per rank"
+        raise RequestError(what, f"leave out --launcher {spec.launcher}")
     if found is None:
         return spec, RankMaker(SOME_COMMAND, NODE_AGENTS[0])
     at, node_agent = found
@@ -46,12 +44,14 @@ def plan_rank_maker(spec: JobSpec) -> tuple[JobSpec, RankMaker]:
     for option, ours in node_agent.typed.items():
         if option not in given:
             continue
-        said, value = f"{node_agent.command} {option} {given[option]}", given[option]
+        words, value = f"{node_agent.command} {option} {given[option]}", given[option]
         number = value if value.isdecimal() else "N"
         if ours == "--nodes" and value != str(spec.nodes or 1):
-            raise RequestError(f"{said}, but the job has {spec.nodes or 1}", f"--nodes {number}, or leave out {option}")
+            raise RequestError(
+                f"{words}, but the job has {spec.nodes or 1}", f"--nodes {number}, or leave out {option}"
+            )
         if ours == "--ranks-per-node":
-            spec = _with_ranks(spec, option, value, said)
+            spec = _with_ranks(spec, option, value, words)
     return spec, RankMaker(node_agent.command, node_agent.node_agent)
 
 
@@ -71,12 +71,11 @@ def _refuse_options_of_all_nodes(node_agent: NodeAgentCommand, given: Mapping[st
             )
 
 
-def _with_ranks(spec: JobSpec, option: str, value: str, said: str) -> JobSpec:
+def _with_ranks(spec: JobSpec, option: str, value: str, words: str) -> JobSpec:
     if not value.isdecimal() or int(value) < 1:
         hint = f"leave out {option}: each GPU gets a rank, or as many as hpcddp's own --ranks-per-node R says"
-        raise RequestError(f"{said}: the job has to know the number", hint)
+        raise RequestError(f"{words}: the job has to know the number", hint)
     if spec.ranks_per_node not in (None, int(value)):
-        raise RequestError(
-            f"{said}, but {spec.ranks_per_node} ranks per node are asked for", f"leave out {option}, or the other"
-        )
+        what = f"{words}, but {spec.ranks_per_node} ranks per node are asked for"
+        raise RequestError(what, f"leave out {option}, or the other")
     return spec._replace(ranks_per_node=int(value))

@@ -40,8 +40,20 @@ from hpcddp.units import format_count, format_walltime
 
 __all__ = ["JobPlan", "PlannedBy", "plan_job", "remark_name"]
 
+# Commands of a shell that are no programs, or do nothing as one: each rank would end at once.
+_OF_SHELL = {".", "alias", "cd", "declare", "eval", "exec", "export", "for", "if", "module", "set", "source", "trap",
+             "ulimit", "umask", "unset", "while", "{"}  # fmt: skip
+_SEPARATOR = ":"  # of programs, in the command line of every launcher that is no agent
+# Set by the script, the launchers and hpcddp exec: a value from the job would be lost, or break the ranks.
+_RESERVED = {*(getattr(LAUNCHERS["env"], number) for number in NUMBERS), "MASTER_PORT"}
+#: Variables of hpcddp that people set, for the ranks and what watches them.
+SETTABLE = ("HPCDDP_LOG_TO", "HPCDDP_PROGRESS", "HPCDDP_WATCHDOG", "HPCDDP_WATCHDOG_END")
+_RESERVED_PREFIXES = ("HPCDDP_", *(prefix for row in LAUNCHERS.values() for prefix in row.reserved_prefixes))
+# Keys of a job file that need the supervisor.
+_SUPERVISED = ("chain", "max_restarts", "preflight", "notify", "stage_in", "stage_dir", "fresh", "resume", "sweep")
 
-# What a request may choose on a site: queue, account, launcher, and the words that only this site asks for.
+
+# ---- queue, account, launcher and the site's own words
 
 
 def plan_queue(spec: JobSpec, site: Site) -> str:
@@ -49,10 +61,8 @@ def plan_queue(spec: JobSpec, site: Site) -> str:
     queue = spec.queue or site.queue
     if site.queues and queue not in site.queues:
         known = list(site.queues)
-        raise RequestError(
-            f"queue {queue!r} is not one of site {site.name}'s{nearest(queue, known)}",
-            f"--queue one of {', '.join(known)}",
-        )
+        what = f"queue {queue!r} is not one of site {site.name}'s{nearest(queue, known)}"
+        raise RequestError(what, f"--queue one of {', '.join(known)}")
     return directive_word(queue, "queue") if queue else ""
 
 
@@ -77,9 +87,8 @@ def plan_account(spec: JobSpec, site: Site) -> tuple[str, str, tuple[str, ...]]:
     if spec.account is None:
         return "", "", (rule.without,) if rule.without else ()
     if option == "none":
-        raise RequestError(
-            f"site {site.name} knows no accounts, but account {spec.account!r} was given", "leave out --account"
-        )
+        what = f"site {site.name} knows no accounts, but account {spec.account!r} was given"
+        raise RequestError(what, "leave out --account")
     account = directive_word(spec.account, "account")
     if rule.pattern and not re.fullmatch(rule.pattern, account):
         raise RequestError(
@@ -106,10 +115,8 @@ def plan_launcher(spec: JobSpec, site: Site, nodes: int, by_command: str = "") -
         of_site = site.launcher.name
         return launcher, "" if nodes == 1 else of_site if of_site in known else known[0]
     if launcher not in known:
-        raise RequestError(
-            f"launcher {launcher} does not work on site {site.name}, whose scheduler is {site.scheduler}",
-            f"--launcher one of {', '.join((*known, *NODE_AGENTS))}",
-        )
+        what = f"launcher {launcher} does not work on site {site.name}, whose scheduler is {site.scheduler}"
+        raise RequestError(what, f"--launcher one of {', '.join((*known, *NODE_AGENTS))}")
     return launcher, launcher
 
 
@@ -124,16 +131,14 @@ def plan_site_words(spec: JobSpec, site: Site) -> dict[str, str]:
     for name, rule in site.vars.items():
         value = given.get(name) or rule.default
         if value and not re.fullmatch(rule.pattern or r"[\w.+:,@=%/-]+", value, re.ASCII):
-            raise RequestError(
-                f"{name} {value!r} is nothing that site {site.name} takes ({site.source(rule.source)})",
-                f"--set {name}={rule.example or rule.default or 'VALUE'}",
-            )
+            what = f"{name} {value!r} is nothing that site {site.name} takes ({site.source(rule.source)})"
+            raise RequestError(what, f"--set {name}={rule.example or rule.default or 'VALUE'}")
         if value:
             values[name] = value
     return values
 
 
-# What a request leaves open and its site does not decide, all of it at once.
+# ---- missing values
 
 
 class Missing(Record):
@@ -179,7 +184,7 @@ def list_missing(spec: JobSpec, site: Site, cpus_known: bool) -> Iterator[Missin
 
 
 def known(value: int | None) -> int:
-    """A value that `check_complete` has seen to be there, by the request or by the site."""
+    """A value that `check_complete` has found in the request or the site."""
     if value is None:
         raise AssertionError("plan_job calls check_complete first")
     return value
@@ -197,18 +202,16 @@ def check_complete(spec: JobSpec, site: Site, cpus_known: bool) -> None:
     if not names:
         return
     if not found:
-        raise RequestError(
-            "the request has no command", "put it last: -- python train.py; or --demo for the built-in training job"
-        )
+        what = "the request has no command"
+        raise RequestError(what, "put it last: -- python train.py; or --demo for the built-in training job")
     typed = " ".join(f"{one.option} {one.example}" for one in found)
     listed = " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
     error = SiteError if any(one.of_site for one in found) else RequestError
-    raise error(
-        f"a job on site {site.name} still needs {listed}", typed if spec.command else f"{typed} -- python train.py"
-    )
+    what = f"a job on site {site.name} still needs {listed}"
+    raise error(what, typed if spec.command else f"{typed} -- python train.py")
 
 
-# The numbers of a job: nodes, ranks, GPUs, CPUs, memory and threads, from the request, else from the queue's node.
+# ---- nodes, ranks, GPUs, CPUs, memory
 
 
 class Shape(Record):
@@ -253,7 +256,7 @@ def plan_shape(spec: JobSpec, site: Site, queue: Queue, local_cpus: int | None =
 
 def check_whole_nodes(site: Site, queue: Queue, nodes: int, cpus: int, *, requested: bool = False) -> None:
     """RequestError for parts of several nodes where a request is the totals of a job: the server would pack `cpus` of
-    each into fewer nodes. `requested`: whether the request names them."""
+    each into fewer nodes. `requested`: the request names them."""
     if site.size != "totals" or nodes == 1 or not queue.cpus or cpus == queue.cpus:
         return
     source = site.source(site.cited.get("size", ""))
@@ -288,10 +291,8 @@ def _plan_memory(spec: JobSpec, site: Site, queue: Queue, gpus: int) -> int:
     GPUs if the node is shared."""
     if spec.mem_gb:
         if queue.mem_gb and spec.mem_gb > queue.mem_gb:
-            raise RequestError(
-                f"{spec.mem_gb} GB do not fit on a node of {queue.mem_gb} GB ({site.source(queue.source)})",
-                f"nearest: --set mem_gb={queue.mem_gb}",
-            )
+            what = f"{spec.mem_gb} GB do not fit on a node of {queue.mem_gb} GB ({site.source(queue.source)})"
+            raise RequestError(what, f"nearest: --set mem_gb={queue.mem_gb}")
         return spec.mem_gb
     asks = "mem" in site.chunk or (site.asks_memory and not queue.exclusive and queue.mem_gb)
     if not asks:
@@ -305,10 +306,8 @@ def _check_fit(site: Site, queue: Queue, gpus: int, ranks: int, cpus: int, avail
     whose the CPUs are that are available."""
     source = site.source(queue.source)
     if queue.gpus is not None and gpus > queue.gpus:
-        raise RequestError(
-            f"{format_count(gpus, 'GPU')} per node do not fit: a node has {queue.gpus} ({source})",
-            f"nearest: --gpus-per-node {queue.gpus}",
-        )
+        what = f"{format_count(gpus, 'GPU')} per node do not fit: a node has {queue.gpus} ({source})"
+        raise RequestError(what, f"nearest: --gpus-per-node {queue.gpus}")
     most = min(filter(None, (queue.cpus, available)), default=None)
     whose = share if most != queue.cpus else "of a node"
     too_many = queue.cpus is not None and available is not None and available > queue.cpus
@@ -320,18 +319,7 @@ def _check_fit(site: Site, queue: Queue, gpus: int, ranks: int, cpus: int, avail
         )
 
 
-# What runs in each rank: the command, and the variables it gets.
-
-
-# Commands of a shell that are no programs, or do nothing as one: each rank would end at once.
-_OF_SHELL = {".", "alias", "cd", "declare", "eval", "exec", "export", "for", "if", "module", "set", "source", "trap",
-             "ulimit", "umask", "unset", "while", "{"}  # fmt: skip
-_SEPARATOR = ":"  # of programs, in the command line of every launcher that is no agent
-# Set by the script, the launchers and hpcddp exec: a job's own value would be lost, or would break the ranks.
-_RESERVED = {*(getattr(LAUNCHERS["env"], number) for number in NUMBERS), "MASTER_PORT"}
-#: hpcddp's own variables that a person sets, for the ranks and what watches them.
-SETTABLE = ("HPCDDP_LOG_TO", "HPCDDP_PROGRESS", "HPCDDP_WATCHDOG", "HPCDDP_WATCHDOG_END")
-_RESERVED_PREFIXES = ("HPCDDP_", *(prefix for row in LAUNCHERS.values() for prefix in row.reserved_prefixes))
+# ---- the command and its variables
 
 
 def plan_command(spec: JobSpec, rank_maker: str) -> tuple[str, ...]:
@@ -343,10 +331,8 @@ def plan_command(spec: JobSpec, rank_maker: str) -> tuple[str, ...]:
     _refuse_nothing(command)
     found = find_launch_command(command)
     if found is not None and found[1] != rank_maker:  # N times N ranks
-        raise RequestError(
-            f"the command starts its own ranks with {found[1]}, under a launcher that makes one per rank already",
-            hint_instead_of(found[1]),
-        )
+        what = f"the command starts its own ranks with {found[1]}, under a launcher that makes one per rank already"
+        raise RequestError(what, hint_instead_of(found[1]))
     return command
 
 
@@ -393,13 +379,8 @@ def _refuse_nothing(command: tuple[str, ...]) -> None:
         return
     first = command[0]
     if not first.strip() or "\n" in first or first in _OF_SHELL or re.match(r"[A-Za-z_]\w*=", first, re.ASCII):
-        raise RequestError(
-            f"the command begins with {first!r}, which is no program, and no shell reads it",
-            "-- bash -c '…' for a shell's line; env: and modules: of the job file go before it",
-        )
-
-
-_OF_SUPERVISOR = ("chain", "max_restarts", "preflight", "notify", "stage_in", "stage_dir", "fresh", "resume", "sweep")
+        what = f"the command begins with {first!r}, which is no program, and no shell reads it"
+        raise RequestError(what, "-- bash -c '…' for a shell's line; env: and modules: of the job file go before it")
 
 
 def plan_job(spec: JobSpec, site: Site, planned_by: PlannedBy) -> JobPlan:
@@ -433,10 +414,8 @@ def plan_job(spec: JobSpec, site: Site, planned_by: PlannedBy) -> JobPlan:
     if container.launcher:
         outer_launcher = outer_launcher or container.launcher
         if outer_launcher != container.launcher:
-            raise RequestError(
-                f"container_runtime {container.runtime} works with {container.launcher} only",
-                f"--launcher {container.launcher}",
-            )
+            what = f"container_runtime {container.runtime} works with {container.launcher} only"
+            raise RequestError(what, f"--launcher {container.launcher}")
     swept = [value for values in (spec.sweep or {}).values() for value in values]
     check_separator((*command, *(spec.stage_in or ()), *swept), outer_launcher)
     account, account_option, account_remarks = plan_account(spec, site)
@@ -498,25 +477,24 @@ def plan_job(spec: JobSpec, site: Site, planned_by: PlannedBy) -> JobPlan:
 
 def _check_bare(plan: JobPlan) -> None:
     """RequestError for what only the supervisor could do."""
-    key = next((key for key in _OF_SUPERVISOR if getattr(plan.spec, key)), "signal" if plan.warns_s else "")
+    key = next((key for key in _SUPERVISED if getattr(plan.spec, key)), "signal" if plan.warns_s else "")
     if key:
-        raise RequestError(
-            f"{key} needs the supervisor, and supervise is false", f"leave out supervise: false, or {key}"
-        )
+        what = f"{key} needs the supervisor, and supervise is false"
+        raise RequestError(what, f"leave out supervise: false, or {key}")
 
 
 def _request_variables(spec: JobSpec) -> tuple[tuple[str, str], ...]:
-    """Variables by which the request reaches the ranks, besides the job's own."""
+    """Variables by which the request reaches the ranks, besides `env` of the job file."""
     each = spec.gpus_per_rank or 1
     accept = (*(spec.accept or ()), *(("command",) if spec.resume else ()))  # a run that is named takes the new words
-    told = {
+    values = {
         "HPCDDP_GPUS_PER_RANK": str(each) if each > 1 else None,
         "HPCDDP_INDEPENDENT": "1" if spec.independent else None,
         "HPCDDP_PARALLEL": spec.parallel,
         ACCEPT: ",".join(accept) or None,
         KEEP: ",".join(spec.keep or ()) or None,
     }
-    return tuple((name, value) for name, value in told.items() if value is not None)
+    return tuple((name, value) for name, value in values.items() if value is not None)
 
 
 def _plan_chunk(site: Site, words: Mapping[str, str], options: SchedulerOptions) -> tuple[str, ...]:

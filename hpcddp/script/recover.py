@@ -1,4 +1,4 @@
-"""How a job goes on without what it has lost, as the request asks: how often, and on how many nodes."""
+"""How a job resumes after a lost node: how often, and on how many nodes."""
 
 from __future__ import annotations
 
@@ -10,8 +10,6 @@ from hpcddp.script.jobplan import JobPlan
 from hpcddp.script.spec import JobSpec
 from hpcddp.sweep import OF_RANK, batch_numbers, find_placeholders
 from hpcddp.units import format_count
-
-# What each rank gets of the batch and of the model: whether that works out for a number of nodes.
 
 
 def check_placeholders(plan: JobPlan) -> None:
@@ -28,10 +26,8 @@ def check_placeholders(plan: JobPlan) -> None:
         )
     of_rank = [name for name in find_placeholders(plan.command) if name in OF_RANK]
     if plan.rank_maker and of_rank:
-        raise RequestError(
-            f"{{{of_rank[0]}}} in the command: {plan.rank_maker} makes the ranks, and the command runs once per node",
-            "leave it out",
-        )
+        what = f"{{{of_rank[0]}}} in the command: {plan.rank_maker} makes the ranks, and the command runs once per node"
+        raise RequestError(what, "leave it out")
 
 
 def plan_data_size(spec: JobSpec, nodes: int, ranks_per_node: int, gpus_per_rank: int) -> int:
@@ -49,7 +45,7 @@ RECOVERY_KEYS = ("max_restarts", "min_nodes", "spares", "stall_limit")
 
 
 def check_recovery_keys(spec: JobSpec, scheduler: str) -> None:
-    """RequestError for keys that say nothing together."""
+    """RequestError for keys that have no effect together."""
     if spec.max_restarts is None:
         for key in RECOVERY_KEYS:
             if spec.asks_for(key):
@@ -63,9 +59,8 @@ def check_recovery_keys(spec: JobSpec, scheduler: str) -> None:
         )
     nodes = spec.nodes or 1
     if spec.min_nodes is not None and spec.min_nodes > nodes:
-        raise RequestError(
-            f"min_nodes {spec.min_nodes}: the job has {format_count(nodes, 'node')}", f"--set min_nodes={nodes}"
-        )
+        what = f"min_nodes {spec.min_nodes}: the job has {format_count(nodes, 'node')}"
+        raise RequestError(what, f"--set min_nodes={nodes}")
     if spec.spares and find_scheduler(scheduler).this_machine:
         raise RequestError(f"spares {spec.spares}: this machine has no other nodes", "leave it out")
 
@@ -78,19 +73,15 @@ def plan_fewer_nodes(plan: JobPlan) -> tuple[int, ...]:
         return ()
     if plan.outer and not plan.outer.hosts:
         others = [name for name in plan.outer.calls if name in JOB_LAUNCHERS]
-        raise RequestError(
-            f"max_restarts: {plan.outer.name} cannot be told to leave out a lost node",
-            f"--launcher {' or '.join(others)}, or leave out max_restarts",
-        )
+        what = f"max_restarts: {plan.outer.name} cannot be told to leave out a lost node"
+        raise RequestError(what, f"--launcher {' or '.join(others)}, or leave out max_restarts")
     fewer = tuple(
         nodes for nodes in range(spec.min_nodes or (plan.nodes + 1) // 2, plan.nodes) if _works_out(plan, nodes)
     )
     if spec.min_nodes is not None and spec.min_nodes not in (*fewer, plan.nodes):
         numbers = " or ".join(map(str, (*fewer, plan.nodes)))
-        raise RequestError(
-            f"min_nodes {spec.min_nodes}: the request works out on {numbers} nodes only",
-            f"--set min_nodes={(*fewer, plan.nodes)[0]}",
-        )
+        what = f"min_nodes {spec.min_nodes}: the request works out on {numbers} nodes only"
+        raise RequestError(what, f"--set min_nodes={(*fewer, plan.nodes)[0]}")
     return fewer
 
 
@@ -104,7 +95,7 @@ def remark_recovery(plan: JobPlan) -> str | None:
 
 
 def _works_out(plan: JobPlan, nodes: int) -> bool:
-    """Whether batch, split and placeholders do, on so many nodes."""
+    """Batch, split and placeholders are possible on so many nodes."""
     try:
         size = plan_data_size(plan.spec, nodes, plan.ranks_per_node, plan.gpus_per_rank)
         check_placeholders(plan._replace(nodes=nodes, data_size=size))

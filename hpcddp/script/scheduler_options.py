@@ -92,10 +92,8 @@ def plan_scheduler_options(spec: JobSpec, site: Site, requested: Mapping[str, st
 def _check_known(spec: JobSpec, site: Site, rules: Directives, requested: Mapping[str, str]) -> None:
     for key in _KEYS:
         if spec.asks_for(key) and key not in rules.options:
-            raise RequestError(
-                f"site {site.name} cannot take {key}: its scheduler, {site.scheduler}, has no option for it",
-                f"leave out {key}",
-            )
+            what = f"site {site.name} cannot take {key}: its scheduler, {site.scheduler}, has no option for it"
+            raise RequestError(what, f"leave out {key}")
     for key, option in requested.items():
         if option in site.rejects:
             raise RequestError(
@@ -143,10 +141,8 @@ def _plan_array(spec: JobSpec, scheduler: Scheduler) -> tuple[str, bool]:
         example = f"--set array={rules.array_first}-9; for few at once: --set array_limit=2"
         raise RequestError(f"array {spec.array!r} is not FIRST-LAST or FIRST-LAST:STEP", example)
     if rules.array_reruns and spec.requeue is False:
-        raise RequestError(
-            f"{scheduler.title} takes an array only if its jobs may start again, and requeue is false",
-            "leave out requeue",
-        )
+        what = f"{scheduler.title} takes an array only if its jobs may start again, and requeue is false"
+        raise RequestError(what, "leave out requeue")
     limit = rules.array_limit.format(spec.array_limit) if spec.array_limit else ""
     return spec.array + limit, bool(spec.requeue) or rules.array_reruns
 
@@ -159,10 +155,8 @@ def _plan_dependency(spec: JobSpec, scheduler: Scheduler) -> str:
         if not found:
             raise RequestError(f"dependency {word!r} is not KIND:JOBID", "--set dependency=afterok:1234")
         if found[1] not in rules.dependencies:
-            raise RequestError(
-                f"dependency {word!r}: {scheduler.title} has {' and '.join(rules.dependencies)} only",
-                f"--set dependency={rules.dependencies[0]}{found[2]}",
-            )
+            what = f"dependency {word!r}: {scheduler.title} has {' and '.join(rules.dependencies)} only"
+            raise RequestError(what, f"--set dependency={rules.dependencies[0]}{found[2]}")
         ids += found[2][1:].split(":")
     return ",".join(ids if rules.bare_dependency else spec.dependency or ())
 
@@ -182,8 +176,7 @@ def _plan_chain(spec: JobSpec) -> int:
     return spec.chain or 0
 
 
-# What a scheduler's directive may hold: words that every directive parser reads as they stand.
-
+# ---- words that every directive parser reads as they stand
 
 _VALUE = r"[A-Za-z0-9_.+:,@=%/^&|()\[\]*-]+"
 _LINE = re.compile(rf"-[A-Za-z][a-z_]*( ?{_VALUE})?|--[a-z][a-z0-9-]*(={_VALUE})?").fullmatch
@@ -192,10 +185,8 @@ _LINE = re.compile(rf"-[A-Za-z][a-z_]*( ?{_VALUE})?|--[a-z][a-z0-9-]*(={_VALUE})
 def directive_word(text: str, where: str) -> str:
     """`text` if every scheduler reads it as one word as it stands (queue, account), else RequestError."""
     if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.+:,@=%-]*", text):
-        raise RequestError(
-            f"{where} {text!r} is not a word that a scheduler's directive can carry",
-            "use ASCII letters, digits and _ . + : , @ = % -",
-        )
+        what = f"{where} {text!r} is not a word that a scheduler's directive can carry"
+        raise RequestError(what, "use ASCII letters, digits and _ . + : , @ = % -")
     return text
 
 
@@ -239,10 +230,8 @@ def _check_wanted(site: Site, wanted: Iterable[str], requested: tuple[str, ...])
             raise RequestError(what, f"leave out {option.text!r}")
         refused = next((one for one in site.rejects if full_name(rules, one) in option.name.split()), None)
         if refused:
-            raise RequestError(
-                f"site {site.name} refuses {refused} ({site.source(site.cited.get('rejects', ''))})",
-                f"leave out {option.text!r}",
-            )
+            what = f"site {site.name} refuses {refused} ({site.source(site.cited.get('rejects', ''))})"
+            raise RequestError(what, f"leave out {option.text!r}")
 
 
 def check_script(spec: JobSpec, site: Site, script: str) -> None:

@@ -28,7 +28,7 @@ class Limit(Record):
     least_s: int | None = None
 
     def takes(self, nodes: int, gpus: int) -> bool:
-        """Whether this rule is about jobs of that size."""
+        """The rule is about jobs of this size."""
         return all(span is None or span[0] <= n <= span[1] for span, n in ((self.nodes, nodes), (self.gpus, gpus)))
 
     def longest_s(self, nodes: int) -> int | None:
@@ -65,9 +65,8 @@ class Queue(Record):
 
 
 class Account(Record):
-    """Whether a job needs an account, the option that carries it ("": the scheduler's; none: it takes none), what a
-    valid one looks like, and one. `command_line`: a script cannot carry it. `without`: what happens to a job that has
-    none."""
+    """A site's accounts. `option`: the one that carries it; "": the scheduler's; none: it takes none. `example` matches
+    `pattern`. `command_line`: a script cannot carry it. `without`: what happens to a job that has none."""
 
     required: bool = False
     option: str = ""
@@ -126,8 +125,8 @@ class SiteRendezvous(Record):
     @property
     def variables(self) -> tuple[tuple[str, str], ...]:
         """Variables for the rendezvous of ranks on several nodes."""
-        said = ((HOST_SUFFIX, self.suffix), (INTERFACE, self.interface))
-        return tuple((name, value) for name, value in said if value)
+        values = ((HOST_SUFFIX, self.suffix), (INTERFACE, self.interface))
+        return tuple((name, value) for name, value in values if value)
 
 
 class Staging(Record):
@@ -200,7 +199,7 @@ class Site(Record):
         return f"{address}, {date}" if date[:2] == "20" and date[4:5] == "-" else f"{text}, {self.verified}"
 
 
-# A queue's rules against a request: what breaks one is refused, with its source and the nearest request that fits.
+# ---- a queue's limits
 
 
 def check_limits(site: Site, queue: str, nodes: int, walltime_s: int, gpus: int = 0) -> None:

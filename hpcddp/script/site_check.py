@@ -33,7 +33,9 @@ def compare_queues(site: Site, found: Sequence[QueueFound], command: str) -> lis
         if not now.is_open:
             differences.append(f"queue {name}: it takes no jobs now, by {command}")
         pairs = (*_compare_limits(queue, now), *_compare_nodes(name, site, now))
-        differences += [f"queue {name}: {said} in the site's file, {there} by {command}" for said, there in pairs]
+        differences += [
+            f"queue {name}: {recorded} in the site's file, {there} by {command}" for recorded, there in pairs
+        ]
     return differences
 
 
@@ -51,12 +53,12 @@ def _compare_limits(queue: Queue, now: QueueFound) -> Iterator[tuple[str, str]]:
 
 def _compare_nodes(name: str, site: Site, now: QueueFound) -> Iterator[tuple[str, str]]:
     """Compare a queue's nodes: what the file says and no node has. A file may say less than there is."""
-    for key, word, said, live in _node_numbers(name, site, now):
-        if said is None or live is None:
+    for key, word, recorded, live in _node_numbers(name, site, now):
+        if recorded is None or live is None:
             continue
         near = _NEAR if key == "mem_gb" and "mem" not in site.chunk and not site.asks_memory else 1
-        if said * near > live or (key == "gpus" and said != live and not now.mixed):
-            yield f"{said} {word} in each node", str(live)
+        if recorded * near > live or (key == "gpus" and recorded != live and not now.mixed):
+            yield f"{recorded} {word} in each node", str(live)
 
 
 def _node_numbers(name: str, site: Site, now: QueueFound) -> list[tuple[str, str, int | None, int | None]]:
@@ -69,13 +71,12 @@ def _node_numbers(name: str, site: Site, now: QueueFound) -> list[tuple[str, str
         ("mem_gb", "GB of memory", "mem", queue.mem_gb, now.mem_gb),
     )
     return [
-        (key, word, said, None if key in now.defaults and (queue.exclusive or resource in site.chunk) else live)
-        for key, word, resource, said, live in numbers
+        (key, word, recorded, None if key in now.defaults and (queue.exclusive or resource in site.chunk) else live)
+        for key, word, resource, recorded, live in numbers
     ]
 
 
-# The modules of a site's file against the module system of this machine, as a login shell shows it.
-
+# ---- the site's modules against this machine's
 
 _NAME = re.compile(r"[\w.+-]+(/[\w.+-]+)*", re.ASCII)
 
@@ -133,7 +134,7 @@ def _list_missing(text: str) -> Iterator[tuple[str, tuple[str, ...]]]:
             yield name, tuple(dict.fromkeys(same))
 
 
-# The start of a site's file: what the scheduler says of its queues and nodes, and comments for what only people know.
+# ---- a new site file
 
 
 def format_new_site(name: str, scheduler: str, date: str, queues: Iterable[QueueFound], command: str) -> str:

@@ -48,9 +48,6 @@ from hpcddp.script.site import (
 )
 from hpcddp.script.spec import KEYS, read_launcher
 
-# YAML files: text, lists and mappings, nothing else.
-
-
 # libyaml is several times faster; PyYAML is sometimes built without it
 _Base: Any = getattr(yaml, "CBaseLoader", yaml.BaseLoader)
 _MAPPING = "write key: value, one per line, indented with blanks"
@@ -102,7 +99,7 @@ def parse_yaml(text: str, where: str, error: type[HpcddpError] = RequestError) -
     return value
 
 
-# The user's own corrections of a site's file: `overlays/NAME.yaml` in the user's folder, with the keys that differ.
+# ---- the user's overlays: `overlays/NAME.yaml`, with the keys that differ
 
 
 def merge_overlay(raw: Mapping[str, Any], overlay: Mapping[str, Any]) -> dict[str, Any]:
@@ -321,8 +318,7 @@ def load_site(name: str, path: str, overlay: str = "") -> Site:
     return Site(name=name, file=path, guide=guide[1], overlay=overlay, **fields)
 
 
-# Where the package's data folders are: inside the package (wheel) or beside it (checkout, editable install, sdist).
-
+# ---- the package's data folders
 
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
@@ -343,7 +339,7 @@ def source_root() -> str | None:
     return os.path.dirname(_PACKAGE)
 
 
-# Which site: what the user said, else what the machine shows. Every choice comes with the reason for it.
+# ---- which site, and why
 
 
 class SiteChoice(Record):
@@ -441,7 +437,7 @@ def site_files(env: Mapping[str, str]) -> dict[str, str]:
 
 
 def is_path(named: str) -> bool:
-    """Whether a site is given as its file, of which there is no overlay."""
+    """The site is given as a file, which has no overlay."""
     return "/" in named or named.endswith((".yaml", ".yml"))
 
 
@@ -453,7 +449,5 @@ def open_site(choice: SiteChoice, env: Mapping[str, str]) -> Site:
     known = site_files(env)
     if named in known:
         return load_site(named, known[named], overlay_of(named, env))
-    raise SiteError(
-        f"site {named!r} is not known ({choice.reason}){nearest(named, list(known))}",
-        f"known sites: {', '.join(known)}; or give a file: --site ./my.yaml",
-    )
+    what = f"site {named!r} is not known ({choice.reason}){nearest(named, list(known))}"
+    raise SiteError(what, f"known sites: {', '.join(known)}; or give a file: --site ./my.yaml")

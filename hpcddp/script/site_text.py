@@ -116,7 +116,7 @@ def _format_limit(rule: Limit) -> str:
     return " ".join(p for p in (size, most, hours) if p)
 
 
-# One page about a site: what to type, its queues and limits, and the sources of the facts.
+# ---- one page about a site
 
 
 def page_of(site: Site, made_by: str) -> str:
@@ -182,8 +182,8 @@ def _plan(site: Site) -> JobPlan:
     """Plan the page's example as `hpcddp render` does."""
     given = {"site": site.name, "command": "python train.py"}
     for option, value in _examples(site):
-        key, _, said = value.partition("=") if option == "--set" else (option[2:].replace("-", "_"), "", value)
-        given[key] = said
+        key, _, text = value.partition("=") if option == "--set" else (option[2:].replace("-", "_"), "", value)
+        given[key] = text
     spec = read_spec({key: (value, key) for key, value in given.items()}, site.vars)
     return plan_job(spec, site, PlannedBy(python="/usr/bin/python3", version=__version__, created_by="", cpus=1))
 

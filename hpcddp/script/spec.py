@@ -107,7 +107,7 @@ class JobSpec(Record):
     sources: Mapping[str, str] = MappingProxyType({})
 
     def asks_for(self, key: str) -> bool:
-        """Whether the job asks for this key of a job file."""
+        """The request sets this key of a job file."""
         return getattr(self, FIELDS[key]) is not None
 
 
@@ -171,8 +171,7 @@ def read_spec(given: Mapping[str, tuple[object, str]], site_keys: Iterable[str] 
     return JobSpec(**values, variables=of_site or None, sources=sources)
 
 
-# Bash words: any argument, path or value of a variable, quoted so that bash hands it on byte for byte.
-
+# ---- quoting for bash
 
 _PLAIN = re.compile(r"[A-Za-z0-9_@%+=:,./-]+").fullmatch
 _OPTION = re.compile(r"(--[\w-]+=)(.+)", re.DOTALL | re.ASCII).fullmatch

@@ -10,13 +10,11 @@ from hpcddp.runs.command import name_command
 from hpcddp.script.spec import FIELDS, KEYS, JobSpec
 from hpcddp.sweep import check_axes, count_points, fill_point, find_point
 
-# Of these a sweep has its own, or they are of the whole sweep.
+# Keys that the sweep sets itself, or that belong to the whole sweep.
 _NOT_SWEPT = (
     *("sweep", "array", "array_limit", "chain", "site", "name", "run_dir", "workdir", "command", "dependency"),
     "resume",
 )
-
-_ELSE = "…"  # in a hint: what was typed
 
 
 def name_run(spec: JobSpec) -> str:
@@ -41,13 +39,11 @@ def plan_sweep(spec: JobSpec, arrays: bool) -> JobSpec:
         return _take_point(spec, find_point(spec.sweep, 1), source)
     of_job = next((name for name in spec.sweep if name in KEYS), None)
     if of_job is not None:
-        raise RequestError(
-            f"a sweep of {of_job} is a job script for each value, and this is one script",
-            "hpcddp submit queues them all",
-        )
+        what = f"a sweep of {of_job} is a job script for each value, and this is one script"
+        raise RequestError(what, "hpcddp submit queues them all")
     if not arrays:
         what = f"a sweep of {count_points(spec.sweep)} points is as many jobs on this site, and this is one script"
-        raise RequestError(what, f"hpcddp submit {_job_file(source)} runs them all")
+        raise RequestError(what, f"hpcddp submit {source.partition(' in ')[2] or '…'} runs them all")
     array = f"1-{count_points(spec.sweep)}"
     return spec._replace(array=array, sources={**spec.sources, "array": source})
 
@@ -81,12 +77,8 @@ def split_points(spec: JobSpec, run_dir: str) -> list[JobSpec]:
 
 
 def is_one_array(spec: JobSpec) -> bool:
-    """Whether only the command changes from point to point."""
+    """Only the command changes from point to point."""
     return spec.sweep is not None and count_points(spec.sweep) > 1 and not any(name in KEYS for name in spec.sweep)
-
-
-def _job_file(source: str) -> str:
-    return source.partition(" in ")[2] or _ELSE
 
 
 def _take_point(spec: JobSpec, point: Mapping[str, str], source: str) -> JobSpec:

@@ -429,8 +429,8 @@ def _list_modules(roots: list[nn.Module]) -> Iterator[tuple[str, nn.Module]]:
 
 
 def _describe_modules(roots: list[nn.Module], *, tensors: bool = False) -> dict[str, Any]:
-    """Whether each module is in training mode, and what numbers torch's own modules have: the p of dropout. `tensors`:
-    those that modules have besides their parameters and buffers instead."""
+    """The training mode of each module, and the numbers of torch's modules, such as the p of dropout. `tensors`:
+    instead the tensors that modules have besides parameters and buffers."""
     found: dict[str, Any] = {}
     for name, module in _list_modules(roots):
         is_torch = type(module).__module__.startswith("torch.nn.modules")

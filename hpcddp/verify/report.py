@@ -20,7 +20,7 @@ class UsualCause(NamedTuple):
     power: int = 0  # the values differ by the number of ranks to this power, which only this row explains
 
     def fits(self, one: Mismatch) -> bool:
-        """Whether this row explains a difference."""
+        """The row explains this difference."""
         is_resumed = any("resumed" in title for title in one.runs)
         if one.kind not in self.kinds or is_resumed != (self.when == "resumed"):
             return False

@@ -62,7 +62,7 @@ class Verification(NamedTuple):
 
     @property
     def in_parts(self) -> bool:
-        """Whether no rank has all of a model."""
+        """No rank has all of a model."""
         return any(event["in_parts"] for trial in self.trials for event in trial.of_kind("gradients"))
 
     @property
@@ -191,7 +191,7 @@ def _choose_stops(straight: TrialRecord) -> tuple[int, ...]:
     return tuple(stop for stop in sorted({half, epoch, epoch + half}) if stop < made)
 
 
-# The process that forks the ranks.
+# ---- the process that forks the ranks
 
 
 @contextmanager
