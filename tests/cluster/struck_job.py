@@ -12,6 +12,7 @@ from livecluster import HERE, PYTHON, Cluster
 
 STRUCK = f"{PYTHON} {HERE.parent}/multirank/programs/struck.py"
 STEPS, AT = 18, 10
+TWO = f"{AT},{AT + 3}"  # the steps of two faults
 ASKED = ["max_restarts=2", "stall_limit=10s"]
 
 # kind of fault, rank, what the first cause says, and the hosts of the second start
@@ -24,9 +25,10 @@ FAULTS: dict[str, tuple[str, int, str, tuple[int, ...]]] = {
     "an error, once": ("error", 2, r"rank 2 on node3: ValueError: a value that no step can have", (1, 2, 3, 4)),
     "the process beside a rank is killed": ("companion", 2, r"rank 2 on node3 vanished", (1, 2, 3, 4)),
     "a host's network is cut": ("cut", 2, r"node3 is silent", (1, 2, 4)),
+    "a rank is killed during a save": ("save", 0, "rank 0 on node1 was killed by SIGKILL", (1, 2, 3, 4)),
+    "the disk is full during a save": ("full", 0, "rank 0 on node1.*No space left", (1, 2, 3, 4)),
+    "all processes of a host are killed": ("host", 2, r"rank 2 on node3 vanished", (1, 2, 3, 4)),
 }
-#: Of a host of which every process is gone: mpirun's starter starts new ones there, Slurm's needs its daemon.
-KILLED_HOST = ("host", 2, r"rank 2 on node3 vanished")
 
 
 def undisturbed_run(run: Callable[..., Any], folder: Path, steps: int) -> str:
@@ -57,11 +59,22 @@ class Outcome:
         assert len(self.causes) == 1, self.said
         assert re.search(cause, self.causes[0]), self.said
         assert self.starts == [", ".join(f"node{number}" for number in hosts)], self.said
+        assert f"from step {AT - 1}\n" in self.said
         assert (self.state["status"], self.state["step"]) == ("finished", STEPS), self.said
         assert self.state["weights_sha256"] == undisturbed
         self.assert_steps_once()
         after_s = (self.folder / "again").stat().st_mtime - (self.folder / f"struck-{AT}").stat().st_mtime
         print(f"from the fault to the next step: {after_s:.1f} s")  # for docs/survival.md; a busy machine takes longer
+
+    def assert_lost_two(self, undisturbed: str) -> None:
+        """Of three hosts and a spare one: rank 2's, which is node3, then rank 2's again, which is the spare node4."""
+        first = min((self.folder / "runs/t/attempts").iterdir())
+        assert len(list(first.glob("env/rank-*"))) == 3
+        assert self.starts == ["node1, node2, node4", "node1, node2"], self.said
+        assert [cause.split()[0] for cause in self.causes] == ["node3", "node4"]
+        assert (self.state["status"], self.state["step"]) == ("finished", STEPS), self.said
+        assert self.state["weights_sha256"] == undisturbed
+        self.assert_steps_once()
 
     def assert_steps_once(self, steps: int = STEPS) -> None:
         """Each step was made; what was made twice was lost with the start before, behind its last checkpoint."""

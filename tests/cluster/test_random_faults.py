@@ -25,7 +25,7 @@ CAUSES = {
     "error": r"rank \d on node\d: ValueError: a value that no step can have",
     "companion": r"rank \d on node\d vanished",
     "save": r"rank 0 on node1 was killed by SIGKILL",
-    "full": r"rank 0 on node1: .*No space left",
+    "full": r"rank 0 on node1.*No space left",
     "glitch": "",  # nobody minds
     "cut": r"node\d is silent",
 }

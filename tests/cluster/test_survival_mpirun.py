@@ -6,6 +6,7 @@ The job is a pretended PBS job, whose own commands are stand-ins here, which say
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -18,20 +19,19 @@ from struck_job import (
     FAULTS,
     STEPS,
     STRUCK,
+    TWO,
     Outcome,
     assert_nothing_is_left,
 )
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow]
 
-#: As a real one it runs the words as they are, without a shell, ends as they do, and hangs where the host is silent.
+#: As a real one it runs the words as they are, without a shell, and ends as they do.
 TMRSH = r"""
 host=$1 line=; shift
 for word; do line="$line '$(printf %s "$word" | sed "s/'/'\\\\''/g")'"; done
-{bin}/remote "$host" "$line"
-status=$?
-[ $status != 255 ] || exec sleep 600
-exit $status"""
+exec {bin}/remote "$host" "$line"
+"""
 REMOTE = 'exec {rsh} "$@"'
 RELEASE = 'echo "$*" >> {bin}/../released'
 
@@ -105,6 +105,25 @@ def test_a_launcher_whose_daemon_of_a_host_is_killed_does_not_decide(
     assert outcome.state["weights_sha256"] == undisturbed
     outcome.assert_steps_once()
     assert_nothing_is_left(cluster)
+
+
+def test_a_spare_takes_the_place_of_a_lost_host_and_after_the_next_loss_fewer_train(
+    job: PretendedJob, undisturbed: str
+) -> None:
+    job.run("cut,cut", "2,2", *ASKED, "spares=1", at=TWO).assert_lost_two(undisturbed)
+    assert job.released.read_text() == "-j 7.server node3\n-j 7.server node4\n"
+
+
+def test_a_start_up_that_never_meets_is_ended_and_the_silent_host_is_left_out(
+    cluster: Cluster, job: PretendedJob, undisturbed: str
+) -> None:
+    cluster.ok(["ip", "link", "set", "eth0", "down"], host="node3", cwd=job.folder)
+    outcome = job.run("none", "0")
+    assert outcome.causes, outcome.said
+    assert re.search(r"no rank was started in 100 s|were not started|did not arrive|launcher ended", outcome.causes[0])
+    assert "node3 is left out: it does not answer" in outcome.said
+    assert "start 2 of at most 3 on node1, node2, node4\n" in outcome.said
+    assert outcome.state["weights_sha256"] == undisturbed
 
 
 def test_the_host_of_rank_0_may_be_the_lost_one(job: PretendedJob, undisturbed: str) -> None:
