@@ -44,7 +44,7 @@ def describe(result: Verification) -> str:
         return "-"
     one = result.differences[0]
     step = f"step {one.place[1] + 1}, " if one.place else ""
-    return f"{step}{one.kind} {'and'.join(one.runs)}; {len(list_causes(one))} causes"
+    return f"{step}{one.kind} {' and '.join(one.runs)}; {len(list_causes(one))} causes"
 
 
 if __name__ == "__main__":

@@ -43,7 +43,7 @@ def read_run(path: str) -> RunRecord:
         runs = list_run_folders(path)
         raise RequestError(
             f"{path} is no run folder: it has no attempts/" if os.path.isdir(path) else f"{path} is no folder",
-            f"one of those in it: {', '.join(runs[:4])}" if runs else "give what --run-dir named, such as runs/digits",
+            f"one of those in it: {', '.join(runs[:4])}" if runs else "give a run's folder; hpcddp status lists them",
         )
     lines = {attempt.name: list(MetricsReader(attempt.metrics).read()) for attempt in list_attempts(run)}
     begins = {name: next((line.time for line in found if line.kind == "step"), None) for name, found in lines.items()}
