@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from contextlib import suppress
 
 from hpcddp.errors import HpcddpError
@@ -11,7 +10,7 @@ from hpcddp.record import TYPE_CHECKING, Record
 from hpcddp.runs.chain import find_unfinished_runs, read_link
 from hpcddp.runs.folder import AttemptFolder, RunFolder, job_of, list_attempts, show_path
 from hpcddp.runs.jsonfile import read_first_line
-from hpcddp.runs.lock import Hold, Holder, HolderEnd, describe_process, has_ended, read_holds
+from hpcddp.runs.lock import Hold, Holder, HolderEnd, read_holds
 from hpcddp.runs.metrics import Latest, read_latest
 from hpcddp.runs.state import Best, RunState, read_best, read_plan_file, read_state
 from hpcddp.runs.submitted import JobEnd, Submission, read_job_end, read_submissions
@@ -120,7 +119,7 @@ def _list_jobs(one: OnDisk) -> list[RunJob]:
     for hold in one.holds:
         name = job_of(hold.holder.attempt)
         is_last = hold == one.holds[-1]
-        alive = _is_alive(hold.holder) if is_last else False
+        alive = hold.holder.lives if is_last else False
         holders.pop(name, None)
         holds = is_last and alive is not False and hold.end is None
         holders[name] = RunJob(hold.holder.scheduler, hold.holder.id, hold.holder, holds, alive)
@@ -145,9 +144,3 @@ def _list_jobs(one: OnDisk) -> list[RunJob]:
     # an array's own folder is held by none of its jobs
     jobs += [RunJob(job.scheduler, parse_id(job.job), submission=job) for job in one.submissions if job.array]
     return [job for job in jobs if job.scheduler or job.holder is not None]
-
-
-def _is_alive(holder: Holder) -> bool | None:
-    mine = describe_process("", os.getpid(), {}, ())
-    ended = has_ended(holder, mine, lambda _scheduler, _job: None)
-    return None if ended is None else not ended

@@ -63,6 +63,11 @@ class Holder(Record):
         return None
 
     @property
+    def lives(self) -> bool | None:
+        """Whether its process does; None if that cannot be seen from here."""
+        return process_lives(self.process, self.started, self.host, self.machine)
+
+    @property
     def by_hand(self) -> bool:
         """Whether `hpcddp launch` began it in a job, which may have more attempts at once."""
         return self.job != "" and BY_HAND in job_of(self.attempt)
@@ -90,8 +95,7 @@ def has_ended(holder: Holder, mine: Holder, ask: Ask) -> bool | None:
     """Whether the holder's processes are gone; None if that cannot be found out from here. On its own machine its
     process decides. Of one job's attempts one begins only when the one before is over. Another job's scheduler is
     asked."""
-    at_host = holder.host == mine.host
-    alive = process_lives(holder.process, holder.started, holder.host, holder.machine) if at_host else None
+    alive = holder.lives
     if alive is not None and holder.machine == mine.machine:
         return not alive or (holder.process, holder.started) == (mine.process, mine.started)
     job = job_of(mine.attempt)
