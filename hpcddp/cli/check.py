@@ -27,6 +27,7 @@ from hpcddp.errors import LaunchError, RequestError, SchedulerError
 from hpcddp.login.planning import choose_site
 from hpcddp.ranks.gpus import find_gpu_type
 from hpcddp.ranks.launcher import EXPORTED_ALWAYS
+from hpcddp.ranks.remote_shell import replace_ssh
 from hpcddp.runs.jsonfile import write_object
 from hpcddp.schedulers.allocation import Allocation
 from hpcddp.schedulers.registry import find_allocation, find_scheduler
@@ -38,7 +39,6 @@ from hpcddp.script.site_check import ModulesCompared
 from hpcddp.script.site_file import open_site
 from hpcddp.script.spec import JobSpec, quote_line, quote_word, read_spec
 from hpcddp.supervisor.order import split_check
-from hpcddp.supervisor.recovery import reach_hosts
 from hpcddp.units import parse_count, read_number
 
 _DESCRIPTION = """\
@@ -152,7 +152,7 @@ def _plan_launch(allocation: Allocation | None, env: Mapping[str, str]) -> tuple
     if allocation is not None:
         folder = tempfile.mkdtemp()
         atexit.register(shutil.rmtree, folder, ignore_errors=True)
-        variables |= reach_hosts(allocation.scheduler, plan.outer_launcher, folder, env, print_message)
+        variables |= replace_ssh(allocation.scheduler, plan.outer_launcher, folder, env, print_message)
     return words, variables
 
 

@@ -5,6 +5,8 @@ Slots are places, not processes: `mpirun -n 1` in an allocation of 4 slots is on
 
 from __future__ import annotations
 
+import os
+
 from hpcddp.errors import LaunchError
 from hpcddp.record import TYPE_CHECKING, Record
 from hpcddp.units import read_number, shorten
@@ -29,6 +31,10 @@ def same_host(a: str, b: str) -> bool:
     """
     a, b = a.lower().rstrip("."), b.lower().rstrip(".")
     return a == b or (not is_address(a) and not is_address(b) and a.partition(".")[0] == b.partition(".")[0])
+
+
+def is_this_host(name: str) -> bool:
+    return same_host(name, os.uname().nodename)
 
 
 def includes_host(hosts: Sequence[str], names: Iterable[str]) -> bool:

@@ -98,6 +98,12 @@ def find_allocation(env: Mapping[str, str], nodefile: str | None = None, *, live
     return Allocation(owner, "", read_nodefile(nodefile), nodefile)
 
 
+def list_hosts(env: Mapping[str, str]) -> tuple[str, ...]:
+    """The hosts of the job, as its scheduler names them; empty where none are known."""
+    allocation = find_allocation(env)
+    return tuple(name for name, _ in (allocation.hosts or ())) if allocation is not None else ()
+
+
 def job_variables(env: Mapping[str, str]) -> list[str]:
     """The variables that say which job a process with this environment belongs to; outside of a job all that could.
 

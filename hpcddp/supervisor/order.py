@@ -18,7 +18,7 @@ from hpcddp.record import TYPE_CHECKING, Record
 from hpcddp.runs.command import check_run_name, name_command
 from hpcddp.runs.folder import RUNS
 from hpcddp.runs.state import PlanFile
-from hpcddp.schedulers.registry import find_allocation, find_current_job, find_scheduler
+from hpcddp.schedulers.registry import find_current_job, find_scheduler, list_hosts
 from hpcddp.supervisor.notice import read_notify
 from hpcddp.sweep import check_axes, count_points, fill_point, find_point, format_point, read_axes
 from hpcddp.units import parse_count, parse_walltime, shorten
@@ -138,8 +138,7 @@ def take_index(order: Order, env: Mapping[str, str], emit: Callable[[str], None]
 
 
 def _count_hosts(scheduler: str, env: Mapping[str, str]) -> int:
-    found = None if find_scheduler(scheduler).this_machine else find_allocation(env)
-    return len(found.hosts or ()) if found is not None else 0
+    return 0 if find_scheduler(scheduler).this_machine else len(list_hosts(env))
 
 
 def _name(key: str) -> str:

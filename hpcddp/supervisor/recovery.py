@@ -1,5 +1,4 @@
-"""Whether a job goes on after ranks were lost, on which of its hosts, and as which attempt; and how its hosts are
-reached."""
+"""Whether a job goes on after ranks were lost, on which of its hosts, and as which attempt."""
 
 from __future__ import annotations
 
@@ -10,7 +9,7 @@ import time
 
 from hpcddp.errors import HpcddpError
 from hpcddp.ranks.gpus import MEMORY_REPORT, NEEDS_RESET
-from hpcddp.ranks.launchers import LAUNCHERS
+from hpcddp.ranks.remote_shell import SSH
 from hpcddp.record import TYPE_CHECKING
 from hpcddp.runs.chain import find_follow_up, list_opened, start_attempt, write_follow_up
 from hpcddp.runs.command import identify_command
@@ -18,8 +17,8 @@ from hpcddp.runs.folder import MANIFEST, cannot_write, list_checkpoints, number_
 from hpcddp.runs.lock import release_run
 from hpcddp.runs.start import hold
 from hpcddp.runs.state import read_plan_file, read_state, replace_state, write_plan_file
-from hpcddp.schedulers.allocation import is_address, same_host
-from hpcddp.schedulers.registry import find_allocation, find_scheduler
+from hpcddp.schedulers.allocation import is_address, is_this_host, same_host
+from hpcddp.schedulers.registry import find_scheduler, list_hosts
 from hpcddp.schedulers.run import ask_about, run_program, run_side_by_side
 from hpcddp.supervisor.events import ERROR, UNHEARD
 from hpcddp.supervisor.leftover import kill_command
@@ -35,8 +34,6 @@ if TYPE_CHECKING:
     from hpcddp.supervisor.follow import EndTime
     from hpcddp.supervisor.order import Order
 
-SSH = ("ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=5", "{host}")
-_SSH_S = 10.0  # for the first look whether ssh reaches the hosts
 _LEAST_LEFT_S = 60  # before the job's end: a start and a step would not fit
 _PROBE_S, _SUSPECT_S = 30.0, 5.0  # a host that has been silent before has less
 _MOST_BLAMED = 2  # attempts that failed on a host
@@ -56,16 +53,6 @@ _UNABLE = {
     12: "it cannot read the newest checkpoint",
     13: "it does not have the job's GPUs, or one of them needs a reset",
 }
-
-
-def list_hosts(env: Mapping[str, str]) -> tuple[str, ...]:
-    """The hosts of the job, as its scheduler names them; empty where none are known."""
-    allocation = find_allocation(env)
-    return tuple(name for name, _ in (allocation.hosts or ())) if allocation is not None else ()
-
-
-def is_this_host(name: str) -> bool:
-    return same_host(name, os.uname().nodename)
 
 
 class Recovery:
@@ -289,30 +276,3 @@ class Recovery:
         if state is not None and state.attempt == attempt.name and state.status == "unfinished":
             # the last that is written: what is there is the new one's, as for a chain
             replace_state(run, state._replace(attempt=new.name))
-
-
-def reach_hosts(
-    scheduler: str, launcher: str, folder: str, env: Mapping[str, str], emit: Callable[[str], None]
-) -> dict[str, str]:
-    """Variables by which this launcher reaches the other hosts of the job, by a program that is written to this folder.
-    Empty where it needs none, or somebody has chosen before, or nothing can be done, which is printed."""
-    row = find_scheduler(scheduler).commands.remote_shell
-    shell = LAUNCHERS[launcher].remote_shell if launcher in LAUNCHERS else ()
-    if row is None or not shell or any(env.get(name) for name, _ in shell):
-        return {}
-    host = next((name for name in list_hosts(env) if not is_this_host(name)), None)  # it stands for all
-    ssh = [word.replace("{host}", host or "") for word in SSH]
-    if host is None or not run_side_by_side({host: [*ssh, "true"]}, env, {host: _SSH_S}):
-        return {}
-    program, wrapper = row.program, os.path.join(folder, "remote-shell")
-    path = shutil.which(program, path=f"{env.get('PATH', '')}:{env.get(row.home_variable) or row.home}/bin")
-    if path is None or len(wrapper.split()) > 1:  # a launcher reads words
-        why = f"{program} is not on PATH" if path is None else f"{folder} has a blank in its name"
-        emit(f"warning: ssh does not reach {host}, and {why}: {launcher} starts processes there by ssh")
-        emit(f"hint: give yourself ssh between the nodes (ssh {host} true), or add {program} to PATH")
-        return {}
-    file = os.open(wrapper, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o700)
-    with os.fdopen(file, "w") as script:
-        script.write(row.script.format(program=shlex.quote(path)))
-    emit(f"ssh does not reach {host}: {launcher} is given {program} in its place")
-    return {name: value.replace("{}", wrapper) for name, value in shell}

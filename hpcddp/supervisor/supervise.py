@@ -185,10 +185,10 @@ class Attempts:
         if left:
             self.follow_up.queue(self.attempt, self._order.submit_options)
         if find_scheduler(self._order.scheduler).commands.remote_shell:
-            from hpcddp.supervisor.recovery import reach_hosts
+            from hpcddp.ranks.remote_shell import replace_ssh
 
             folder = self.attempt.path
-            self._env |= reach_hosts(self._order.scheduler, self._order.launcher, folder, self._env, self._emit)
+            self._env |= replace_ssh(self._order.scheduler, self._order.launcher, folder, self._env, self._emit)
         if self._order.preflight:
             ended = self._check_nodes()
             if ended.status or ended.signal:

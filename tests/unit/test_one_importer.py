@@ -23,6 +23,7 @@ ALLOWED = {
     "lint.python_rules": "one file for each kind of rule; the table of all is rules.py",
     "lint.run_rules": "one file for each kind of rule; the table of all is rules.py",
     "ranks.slurm_step": "what Slurm's step needs beyond its row",
+    "supervisor.recovery": "loaded by jobs that may start their ranks again (max_restarts), and no others",
     "supervisor.usage": "loaded by the agent of one rank on each node, once that has started",
     "training.epochs": _PART,
     "training.data.stream": "data without an index; loader.py has what all data have in common",

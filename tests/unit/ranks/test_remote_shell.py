@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from hpcddp.ranks.remote_shell import replace_ssh
 from hpcddp.runs.folder import RunFolder
-from hpcddp.supervisor.recovery import reach_hosts
 
 
 class PbsJob:
@@ -28,7 +28,7 @@ class PbsJob:
         (self.folder / "bin" / program).chmod(0o755)
 
     def reach(self, launcher: str = "openmpi", scheduler: str = "pbs") -> dict[str, str]:
-        return reach_hosts(scheduler, launcher, self.attempt.path, self.env, self.told.append)
+        return replace_ssh(scheduler, launcher, self.attempt.path, self.env, self.told.append)
 
 
 @pytest.fixture
