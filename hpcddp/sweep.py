@@ -16,6 +16,13 @@ from hpcddp.record import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    #: name -> its values as they were written
+    Axes = Mapping[str, Sequence[str]]
+
+#: More would be a mistake: one run folder each, and more jobs than a scheduler takes in one array.
+MOST = 10000
+_NAME = re.compile(r"[A-Za-z_][\w.-]*", re.ASCII)
+_RANGE = re.compile(r"(\d{1,9})-(\d{1,9})(?::([1-9]\d{0,8}))?", re.ASCII)
 
 #: What differs from rank to rank, what the launch has, and what the global batch gives.
 OF_RANK = ("rank", "local_rank")
@@ -105,16 +112,6 @@ def _refuse_half(names: Sequence[str], share: int, passes: int) -> None:
 
 def _shown(names: Sequence[str]) -> str:
     return " ".join(f"{{{name}}}" for name in names)
-
-
-if TYPE_CHECKING:
-    #: name -> its values as they were written
-    Axes = Mapping[str, Sequence[str]]
-
-#: More would be a mistake: one run folder each, and more jobs than a scheduler takes in one array.
-MOST = 10000
-_NAME = re.compile(r"[A-Za-z_][\w.-]*", re.ASCII)
-_RANGE = re.compile(r"(\d{1,9})-(\d{1,9})(?::([1-9]\d{0,8}))?", re.ASCII)
 
 
 def read_axes(value: object, where: str) -> dict[str, tuple[str, ...]]:

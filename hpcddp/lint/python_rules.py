@@ -29,6 +29,22 @@ _OF_FRAMEWORK = {"process_index", "global_rank"}  # Accelerate's and Lightning's
 _LAUNCHERS = re.compile(r"\b(torchrun|torch\.distributed\.(run|launch)|accelerate launch|deepspeed)\b")
 _NO_PORT = "nothing: the launcher sets MASTER_PORT, and hpcddp exec picks it from the job id"
 _LOCAL_RANK = "the launcher's local rank: int(os.environ['LOCAL_RANK']), or hpcddp.env().local_rank"
+_SAMPLER = "DistributedSampler"
+_DISK_SETS = {"ImageFolder", "DatasetFolder", "CocoDetection", "ImageNet"}
+_DISK_READS = ("imread", "decode_image", "read_image", "read_video", "decode_jpeg")
+_TEST = re.compile(r"test|val|eval|dev|infer|predict|gallery|query|memory|knn|fid", re.IGNORECASE)
+_MADE_UP = re.compile(
+    r"random|fake|dummy|synth|toy|iter|stream|shard|subset|chunk|partition|TensorDataset", re.IGNORECASE
+)
+_GIVEN = {"sampler", "batch_sampler", None}
+_WRAPPERS = ("DistributedDataParallel", "DDP")
+_COLLECTIVES = {
+    *("barrier", "all_reduce", "broadcast", "all_gather", "gather", "scatter", "reduce", "reduce_scatter"),
+    *("all_gather_into_tensor", "reduce_scatter_tensor", "all_to_all", "all_to_all_single", "monitored_barrier"),
+    *("all_gather_object", "gather_object", "broadcast_object_list", "scatter_object_list"),
+}  # fmt: skip
+_OF_ONE_RANK = re.compile(r"rank|gpu|pid|shard|BytesIO|TemporaryFile", re.IGNORECASE)
+_CHECKPOINT = re.compile(r"ckpt|check_?point|state|resume|snapshot|weights|pretrain|model", re.IGNORECASE)
 
 
 def device_modulo(script: TrainingScript) -> Iterator[Problem]:
@@ -248,16 +264,6 @@ def _reads_global_rank(value: ast.expr) -> bool:
     return environment and bool(_GLOBAL & set(words(value))) and not any("LOCAL" in word for word in words(value))
 
 
-_SAMPLER = "DistributedSampler"
-_DISK_SETS = {"ImageFolder", "DatasetFolder", "CocoDetection", "ImageNet"}
-_DISK_READS = ("imread", "decode_image", "read_image", "read_video", "decode_jpeg")
-_TEST = re.compile(r"test|val|eval|dev|infer|predict|gallery|query|memory|knn|fid", re.IGNORECASE)
-_MADE_UP = re.compile(
-    r"random|fake|dummy|synth|toy|iter|stream|shard|subset|chunk|partition|TensorDataset", re.IGNORECASE
-)
-_GIVEN = {"sampler", "batch_sampler", None}
-
-
 def no_workers(script: TrainingScript) -> Iterator[Problem]:
     """A8: images from disk, loaded in the training process. Data in memory is slower with workers: no finding."""
     reads = {script.blocks[call].owner for call in script.find_calls(*_DISK_READS)}
@@ -339,16 +345,6 @@ def _is_called_in_loop(script: TrainingScript, node: ast.AST) -> bool:
             return True
         functions = {script.blocks[use].function for use in uses} - {None}
     return False
-
-
-_WRAPPERS = ("DistributedDataParallel", "DDP")
-_COLLECTIVES = {
-    *("barrier", "all_reduce", "broadcast", "all_gather", "gather", "scatter", "reduce", "reduce_scatter"),
-    *("all_gather_into_tensor", "reduce_scatter_tensor", "all_to_all", "all_to_all_single", "monitored_barrier"),
-    *("all_gather_object", "gather_object", "broadcast_object_list", "scatter_object_list"),
-}  # fmt: skip
-_OF_ONE_RANK = re.compile(r"rank|gpu|pid|shard|BytesIO|TemporaryFile", re.IGNORECASE)
-_CHECKPOINT = re.compile(r"ckpt|check_?point|state|resume|snapshot|weights|pretrain|model", re.IGNORECASE)
 
 
 def item_in_loop(script: TrainingScript) -> Iterator[Problem]:

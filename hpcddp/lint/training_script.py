@@ -7,6 +7,26 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+# A condition with such a word chooses among ranks. A word too many here only costs a finding.
+_RANK = re.compile(
+    r"rank|master|primary|is_?main|main_?proc|process_?(index|id)|proc_?id|is_?(chief|root|leader|first)|global_?zero"
+    r"|should_save",
+    re.IGNORECASE,
+)
+_DEVICE = re.compile(r"(gpu|device|worker)(_?id|_?no)?$", re.IGNORECASE)
+_GPU = re.compile(r"cuda|gpu|^device$|^xpu$|nccl|accelerator", re.IGNORECASE)
+#: What divides a model over the ranks.
+SHARDERS = ("FullyShardedDataParallel", "FSDP", "fully_shard")
+COMPARED = "=="  # the target of what is not kept but compared
+_STEP_ENDS = (ast.Return, ast.Raise, ast.Continue, ast.Break)
+_FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
+_LOOPS = (ast.For, ast.AsyncFor, ast.While)
+# These split the data, wrap the model and save from one rank themselves.
+_FRAMEWORKS = {
+    *("hpcddp", "accelerate", "lightning", "pytorch_lightning", "lightning_fabric", "composer", "ray", "ignite"),
+    *("fastai", "mmcv", "mmengine", "catalyst", "horovod", "torch_xla"),
+}
+
 
 def assigned(node: ast.AST) -> Iterator[tuple[ast.expr, ast.expr]]:
     """Each target and its value; of `a, b = x` each with x."""
@@ -75,27 +95,6 @@ def may_have(call: ast.Call, name: str) -> bool:
 def is_constant(node: ast.AST | None, value: object) -> bool:
     """The expression is this literal."""
     return isinstance(node, ast.Constant) and type(node.value) is type(value) and node.value == value
-
-
-# A condition with such a word chooses among ranks. A word too many here only costs a finding.
-_RANK = re.compile(
-    r"rank|master|primary|is_?main|main_?proc|process_?(index|id)|proc_?id|is_?(chief|root|leader|first)|global_?zero"
-    r"|should_save",
-    re.IGNORECASE,
-)
-_DEVICE = re.compile(r"(gpu|device|worker)(_?id|_?no)?$", re.IGNORECASE)
-_GPU = re.compile(r"cuda|gpu|^device$|^xpu$|nccl|accelerator", re.IGNORECASE)
-#: What divides a model over the ranks.
-SHARDERS = ("FullyShardedDataParallel", "FSDP", "fully_shard")
-COMPARED = "=="  # the target of what is not kept but compared
-_STEP_ENDS = (ast.Return, ast.Raise, ast.Continue, ast.Break)
-_FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
-_LOOPS = (ast.For, ast.AsyncFor, ast.While)
-# These split the data, wrap the model and save from one rank themselves.
-_FRAMEWORKS = {
-    *("hpcddp", "accelerate", "lightning", "pytorch_lightning", "lightning_fabric", "composer", "ray", "ignite"),
-    *("fastai", "mmcv", "mmengine", "catalyst", "horovod", "torch_xla"),
-}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
