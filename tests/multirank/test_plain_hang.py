@@ -52,7 +52,8 @@ def test_a_plain_script_that_hangs_is_ended_or_restarted_with_the_missing_rank_a
     launch: Launch, flavour: Any, launcher: str, restarts: int
 ):
     flavour = flavour._replace(launcher=launcher or flavour.launcher)
-    done = launch(flavour, "waits", 600, "--set", f"max_restarts={restarts}", **LIMITS)
+    options = ["--set", f"max_restarts={restarts}"] if restarts else []
+    done = launch(flavour, "waits", 600, *options, **LIMITS)
     assert done.returncode not in {0, 2}, done.stderr
     assert "no progress for 1 s. The ranks stand at:\n" in done.stderr
     says = r"have waited for each other for 3 s, at different lines: rank 1(, after 1 collective,)? at plain_hang"
