@@ -12,7 +12,7 @@ from hpcddp import guard
 from hpcddp.errors import HpcddpError, LaunchError, RequestError
 from hpcddp.ranks.launchers import LAUNCHERS, NODE_AGENTS
 from hpcddp.record import TYPE_CHECKING, Record
-from hpcddp.runs import attempt
+from hpcddp.runs import rank_files
 from hpcddp.runs.folder import COMMAND, SEPARATOR, RunFolder, find_attempt
 from hpcddp.runs.heartbeat import HEARTBEAT_VARIABLE, NO_RANK
 
@@ -133,7 +133,7 @@ def run_command(command: list[str], env: Mapping[str, str], options: ExecOptions
         for row in LAUNCHERS.values():
             if row.name != info.launcher:
                 exported.pop(row.agent_store, None)
-        log = attempt.record_rank(exported, info.rank, hostname)
+        log = rank_files.record_rank(exported, info.rank, hostname)
     except HpcddpError as error:
         _refuse(error, _make_agent(env, info, hostname), job_output)
     agent = _make_agent(env, info, hostname)  # not before: a shared file system may show the folder late
@@ -187,7 +187,7 @@ def _run_with_agent(
     env: dict[str, str],
     info: RankInfo,
     job_output: int,
-    log: attempt.RankLog | None,
+    log: rank_files.RankLog | None,
     agent: Agent,
     rank_marks: tuple[str, ...],
 ) -> NoReturn:

@@ -15,9 +15,9 @@ from contextlib import suppress
 
 from hpcddp.errors import UNFINISHED, HpcddpError, RequestError
 from hpcddp.record import TYPE_CHECKING, Record
-from hpcddp.runs.attempt import is_recorded
 from hpcddp.runs.folder import AttemptFolder, job_of
 from hpcddp.runs.jsonfile import read_object, write_object
+from hpcddp.runs.rank_files import is_recorded
 from hpcddp.schedulers.run import run_program
 from hpcddp.supervisor.follow import ask_in_thread
 

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from hpcddp.errors import LaunchError
-from hpcddp.runs import attempt
-from hpcddp.runs.attempt import record_rank
+from hpcddp.runs import rank_files
+from hpcddp.runs.rank_files import record_rank
 
 
 def test_the_record_holds_launch_variables_and_no_secret(tmp_path: Path) -> None:
@@ -19,7 +19,7 @@ def test_the_record_holds_launch_variables_and_no_secret(tmp_path: Path) -> None
 
 
 def test_a_host_that_does_not_see_the_supervisors_folder_is_refused(tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setattr(attempt, "_NFS_DELAY_S", -1.0)
+    monkeypatch.setattr(rank_files, "_NFS_DELAY_S", -1.0)
     env = {"HPCDDP_RUN_DIR": str(tmp_path / "own"), "HPCDDP_ATTEMPT": "47.pbs1.1"}
     with pytest.raises(LaunchError, match=r"rank 3 on node3 does not see the run folder of this job") as refused:
         record_rank(env, 3, "node3.cluster")
