@@ -427,8 +427,8 @@ class _Judge:
     def _is_last(self, mark: Mark) -> bool:
         """The log ends with the line, but for more of the same command."""
         log, command = self._logs[mark.log], _COMMAND.match(mark.text)
-        below = filter(bytes.strip, log.lines[mark.number - log.skipped :])
-        return all(command is not None and line.startswith(command[0].encode()) for line in below)
+        below = (log.lines[at] for at in range(mark.number - log.skipped, len(log.lines)))  # no copy: it has many marks
+        return all(command is not None and line.startswith(command[0].encode()) for line in below if line.strip())
 
     def _cause(self, mark: Mark, rank: int | str | None) -> Cause:
         log, row = self._logs[mark.log], mark.row

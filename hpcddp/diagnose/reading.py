@@ -333,7 +333,8 @@ class _MarkReader:
                     if b'File "' in piece:
                         last.frames.append(piece.decode(errors="replace"))
                     continue
-                if piece.startswith(_PLAIN_TRACEBACK) and not (last or self._quoted or self._chained):
+                is_plain = piece.startswith(_PLAIN_TRACEBACK) and not (last or self._quoted or self._chained)
+                if is_plain and self._survived:
                     end, block = self._find_block(at)
                     if block in self._survived:
                         self._log.passed.add(end + 1 + self._log.skipped)
