@@ -109,11 +109,11 @@ def start_detached(argv: list[str], env: Mapping[str, str], *, folder: str, outp
     return started.pid
 
 
-def run_side_by_side(
+def run_and_find_failures(
     commands: Mapping[str, list[str]], env: Mapping[str, str], patience_s: Mapping[str, float]
 ) -> dict[str, int]:
-    """The commands that did not end with status 0 in their time, by name, and their statuses; all run at once and
-    without output. What they have started ends with them."""
+    """Run these commands at once, without their output. The names of those that did not end with status 0 in their
+    time, and their statuses; what they have started ends with them."""
     began, started, failed = time.monotonic(), {}, dict[str, int]()
     for name, argv in commands.items():
         try:
