@@ -19,7 +19,7 @@ from hpcddp.runs.start import hold
 from hpcddp.runs.state import read_plan_file, read_state, replace_state, write_plan_file
 from hpcddp.schedulers.allocation import is_address, is_this_host, same_host
 from hpcddp.schedulers.registry import find_scheduler, list_hosts
-from hpcddp.schedulers.run import ask_about, run_and_find_failures, run_program
+from hpcddp.schedulers.run import ask_job, run_and_find_failures, run_program
 from hpcddp.supervisor.events import ERROR, UNHEARD
 from hpcddp.supervisor.leftover import kill_command
 from hpcddp.supervisor.start_end import make_folders
@@ -220,7 +220,7 @@ class Recovery:
         words = self._commands.drop
         if not words or not gone or not shutil.which(words[0], path=self._env.get("PATH")):
             return
-        job = ask_about(self._job.scheduler, self._job.id, self._env, _PROBE_S)
+        job = ask_job(self._job.scheduler, self._job.id, self._env, _PROBE_S)
         for name in gone if "{host}" in words else gone[:1]:
             # a list of hosts may have names with a domain, which PBS refuses, and a host may be several vnodes
             vnodes = dict.fromkeys(vnode for host, vnode in (job.vnodes if job else ()) if same_host(host, name))
