@@ -28,7 +28,7 @@ from hpcddp.record import Record
 from hpcddp.runs.start import make_stamp
 from hpcddp.schedulers.allocation import Allocation, expand_counts
 from hpcddp.schedulers.registry import find_allocation, find_scheduler, scripted_schedulers, submit_commands
-from hpcddp.schedulers.run import ask_about, run_program
+from hpcddp.schedulers.run import ask_job, run_program
 from hpcddp.script.jobplan import JobPlan
 from hpcddp.script.node_agents import plan_rank_maker
 from hpcddp.script.plan import find_script, plan_job, remark_name
@@ -248,7 +248,7 @@ def _site(named: str | None, allocation: Allocation | None, env: Mapping[str, st
 
 def _time_left(allocation: Allocation, env: Mapping[str, str]) -> int | None:
     """Seconds, by the scheduler's word; None where it does not say."""
-    job = ask_about(allocation.scheduler, allocation.job_id, env) if allocation.job_id else None
+    job = ask_job(allocation.scheduler, allocation.job_id, env) if allocation.job_id else None
     left = None if job is None or job.runs_until is None else job.runs_until - int(time.time())
     return left if left is not None and left > 0 else None
 

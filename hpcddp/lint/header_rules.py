@@ -19,9 +19,8 @@ from hpcddp.lint.launches import (
     trains,
 )
 from hpcddp.lint.script import PREFIXES, Problem, Script
-from hpcddp.schedulers.directive_rules import DirectiveOption, find_clashes, full_name
+from hpcddp.schedulers.directive_rules import DirectiveOption, find_clashes, full_name, refused_together
 from hpcddp.schedulers.registry import find_scheduler, scripted_schedulers
-from hpcddp.schedulers.row import refused_together
 from hpcddp.script.site import check_limits
 from hpcddp.units import format_count, parse_walltime
 

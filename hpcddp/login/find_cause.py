@@ -16,7 +16,7 @@ from hpcddp.runs.folder import AttemptFolder, RunFolder, show_path
 from hpcddp.runs.logs import LogFile, order_attempts
 from hpcddp.runs.submitted import read_submissions
 from hpcddp.schedulers.registry import scripted_schedulers
-from hpcddp.schedulers.run import ask_job
+from hpcddp.schedulers.run import ask_job_history
 from hpcddp.supervisor.notice import ON_END, ON_FAILURE, explain_cause, send_left
 
 
@@ -88,7 +88,7 @@ def find_cause_of_job(job: str, env: Mapping[str, str]) -> Cause:
     for row in scripted_schedulers():
         if row.this_machine:
             continue
-        found = ask_job(row.name, job, env)
+        found = ask_job_history(row.name, job, env)
         problems += [found.problem] if found.problem else []
         if found.jobs and found.jobs[-1].state in LIVE:
             raise RequestError(f"job {job} has not ended: it is {found.jobs[-1].state}", "hpcddp diagnose once it has")

@@ -147,7 +147,7 @@ def ask_schedulers(runs: Sequence[OnDisk], env: Mapping[str, str]) -> Answers:
                 surely = job.holds or job.holder is None or (at == 0 and not is_well)
                 questions.setdefault(job.scheduler, {})[str(job.id)] = surely
     for scheduler, ids in questions.items():
-        found = ask_jobs(scheduler, list(ids), env, owners, alone=[job for job, surely in ids.items() if surely])
+        found = ask_jobs(scheduler, list(ids), env, owners, one_by_one=[job for job, surely in ids.items() if surely])
         answers.add(scheduler, found.jobs, found.problem)
     return answers
 

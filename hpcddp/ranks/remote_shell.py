@@ -10,7 +10,7 @@ from hpcddp.ranks.launchers import LAUNCHERS
 from hpcddp.record import TYPE_CHECKING
 from hpcddp.schedulers.allocation import is_this_host
 from hpcddp.schedulers.registry import find_scheduler, list_hosts
-from hpcddp.schedulers.run import run_side_by_side
+from hpcddp.schedulers.run import run_and_find_failures
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -30,7 +30,7 @@ def replace_ssh(
         return {}
     host = next((name for name in list_hosts(env) if not is_this_host(name)), None)  # it stands for all
     ssh = [word.replace("{host}", host or "") for word in SSH]
-    if host is None or not run_side_by_side({host: [*ssh, "true"]}, env, {host: _SSH_S}):
+    if host is None or not run_and_find_failures({host: [*ssh, "true"]}, env, {host: _SSH_S}):
         return {}
     program, wrapper = row.program, os.path.join(folder, "remote-shell")
     path = shutil.which(program, path=f"{env.get('PATH', '')}:{env.get(row.home_variable) or row.home}/bin")

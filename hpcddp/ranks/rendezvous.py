@@ -49,6 +49,15 @@ class Rendezvous(Record):
     remarks: tuple[str, ...] = ()
 
 
+class _HostOfRank0(Record):
+    """Rank 0's host as the launcher says it; `name` is None where it does not. `is_final`: nothing else is believed then,
+    the first host of the job neither."""
+
+    name: str | None = None
+    source: str = ""
+    is_final: bool = False
+
+
 def find_rendezvous(launch: Launch) -> Rendezvous:
     """The rendezvous of a launch. A single process without a launcher needs none: both None.
 
@@ -92,15 +101,15 @@ def is_on_one_node(info: RankInfo) -> bool:
 
 def _find_address(launch: Launch) -> tuple[str | None, str, tuple[str, ...]]:
     info, given = launch.info, launch.env.get("MASTER_ADDR", "")
-    certain, because, settled = _where_rank_0_is(launch)
+    rank_0 = _where_rank_0_is(launch)
     remarks: tuple[str, ...] = ()
     if given:
-        fault = _fault_of(given, certain, because, launch)
+        fault = _fault_of(given, rank_0, launch)
         if not fault:
             return given, "MASTER_ADDR", ()
         remarks = (f"MASTER_ADDR={given} is not used: {fault}",)
-    if settled:
-        return certain, because, remarks
+    if rank_0.is_final:
+        return rank_0.name, rank_0.source, remarks
     if is_on_one_node(info):
         return "127.0.0.1", f"{info.source['local_world_size']} (all ranks are on this node)", remarks
     allocation = launch.allocation
@@ -109,19 +118,18 @@ def _find_address(launch: Launch) -> tuple[str | None, str, tuple[str, ...]]:
     return None, "", remarks
 
 
-def _where_rank_0_is(launch: Launch) -> tuple[str | None, str, bool]:
-    """Rank 0's host where the launcher says it, the source, and whether that settles it (if only to: unknown)."""
+def _where_rank_0_is(launch: Launch) -> _HostOfRank0:
     row = LAUNCHERS[launch.info.launcher]
     if row.step is not None:
-        return *row.step.find_rank_0(launch.env, launch.info), True
+        return _HostOfRank0(*row.step.find_rank_0(launch.env, launch.info), is_final=True)
     path = launch.env.get(row.layout_file, "")
     layout = read_apinfo(path) if path else None
     if layout is not None and layout.node_of:
-        return layout.hosts[layout.node_of[0]], f"{row.layout_file} ({path})", True
-    return None, "", False
+        return _HostOfRank0(layout.hosts[layout.node_of[0]], f"{row.layout_file} ({path})", is_final=True)
+    return _HostOfRank0()
 
 
-def _fault_of(given: str, certain: str | None, because: str, launch: Launch) -> str:
+def _fault_of(given: str, rank_0: _HostOfRank0, launch: Launch) -> str:
     """Why a MASTER_ADDR cannot be right; empty if it can.
 
     An address cannot be compared with a name here. A script's is one for all launches in it, so the launcher's own
@@ -131,8 +139,8 @@ def _fault_of(given: str, certain: str | None, because: str, launch: Launch) -> 
     if is_loopback(given):
         several = (info.num_nodes or 1) > 1 or (info.local_world_size or info.world_size) < info.world_size
         return "it is this machine itself, and there are several nodes" if several else ""
-    if certain and not is_alias(given, certain) and not (is_address(given) and "RANK" in launch.env):
-        return f"rank 0 is on {certain}, by {because}"
+    if rank_0.name and not is_alias(given, rank_0.name) and not (is_address(given) and "RANK" in launch.env):
+        return f"rank 0 is on {rank_0.name}, by {rank_0.source}"
     if allocation is None or not allocation.hosts or is_address(given) or LAUNCHERS[info.launcher].sets_master:
         return ""
     known = includes_host([host for host, _ in allocation.hosts], (given,))

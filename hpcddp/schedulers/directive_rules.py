@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 
 from hpcddp.record import TYPE_CHECKING, Record
-from hpcddp.schedulers.row import refused_together
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -78,6 +77,27 @@ def find_clashes(rules: Directives, options: Sequence[DirectiveOption]) -> Itera
                 one.name in rules.one_of and _counts_gpus(rules, one) for one in (first, second)
             ):
                 yield Clash((first, second), "would count GPUs by one of them")
+
+
+def refused_together(rules: Directives, options: Sequence[tuple[str, str]]) -> list[tuple[int, int, str]]:
+    """The pairs of a job's options, (long name, value) each, that the submit command refuses: their places, and why."""
+    found = []
+    for second, (name, value) in enumerate(options):
+        typed = _gpu_types(rules, name, value)
+        for first, (other, other_value) in enumerate(options[: second + 1]):
+            if other != name and any(name in group and other in group for group in rules.alternatives):
+                found.append((first, second, "exclude each other"))
+            elif len(typed | _gpu_types(rules, other, other_value)) > 1 and (other != name or first == second):
+                found.append((first, second, "ask for GPUs with a type and without one"))
+    return found
+
+
+def _gpu_types(rules: Directives, name: str, value: str) -> set[bool]:
+    """Whether the counts of GPUs in an option's value name a type: `gpu:a100:4`; `gpu:4,tmpfs:1G`."""
+    before = rules.gpu_counts.get(name)
+    words = [word for word in f"{value},".split(",") if word] if before is not None else []
+    counts = [word[len(before or "") :] for word in words if f"{word}:".startswith(before or "")]
+    return {count != "" and not count[0].isdigit() for count in counts}
 
 
 def _counts_gpus(rules: Directives, option: DirectiveOption) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from hpcddp.record import TYPE_CHECKING, Record
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Mapping
 
     from hpcddp.schedulers.allocation import HostsFound
     from hpcddp.schedulers.job_id import JobId
@@ -63,27 +63,6 @@ class Directives(Record):
     reservation_is_queue: bool = False
     output_name: str = "{name}.o{number}"  # of the output of a job that names no file
     home_output: str = ""  # pattern of a directive with which the output lies in the home folder
-
-
-def refused_together(directives: Directives, options: Sequence[tuple[str, str]]) -> list[tuple[int, int, str]]:
-    """The pairs of a job's options, (long name, value) each, that the submit command refuses: their places, and why."""
-    found = []
-    for second, (name, value) in enumerate(options):
-        typed = _gpu_types(directives, name, value)
-        for first, (other, other_value) in enumerate(options[: second + 1]):
-            if other != name and any(name in group and other in group for group in directives.alternatives):
-                found.append((first, second, "exclude each other"))
-            elif len(typed | _gpu_types(directives, other, other_value)) > 1 and (other != name or first == second):
-                found.append((first, second, "ask for GPUs with a type and without one"))
-    return found
-
-
-def _gpu_types(directives: Directives, name: str, value: str) -> set[bool]:
-    """Whether the counts of GPUs in an option's value name a type: `gpu:a100:4`; `gpu:4,tmpfs:1G`."""
-    before = directives.gpu_counts.get(name)
-    words = [word for word in f"{value},".split(",") if word] if before is not None else []
-    counts = [word[len(before or "") :] for word in words if f"{word}:".startswith(before or "")]
-    return {count != "" and not count[0].isdigit() for count in counts}
 
 
 class Variables(Record):

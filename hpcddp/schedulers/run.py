@@ -1,4 +1,4 @@
-"""The only module that asks a program: a scheduler's commands, or whose command of that name is on PATH."""
+"""Runs the commands of schedulers and reads their answers, and runs other programs of this machine."""
 
 from __future__ import annotations
 
@@ -109,11 +109,11 @@ def start_detached(argv: list[str], env: Mapping[str, str], *, folder: str, outp
     return started.pid
 
 
-def run_side_by_side(
+def run_and_find_failures(
     commands: Mapping[str, list[str]], env: Mapping[str, str], patience_s: Mapping[str, float]
 ) -> dict[str, int]:
-    """The commands that did not end with status 0 in their time, by name, and their statuses; all run at once and
-    without output. What they have started ends with them."""
+    """Run these commands at once, without their output. The names of those that did not end with status 0 in their
+    time, and their statuses; what they have started ends with them."""
     began, started, failed = time.monotonic(), {}, dict[str, int]()
     for name, argv in commands.items():
         try:
@@ -141,11 +141,11 @@ def run_side_by_side(
 def ask_job_state(name: str, job: str, env: Mapping[str, str], patience_s: float = _PATIENCE_S) -> str | None:
     """Ask for a job's state: one of the words that all schedulers share, `gone` if its scheduler does not know it (any
     more); None if that cannot be found out here."""
-    found = ask_about(name, job, env, patience_s)
+    found = ask_job(name, job, env, patience_s)
     return None if found is None or found.state == "unknown" else found.state
 
 
-def ask_about(name: str, job: str, env: Mapping[str, str], patience_s: float = 10.0) -> JobFound | None:
+def ask_job(name: str, job: str, env: Mapping[str, str], patience_s: float = 10.0) -> JobFound | None:
     """Ask for one job as its scheduler shows it now; None if it cannot be asked, or if it does not answer."""
     scheduler, wanted = find_scheduler(name), parse_id(job)
     commands = scheduler.commands
@@ -170,12 +170,12 @@ def ask_jobs(
     owners: Iterable[int] = (),
     patience_s: float = 10.0,
     *,
-    alone: Sequence[str] | None = None,
+    one_by_one: Sequence[str] | None = None,
 ) -> JobsFound:
     """Ask the scheduler for these jobs, by one question however many they are. Jobs that it does not know (any more)
-    are not in the answer, and others may be. `owners`: further users whose jobs they may be, by number. `alone`: those
-    that are asked for one by one (None: all) if the answer neither shows them nor says that they are unknown: OpenPBS's
-    qstat answers for the first alone since December 2023."""
+    are not in the answer, and others may be. `owners`: further users whose jobs they may be, by number. `one_by_one`:
+    those that are asked for again, each by itself (None: all), if the answer neither shows them nor says that they are
+    unknown: OpenPBS's qstat answers for the first alone since December 2023."""
     scheduler = find_scheduler(name)
     commands = scheduler.commands
     if not commands.jobs or not ids:
@@ -194,14 +194,14 @@ def ask_jobs(
         found = commands.parse_jobs(answer, scheduler.states)
         left = [] if found.problem or "{ids}" not in words else _list_missing(ids, found, answer)
         for job in left if len(ids) > 1 else ():
-            if alone is None or job in alone:
+            if one_by_one is None or job in one_by_one:
                 more = ask_jobs(name, [job], env, owners, patience_s)
                 found = JobsFound((*found.jobs, *more.jobs), found.problem or more.problem)
         break
     return found
 
 
-def ask_job(name: str, job: str, env: Mapping[str, str]) -> JobsFound:
+def ask_job_history(name: str, job: str, env: Mapping[str, str]) -> JobsFound:
     """Ask the scheduler for one job, also for one that ended long ago."""
     scheduler = find_scheduler(name)
     commands, wanted = scheduler.commands, parse_id(job)

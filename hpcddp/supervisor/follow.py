@@ -18,7 +18,7 @@ from hpcddp.record import TYPE_CHECKING, Record
 from hpcddp.runs.chain import find_follow_up, write_follow_up
 from hpcddp.runs.stacks import pop_request, write_answer
 from hpcddp.schedulers.registry import CurrentJob, find_current_job, find_scheduler
-from hpcddp.schedulers.run import ask_about, ask_job_state, cancel_job, queue_job
+from hpcddp.schedulers.run import ask_job, ask_job_state, cancel_job, queue_job
 from hpcddp.units import parse_walltime, read_number
 
 if TYPE_CHECKING:
@@ -97,7 +97,7 @@ def find_end(job: CurrentJob, env: Mapping[str, str], walltime_s: int | None, *,
     at = read_number(env.get(row.variables.end, "")) if row.variables.end else None
     if at is not None:
         end = EndTime(at, f"as {row.variables.end} says")
-    elif job.id and (found := ask_about(job.scheduler, job.id, env)) is not None:
+    elif job.id and (found := ask_job(job.scheduler, job.id, env)) is not None:
         end = EndTime(found.runs_until, _name_source(row.commands))
     else:
         end = EndTime(None, "")
@@ -161,7 +161,7 @@ class MovingEnd:
         self.end = end
         self._commands = find_scheduler(job.scheduler).commands
         begins_in_s = _ASK_AGAIN_S if job.id and end.at is not None else float("inf")
-        question = partial(ask_about, job.scheduler, job.id, env)
+        question = partial(ask_job, job.scheduler, job.id, env)
         self._question = RepeatedQuestion(question, _ASK_AGAIN_S, clock, begins_in_s=begins_in_s)
 
     def poll(self) -> bool:
@@ -208,7 +208,7 @@ class StackRequests:
 def is_wish(job: CurrentJob, end: EndTime, env: Mapping[str, str], came: float) -> bool:
     """Whether a SIGTERM that `came` at this time is the owner's wish: the walltime, a preemption, a failed node and a
     job that is queued again are not."""
-    found = ask_about(job.scheduler, job.id, env) if job.id else None
+    found = ask_job(job.scheduler, job.id, env) if job.id else None
     now_ends = found.runs_until if found is not None else None  # the walltime may have been changed
     ends = now_ends if now_ends is not None else end.at
     if ends is not None and came > ends - _EARLY_S:

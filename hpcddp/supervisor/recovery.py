@@ -19,7 +19,7 @@ from hpcddp.runs.start import hold
 from hpcddp.runs.state import read_plan_file, read_state, replace_state, write_plan_file
 from hpcddp.schedulers.allocation import is_address, is_this_host, same_host
 from hpcddp.schedulers.registry import find_scheduler, list_hosts
-from hpcddp.schedulers.run import ask_about, run_program, run_side_by_side
+from hpcddp.schedulers.run import ask_job, run_and_find_failures, run_program
 from hpcddp.supervisor.events import ERROR, UNHEARD
 from hpcddp.supervisor.leftover import kill_command
 from hpcddp.supervisor.start_end import make_folders
@@ -65,7 +65,7 @@ class Recovery:
         self._commands = find_scheduler(job.scheduler).commands
         self._starter = self._find_starter()
         self._restarts = 0
-        self._fits = (*order.fewer_nodes, order.line.nodes)
+        self._node_counts = (*order.fewer_nodes, order.line.nodes)  # that the job can run on
         self._opened: list[RunFolder] = []  # that the job's script has opened
         self._ends = set[tuple[object, ...]]()  # how the attempts so far have ended
         self._left_out: set[str] = set()
@@ -79,12 +79,12 @@ class Recovery:
             why = next((why for host, why in unfit.items() if same_host(name, host)), None)
             if why is not None:
                 self._leave_out(name, why)
-        self.chosen = self._choose(self._usable)
+        self.chosen = self._choose()
         return bool(self.chosen)
 
-    def find_obstacle(self, attempt: AttemptFolder, cause: Event, end: EndTime, suspects: set[str]) -> str:
-        """Why the ranks are not started again; empty: they are, on the hosts `chosen` then. `suspects`: hosts that the
-        attempt has lost."""
+    def prepare_restart(self, attempt: AttemptFolder, cause: Event, end: EndTime, suspects: set[str]) -> str:
+        """Choose the hosts on which the ranks are started again, and kill what this attempt has left there. Why they
+        are not started again; empty: they are. `suspects`: hosts that the attempt has lost."""
         self._emit(f"the first cause: {cause}")
         self._opened += [run for run in list_opened(attempt) if run not in self._opened]
         if end.at is not None and time.time() > end.at - _LEAST_LEFT_S:
@@ -93,69 +93,80 @@ class Recovery:
             return f"they were already, {format_count(self._restarts, 'time')} (max_restarts)"
         if cause.is_mistake:
             return "that is no node's fault"
-        before = self.chosen or self.names
-        if too_few := self._choose_hosts(attempt, cause, suspects):
-            return too_few
-        repeats = self._find_repeat(attempt, cause)
-        return repeats if (self.chosen or self.names) == before else ""
+        before = self._hosts
+        self._blame_host(cause)
+        self._leave_out_silent(suspects)
+        if self._starter or len(self.names) == 1:
+            self._kill_leftovers(attempt)
+            self._leave_out_unfit(attempt.run)
+        usable, count = self._usable, len(self.names)
+        self.chosen = self._choose() if count > 1 else ()
+        if not (self.chosen if count > 1 else usable):
+            fits = " or ".join(map(str, self._node_counts))
+            return f"of {format_count(count, 'host')} {len(usable)} can be used, and this job can go on with {fits}"
+        newest = self._list_newest(attempt)
+        attempt_end = cause.kind, cause.status, cause.text, cause.step, newest
+        # at the same step and with the same newest checkpoints; where neither is known, by an error of the program
+        is_repeat = attempt_end in self._ends and (cause.step or newest or cause.is_by_program)
+        self._ends.add(attempt_end)
+        if is_repeat and self._hosts == before:
+            return "an earlier start ended the same way, on the same hosts and without a new checkpoint"
+        return ""
 
-    def _choose_hosts(self, attempt: AttemptFolder, cause: Event, suspects: set[str]) -> str:
-        """Choose the hosts of the next start. Why it does not work out; empty: it does."""
-        # a broken GPU shows as an error, too: a bug would come again at the same step, or on other hosts
-        is_of_host = (cause.is_loss or cause.kind == ERROR) and cause.kind != UNHEARD
-        if is_of_host and cause.host and cause.is_sure and not cause.is_of_another:
-            for name in self.names:
-                self._blamed[name] = self._blamed.get(name, 0) + same_host(name, cause.host)
-        usable, count = self._find_usable(attempt, suspects), len(self.names)
-        if count > 1:
-            self.chosen = self._choose(usable)
-        if self.chosen or (count == 1 and usable):
-            return ""
-        fits = " or ".join(map(str, self._fits))
-        return f"of {format_count(count, 'host')} {len(usable)} can be used, and this job can go on with {fits}"
-
-    def _choose(self, usable: tuple[str, ...]) -> tuple[str, ...]:
-        """Choose as many of the usable hosts as the request can have, without those that were blamed twice if it works
-        out without them. Empty: it does not work out."""
-        first = self.names[0]  # the script is there, and the address of the rendezvous
-        good = [name for name in usable if name == first or self._blamed.get(name, 0) < _MOST_BLAMED]
-        for candidates in (good, list(usable)):
-            count = max((number for number in self._fits if number <= len(candidates)), default=0)
-            if count:
-                return tuple(candidates[:count])
-        return ()
-
-    def _find_usable(self, attempt: AttemptFolder, suspects: set[str]) -> tuple[str, ...]:
-        """The hosts on which ranks may be started, none of this `attempt` being left there. Who does not answer twice,
-        or is not well, is left out for good; the silence of `suspects` counts as the first of the two."""
-        silent = self._find_silent(suspects)
-        for name in silent:
-            self._leave_out(name, "it does not answer")
-        self._give_back(silent)
-        if self._starter or len(self.names) < 2:
-            run, line = attempt.run, self._order.preflight
-            # ranks of this attempt may be left, as one whose agent has lost its connection may be
-            marks = {"HPCDDP_RUN_DIR": run.path, "HPCDDP_ATTEMPT": attempt.name}
-            self._check(kill_command(marks, self._env), {}, "ranks of the last start cannot be ended there")
-            saved = list_checkpoints(os.path.abspath(run.checkpoints))
-            manifest = os.path.join(saved[-1], MANIFEST) if saved else ""
-            manifest = manifest if os.path.isfile(manifest) else ""
-            words = ("sh", "-c", _ABLE, "sh", os.path.abspath(run.path), manifest, str(self._order.line.gpus_per_node))
-            self._check(words, _UNABLE)
-            if line not in {"", "true"}:
-                self._check(("sh", "-c", line), {}, "the job file's own check failed", is_believed=True)
-        return self._usable
+    @property
+    def _hosts(self) -> tuple[str, ...]:
+        return self.chosen or self.names
 
     @property
     def _usable(self) -> tuple[str, ...]:
         return tuple(name for name in self.names if name not in self._left_out)
 
-    def _check(
+    def _choose(self) -> tuple[str, ...]:
+        """As many usable hosts as the job can run on, without those that were blamed twice if it works out without
+        them. Empty: it does not work out."""
+        usable, first = self._usable, self.names[0]  # the script is there, and the address of the rendezvous
+        good = tuple(name for name in usable if name == first or self._blamed.get(name, 0) < _MOST_BLAMED)
+        for candidates in (good, usable):
+            count = max((number for number in self._node_counts if number <= len(candidates)), default=0)
+            if count:
+                return candidates[:count]
+        return ()
+
+    def _blame_host(self, cause: Event) -> None:
+        # a broken GPU shows as an error, too: a bug would come again at the same step, or on other hosts
+        is_of_host = (cause.is_loss or cause.kind == ERROR) and cause.kind != UNHEARD
+        if is_of_host and cause.host and cause.is_sure and not cause.is_of_another:
+            for name in self.names:
+                self._blamed[name] = self._blamed.get(name, 0) + same_host(name, cause.host)
+
+    def _leave_out_silent(self, suspects: set[str]) -> None:
+        """Leave out the hosts that do not answer, and give them back to the scheduler."""
+        silent = self._find_silent(suspects)
+        for name in silent:
+            self._leave_out(name, "it does not answer")
+        self._give_back(silent)
+
+    def _kill_leftovers(self, attempt: AttemptFolder) -> None:
+        """Kill ranks of this attempt that are left on a host, as one whose agent has lost its connection may be."""
+        marks = {"HPCDDP_RUN_DIR": attempt.run.path, "HPCDDP_ATTEMPT": attempt.name}
+        self._leave_out_failing(kill_command(marks, self._env), {}, "ranks of the last start cannot be ended there")
+
+    def _leave_out_unfit(self, run: RunFolder) -> None:
+        """Leave out the hosts that cannot use the run folder or the GPUs, or fail the job file's own check."""
+        saved, line = list_checkpoints(os.path.abspath(run.checkpoints)), self._order.preflight
+        manifest = os.path.join(saved[-1], MANIFEST) if saved else ""
+        manifest = manifest if os.path.isfile(manifest) else ""
+        words = ("sh", "-c", _ABLE, "sh", os.path.abspath(run.path), manifest, str(self._order.line.gpus_per_node))
+        self._leave_out_failing(words, _UNABLE)
+        if line not in {"", "true"}:
+            self._leave_out_failing(("sh", "-c", line), {}, "the job file's own check failed", is_believed=True)
+
+    def _leave_out_failing(
         self, words: tuple[str, ...], why: Mapping[int, str], other: str = "a check fails", *, is_believed: bool = False
     ) -> None:
         """Leave out the hosts on which this command fails. `why`: by its status. What fails on every host is wrong
         itself, unless it `is_believed`."""
-        failed = self._ask(self._usable, words)
+        failed = self._find_failures(self._usable, words)
         reasons = {name: why.get(status, other) for name, status in failed.items()}
         if not is_believed and failed and len(failed) == len(self._usable):
             self._emit(f"a check fails on each host ({next(iter(reasons.values()))}), and may not work here")
@@ -164,6 +175,7 @@ class Recovery:
             self._leave_out(name, reason)
 
     def _find_silent(self, suspects: set[str]) -> list[str]:
+        """The hosts that do not answer twice; that one of `suspects` was lost counts as the first of the two."""
         others = [name for name in self._usable if not is_this_host(name)]
         suspected = [name for name in others if any(same_host(name, one) for one in suspects)]
         if not others:
@@ -171,8 +183,8 @@ class Recovery:
         if not self._starter:
             self._emit("no program is on PATH by which a host can be asked whether it answers (ssh)")
             return suspected
-        silent = self._ask(others, ("true",), suspected)
-        again = self._ask([name for name in silent if name not in suspected], ("true",))
+        silent = self._find_failures(others, ("true",), suspected)
+        again = self._find_failures([name for name in silent if name not in suspected], ("true",))
         gone = [name for name in silent if name in suspected or name in again]
         if len(gone) == len(others) and len(suspected) < len(others):  # more likely than that all are gone at once
             self._emit(f"no host answers {self._starter[0]}, which may not work here")
@@ -185,13 +197,15 @@ class Recovery:
                 return words
         return ()
 
-    def _ask(self, names: Iterable[str], words: tuple[str, ...], suspected: Iterable[str] = ()) -> dict[str, int]:
-        """The hosts on which this command does not end well, and its status there; all asked side by side."""
+    def _find_failures(
+        self, names: Iterable[str], words: tuple[str, ...], suspected: Iterable[str] = ()
+    ) -> dict[str, int]:
+        """Run this command on hosts, all at once; those on which it does not end well, and its status there."""
         fill = self._fill
         sent = (shlex.join(words),) if self._starter == SSH else words  # it gives a shell one line
         commands = {name: [*words] if is_this_host(name) else [*fill(self._starter, name), *sent] for name in names}
         patience = {name: _SUSPECT_S if name in suspected else _PROBE_S for name in commands}
-        return run_side_by_side(commands, self._env, patience)
+        return run_and_find_failures(commands, self._env, patience)
 
     def _fill(self, words: tuple[str, ...], name: str) -> list[str]:
         left = ",".join(self._usable)
@@ -206,7 +220,7 @@ class Recovery:
         words = self._commands.drop
         if not words or not gone or not shutil.which(words[0], path=self._env.get("PATH")):
             return
-        job = ask_about(self._job.scheduler, self._job.id, self._env, _PROBE_S)
+        job = ask_job(self._job.scheduler, self._job.id, self._env, _PROBE_S)
         for name in gone if "{host}" in words else gone[:1]:
             # a list of hosts may have names with a domain, which PBS refuses, and a host may be several vnodes
             vnodes = dict.fromkeys(vnode for host, vnode in (job.vnodes if job else ()) if same_host(host, name))
@@ -229,16 +243,6 @@ class Recovery:
         except HpcddpError as error:
             return error.message
         return answer.stderr.strip() if answer.status else ""
-
-    def _find_repeat(self, attempt: AttemptFolder, cause: Event) -> str:
-        """Why the next attempt would end as this one on the same hosts; empty: it need not. An earlier one has ended
-        so, at the same step and with the same newest checkpoints; where neither is known, by an error or a crash of the
-        program."""
-        newest = self._list_newest(attempt)
-        end = cause.kind, cause.status, cause.text, cause.step, newest
-        is_again = end in self._ends and (cause.step or newest or cause.is_by_program)
-        self._ends.add(end)
-        return "an earlier start ended the same way, on the same hosts and without a new checkpoint" if is_again else ""
 
     def _list_newest(self, attempt: AttemptFolder) -> tuple[str, ...]:
         saved = [list_checkpoints(run.checkpoints) for run in (attempt.run, *self._opened)]

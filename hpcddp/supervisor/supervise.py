@@ -307,7 +307,7 @@ class Attempts:
             return JobEnds(ended, f"their run had finished ({cause})")
         if ended.signal:
             return JobEnds(ended, f"{ended.signal} came, and they may have ended by it ({cause})")
-        obstacle = recovery.find_obstacle(attempt, cause, self._end.end, self._reports.lost_hosts)
+        obstacle = recovery.prepare_restart(attempt, cause, self._end.end, self._reports.lost_hosts)
         # as where the scheduler ends the ranks first, and then the script
         late = self.receive_signals("after the ranks had ended: they are not started again")
         if not obstacle or (late is not None and cause.is_loss):

@@ -8,9 +8,8 @@ from itertools import combinations
 import pytest
 from livecluster import Cluster
 
-from hpcddp.schedulers.directive_rules import find_clashes, parse_directive
+from hpcddp.schedulers.directive_rules import find_clashes, parse_directive, refused_together
 from hpcddp.schedulers.registry import find_scheduler
-from hpcddp.schedulers.row import refused_together
 
 pytestmark = pytest.mark.cluster
 

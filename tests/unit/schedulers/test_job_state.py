@@ -13,7 +13,7 @@ from hpcddp.schedulers import run
 from hpcddp.schedulers.job_id import parse_id
 from hpcddp.schedulers.registry import find_scheduler
 from hpcddp.schedulers.row import CommandAnswer, JobFound
-from hpcddp.schedulers.run import ask_about, ask_job_state
+from hpcddp.schedulers.run import ask_job, ask_job_state
 
 SLURM_GONE = "slurm_load_jobs error: Invalid job id specified\n"
 
@@ -55,7 +55,7 @@ def test_the_answer_says_whether_a_job_has_ended(
 
 def test_what_cannot_be_asked_is_not_known() -> None:
     assert ask_job_state("slurm", "41", {"PATH": "/nowhere"}) is None
-    assert ask_about("pbs", "41", {"PATH": "/nowhere"}) is None
+    assert ask_job("pbs", "41", {"PATH": "/nowhere"}) is None
 
 
 def test_the_end_of_a_pbs_job_is_its_start_and_its_walltime(tmp_path: Path) -> None:
@@ -63,7 +63,7 @@ def test_the_end_of_a_pbs_job_is_its_start_and_its_walltime(tmp_path: Path) -> N
     runs = {"job_state": "R", "Resource_List": {"walltime": "30:00:10"}, "stime": "Sat Nov 21 02:00:39 2026"}
 
     def ask(**changed: object) -> int | None:
-        found = ask_about("pbs", "41", say(tmp_path, "qstat", CommandAnswer(0, pbs(**{**runs, **changed}), "")))
+        found = ask_job("pbs", "41", say(tmp_path, "qstat", CommandAnswer(0, pbs(**{**runs, **changed}), "")))
         assert found is not None
         return found.runs_until
 
@@ -133,7 +133,7 @@ def test_slurm_says_whether_it_takes_the_nodes_away_itself(old: str, new: str, i
 def test_pbs_says_that_it_runs_a_job_again(substate: int, is_taken: bool, tmp_path: Path) -> None:
     """The numbers are of OpenPBS' source: no rerun was recorded while the job ended."""
     said = say(tmp_path, "qstat", CommandAnswer(0, pbs(job_state="R", substate=substate), ""))
-    found = ask_about("pbs", "41", said)
+    found = ask_job("pbs", "41", said)
     assert found is not None
     assert found.is_taken is is_taken
 
@@ -149,6 +149,6 @@ def test_pbs_says_that_it_runs_a_job_again(substate: int, is_taken: bool, tmp_pa
 )
 def test_pbs_has_names_of_its_own_for_the_hosts_of_a_job(hosts: str, vnodes: str, found: str, tmp_path: Path) -> None:
     said = pbs(job_state="R", exec_host=hosts, exec_vnode=vnodes) if hosts else pbs(job_state="R")
-    job = ask_about("pbs", "41", say(tmp_path, "qstat", CommandAnswer(0, said, "")))
+    job = ask_job("pbs", "41", say(tmp_path, "qstat", CommandAnswer(0, said, "")))
     assert job is not None
     assert " ".join("=".join(pair) for pair in job.vnodes) == found

@@ -164,7 +164,7 @@ case $1 in 104*) exit 153 ;; *) printf '{answer}\\n' $1 ;; esac
     )
     stand_in.chmod(0o755)
     asked = ["102.pbs1", "103.pbs1", "104.pbs1", "105.pbs1"]
-    found = ask_jobs("pbs", asked, {"PATH": f"{tmp_path}:/usr/bin:/bin"}, alone=asked)
+    found = ask_jobs("pbs", asked, {"PATH": f"{tmp_path}:/usr/bin:/bin"}, one_by_one=asked)
     assert ({str(job.id) for job in found.jobs}, found.problem) == ({"102.pbs1", "103.pbs1"}, "")
     lines = (tmp_path / "asked").read_text().splitlines()
     assert [line.split()[5:] for line in lines] == [asked, *([job] for job in asked[:3] if job != shown)]

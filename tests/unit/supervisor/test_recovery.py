@@ -81,7 +81,7 @@ class Cluster:
 
     def goes_on(self, recovery: Recovery, cause: Event, *lost: str, end: EndTime = LATER) -> bool:
         """Whether the ranks are started again, or `why_not`; after it has lost these hosts."""
-        self.why_not = recovery.find_obstacle(self.attempt, cause, end, {*lost})
+        self.why_not = recovery.prepare_restart(self.attempt, cause, end, {*lost})
         return not self.why_not
 
     def give(self, host: str, program: str, text: str) -> None:
