@@ -82,7 +82,7 @@ def choose_error(lines: list[str]) -> str:
     if error or not lines:
         return error
     has_hint = len(lines) > 1 and lines[-1].startswith("hint: ")
-    last = lines[-2] if has_hint else lines[-1]
+    last = next((line for line in reversed(lines) if not line.startswith("hint: ")), lines[-1])
     return "" if last.startswith("hpcddp: ") and not (has_hint or " failed: " in last) else last
 
 

@@ -96,6 +96,7 @@ def test_the_report_names_rank_host_and_log(output: str, log: str, report: str) 
         (["ValueError: x"], "ValueError: x"),
         (["hpcddp: no GPU is seen", "hint: module load cuda"], "hpcddp: no GPU is seen"),
         (["hpcddp: rank 1 on n2 failed: ValueError: x"], "hpcddp: rank 1 on n2 failed: ValueError: x"),
+        (["hpcddp: rank 1 on n2 failed: x", "hint: y", "hint: its log has more"], "hpcddp: rank 1 on n2 failed: x"),
         (["hpcddp: global batch: 8 = 2 x 4; 2 ranks", "hpcddp: resumed from step 9"], ""),  # it ended by itself later
         (["Segmentation fault"], "Segmentation fault"),
     ],
