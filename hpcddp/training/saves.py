@@ -171,7 +171,7 @@ class Saves:
         more = loader.weighing.list_numbers()
         lr = self.checkpointer.learning_rate() if record.is_written else None
         agreement = self.agreement
-        if attempt.is_time:
+        if attempt.timer is not None and attempt.timer.is_due:  # `attempt.is_time`, without a call in each step
             if self._several:  # no other rank asks at this step
                 agreement.requests.setdefault(SAVE, "save_every")
             self._save_due |= not self._several
