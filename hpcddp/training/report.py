@@ -20,9 +20,6 @@ from hpcddp.runs.metrics import MetricsFile, check_logged
 from hpcddp.training.options import RunSetup
 from hpcddp.training.stopping import Pace
 
-DEFAULT_INTERVAL_S = 30.0  # between two lines of progress
-AT_TERMINAL_S = 2.0
-
 
 def print_warning(warning: object | None, *, is_first: bool) -> None:
     """Print a warning, if there is one, to stderr of rank 0."""
@@ -33,6 +30,12 @@ def print_warning(warning: object | None, *, is_first: bool) -> None:
 def format_seconds(seconds: float) -> str:
     """`H:MM:SS`, with days in front from one day on. Nothing is below zero."""
     return str(timedelta(seconds=max(0, int(seconds))))
+
+
+# The progress of a training: a line per interval.
+
+DEFAULT_INTERVAL_S = 30.0
+AT_TERMINAL_S = 2.0
 
 
 class Progress:

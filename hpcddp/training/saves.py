@@ -161,7 +161,7 @@ class Saves:
         """
         data, record, pace = self.data, self.record, self.pace
         self.steps = step = self.steps + 1
-        loader, attempt = data.first, self.attempt
+        loader, attempt, agreement = data.first, self.attempt, self.agreement
         assert loader is not None
         epoch = loader.sampler.epoch
         ends = micro.ends_epoch if self.last_step is None else step == self.last_step
@@ -170,8 +170,7 @@ class Saves:
         pace.step_ended(in_tail=self._is_behind_batches)
         more = loader.weighing.list_numbers()
         lr = self.checkpointer.learning_rate() if record.is_written else None
-        agreement = self.agreement
-        if attempt.timer is not None and attempt.timer.is_due:  # `attempt.is_time`, without a call in each step
+        if attempt.is_time:
             if self._several:  # no other rank asks at this step
                 agreement.requests.setdefault(SAVE, "save_every")
             self._save_due |= not self._several
