@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from contextlib import AbstractContextManager, contextmanager
+from traceback import walk_tb
 from typing import TYPE_CHECKING, NoReturn, TypeVar
 
 from hpcddp.errors import HpcddpError, RequestError
@@ -15,6 +16,10 @@ if TYPE_CHECKING:
     from types import TracebackType
 
 _T = TypeVar("_T")
+# Python has one hook for the error that ends a process: the first error of hpcddp's puts `_report` there.
+_last: tuple[HpcddpError, str] | None = None  # the newest error, and the line of the script that made it
+_lines: list[tuple[type[BaseException], Callable[[], str]]] = []
+_replaced: Callable[..., object] | None = None  # the hook of the script or a library, which is called by `_report`
 
 
 @contextmanager
@@ -27,14 +32,6 @@ def two_lines() -> Iterator[None]:
         raise
 
 
-# What this process prints of the error that ends it. One hook of Python's does so, put in place by the first error of
-# hpcddp's: what a script or a library has put there before runs as ever.
-
-_last: tuple[HpcddpError, str] | None = None  # the newest error, and the line of the script that made it
-_more: list[tuple[type[BaseException], Callable[[], str]]] = []
-_before: Callable[..., object] | None = None  # the hook that was there before
-
-
 def _report(kind: type[BaseException], value: BaseException, trace: TracebackType | None) -> None:
     if _last is not None and value is _last[0]:
         error, line = _last
@@ -42,28 +39,28 @@ def _report(kind: type[BaseException], value: BaseException, trace: TracebackTyp
         if hasattr(sys, "ps1"):  # at Python's prompt, which goes on
             return
         sys.exit(error.exit_code)
-    (_before or sys.__excepthook__)(kind, value, trace)
-    for found, line_of in _more:
-        if issubclass(kind, found) and (text := line_of()):
+    (_replaced or sys.__excepthook__)(kind, value, trace)
+    for of_kind, make_line in _lines:
+        if issubclass(kind, of_kind) and (text := make_line()):
             print(text, file=sys.stderr, flush=True)
 
 
 def _hook() -> None:
-    global _before  # Python asks one hook
-    if _before is None:
-        _before, sys.excepthook = sys.excepthook, _report
+    global _replaced  # Python has one hook
+    if _replaced is None:
+        _replaced, sys.excepthook = sys.excepthook, _report
 
 
 def _report_if_last(error: HpcddpError, line: str = "") -> None:
     """Print the two lines if this very error ends the process. `line`: of the script, `train.py:41`."""
-    global _last  # the process ends once, and Python asks one hook
+    global _last  # the process ends once
     _last = error, line
     _hook()
 
 
 def add_line(kind: type[BaseException], line: Callable[[], str]) -> None:
     """Print this line, unless it is empty, behind the traceback of an error of this kind that ends the process."""
-    _more.append((kind, line))
+    _lines.append((kind, line))
     _hook()
 
 
@@ -92,7 +89,7 @@ class Opening(AbstractContextManager[_T]):
         try:
             with two_lines():
                 is_handled = self._inner.__exit__(kind, error, trace)
-        except HpcddpError as explained:  # what the body's error comes of
+        except HpcddpError as explained:  # the cause of the body's error
             if error is not None and explained.__cause__ is error:
                 _report_if_last(explained, find_script_line(trace))
             raise
@@ -103,11 +100,8 @@ class Opening(AbstractContextManager[_T]):
 
 def find_script_line(trace: TracebackType | None) -> str:
     """`train.py:41`, the innermost line of the user's own that an error came through; empty if there is none."""
-    found = ""
-    while trace is not None:
-        path = trace.tb_frame.f_code.co_filename
-        if not is_library(path):
-            near = os.path.relpath(path) if os.path.isabs(path) else path
-            found = f"{path if near.startswith(os.pardir) else near}:{trace.tb_lineno}"
-        trace = trace.tb_next
-    return found
+    # An error of hpcddp's is made in hpcddp's own code: the line to mend is further out, and no traceback is printed.
+    lines = [(frame.f_code.co_filename, line) for frame, line in walk_tb(trace)]
+    path, line = next(((path, line) for path, line in reversed(lines) if not is_library(path)), ("", 0))
+    near = os.path.relpath(path) if os.path.isabs(path) else path
+    return path and f"{path if near.startswith(os.pardir) else near}:{line}"

@@ -42,29 +42,25 @@ HINT_NO_GPU = (
 
 
 class Watch:
-    """The group that this process's optimizer steps must be part of, and what to say if they are not.
+    """Looks at this process's optimizer steps, which must be part of a process group of so many `ranks`; one alone
+    needs none.
 
-    `ranks` have to be in this process's group; one alone needs none. What is said: `who` takes a step, `result` comes
-    of it. `world`: why this rank is alone, where that is known before. `gpus`: those of each node, which torch has to
-    see.
+    `who` takes a step and the `result` of that, in words of the message. `world`: why this rank is alone, where that is
+    known before. `gpus`: those of each node, which torch has to see.
     """
 
     def __init__(
         self, ranks: int, who: str, result: str, hint: str, world: str = "", gpus: str = "", warns: bool = True
     ) -> None:
-        self._ranks = ranks
-        self._who = who
-        self._result = result
-        own = "where ranks are to train alone: independent: true in the job file, or export HPCDDP_INDEPENDENT=1"
-        self._hint = f"{hint}; {own}"
-        self._gpus = gpus
-        self._world = world
-        self._warns = warns
+        self._ranks, self._who, self._result = ranks, who, result
+        alone = "where ranks are to train alone: independent: true in the job file, or export HPCDDP_INDEPENDENT=1"
+        self._hint = f"{hint}; {alone}"
+        self._gpus, self._world, self._warns = gpus, world, warns
         self._steps = 0
         self._was_alone = False
 
     def step(self) -> None:
-        """Count one; warn at the first and end this process at the 50th if it is alone at both."""
+        """Count a step; warn at the first and end this process at the 50th if it is alone at both."""
         self._steps += 1
         if self._steps == 1:
             if self._gpus:
@@ -72,8 +68,8 @@ class Watch:
             alone = self.how_alone()
             self._was_alone = bool(alone)
             if alone and self._warns:
-                what = f"takes an optimizer step with {alone}"
-                _write(f"{self._describe(what)}; it is ended at step {_ENDS_AT}", self._hint)
+                text = self._describe(f"takes an optimizer step with {alone}")
+                _write(f"{text}; it is ended at step {_ENDS_AT}", self._hint)
                 atexit.register(self._report_end)
         elif self._steps == _ENDS_AT and self._was_alone:
             if alone := self.how_alone():
@@ -92,7 +88,7 @@ class Watch:
         return self._steps >= _UNUSED_AT
 
     def how_alone(self) -> str:
-        """Why this rank trains alone; "" if it does not, or if it cannot be told."""
+        """Why this rank trains alone; "" if it does not, or if that is not known."""
         if self._world:
             return self._world
         if self._ranks == 1 or not _NO_GROUPS.isdisjoint(sys.modules):
@@ -105,7 +101,8 @@ class Watch:
         return "" if size == self._ranks else f"a process group of {size}"
 
     def how_unused(self) -> str:
-        """How a rank that has a group does without; one that has left it may train a probe for an evaluation."""
+        """Why the process group is of no use to this rank; "" if it is used, or if that is not known. A rank that has
+        left its group may train a probe for an evaluation."""
         distributed = find_distributed()
         if distributed is None or self._world or self._ranks == 1 or not _NO_GROUPS.isdisjoint(sys.modules):
             return ""
@@ -179,7 +176,7 @@ def find_distributed() -> Any:
 
 
 class AtImport:
-    """Calls a function with a module once that was imported, or now if it was. Without `begin` it waits for nothing."""
+    """Calls a function with a module as soon as that is imported: from `begin` on, or at once if it was before."""
 
     def __init__(self, name: str, then: Callable[[ModuleType], None]) -> None:
         self.name = name

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 else:
     import _signal as signal  # the same without enumerations, which cost an agent a tenth of its start
 
-#: What a rank's main thread does where it stands: something of its own; it may wait for other ranks or for its device,
-#: or compute; it waits for other ranks.
+#: Whether a rank's main thread waits where it stands: for nothing; perhaps, for other ranks or its device, unless it
+#: computes; for other ranks.
 NO_WAIT, MAY_WAIT, WAITS = range(3)
 #: Where in the page the first rank's entry is, and the bytes of each: an agent's ranks (torchrun) have one each.
 STAND_AT, STAND = 512, 512
@@ -69,8 +69,8 @@ def describe_line(code: CodeType, line: int) -> str:
 
 def describe_frames(frames: list[FrameType]) -> tuple[str, str, int]:
     """Describe where a thread with these frames stands: the innermost line of the user's code, the function called
-    there ("": none), and whether it waits. A thread that runs none of the user's code stands at its innermost line, and
-    one that has no frames any more at Python's end."""
+    there ("": none), and one of NO_WAIT, MAY_WAIT and WAITS. A thread that runs none of the user's code stands at its
+    innermost line, and one that has no frames any more at Python's end."""
     if not frames:
         return "Python's end (atexit)", "", NO_WAIT
     innermost = frames[0]
@@ -82,8 +82,8 @@ def describe_frames(frames: list[FrameType]) -> tuple[str, str, int]:
 
 
 def judge_wait(module: str, line: str) -> int:
-    """Whether a thread that stands in this module, which this line of the user's own has called ("": nothing of
-    Python's), waits for other ranks: collectives of torch and of FSDP do."""
+    """One of NO_WAIT, MAY_WAIT and WAITS for a thread that stands in this module ("": in no Python code), called by
+    this line of the user's code. Collectives of torch and of FSDP wait for other ranks."""
     import re
 
     if module.startswith(_COLLECTIVES) and not module.startswith(_NO_COLLECTIVES):
@@ -145,10 +145,10 @@ class Quiet:
         self._before = b""
         self._since = time.monotonic()
 
-    def measure(self, *, is_own: bool) -> float:
-        """Seconds; 0 where the kernel does not say. `is_own`: whether it does something of its own now."""
+    def measure(self, *, is_alone: bool) -> float:
+        """Measure the seconds; 0 where the kernel does not count. `is_alone`: whether it waits for nothing now."""
         counts = os.pread(self._file, 512, 0) if self._file >= 0 else b""
-        if not counts or counts != self._before or not is_own:
+        if not counts or counts != self._before or not is_alone:
             self._before, self._since = counts, time.monotonic()
         return time.monotonic() - self._since
 
@@ -179,7 +179,7 @@ class Entry:
         inside: str = "",
         quiet_s: float = 0.0,
     ) -> None:
-        """The page is as old as before: a program may touch it to say that it gets on."""
+        """Write it, and leave the page as old as before: a program may touch that to show that it gets on."""
         touched = os.fstat(self._page)
         env = os.environ
         who = env.get("RANK", "0"), env.get("WORLD_SIZE", "1"), os.getpid(), self._stacks
@@ -203,8 +203,8 @@ def count_collectives() -> int:
 
 
 def judge_phase(frames: list[FrameType], sleeps: Callable[[], bool]) -> int:
-    """Find a thread's phase by the innermost of its functions that shows it. `sleeps`: whether it uses no processor. In
-    a backward pass on a CPU it then waits for other ranks' gradients."""
+    """Find a thread's phase, by the innermost of its functions that shows one. `sleeps()`: whether it uses no
+    processor: in a backward pass on a CPU it then waits for other ranks' gradients."""
     for frame in frames:
         module = frame.f_globals.get("__name__") or ""
         if module.startswith(_TELLING) and frame.f_code.co_name != "<module>":  # which is imported
@@ -219,9 +219,8 @@ def judge_phase(frames: list[FrameType], sleeps: Callable[[], bool]) -> int:
 
 
 class ThreadWatch:
-    """Looks at the main thread of this process twice a second, and writes to its entry what that does, and of a
-    plain script where it stands, until it leaves its process group: how often it has looked, since how many seconds the
-    thread stands, whether it waits, its line, what that is in, and since how many seconds it is quiet.
+    """Looks at the main thread of this process twice a second, and writes to its entry the seconds of each phase, and
+    of a plain script where the thread stands, until it leaves its process group.
 
     A thread in the user's own code that uses the processor or waits for a disk is at work, and does not stand. One that
     waits for its child processes is at work while these use the processor.
@@ -241,7 +240,7 @@ class ThreadWatch:
         self._used_s = 0.0
         self._children = 0
         self._nth = self._looks = self._stood = 0
-        self._reports = waits  # where it stands
+        self._reports_stand = waits
         self._has_group = False
         self._looked = _BEGAN
         entry.phases = [0.0] * len(PHASES)
@@ -262,12 +261,10 @@ class ThreadWatch:
         self._nth += 1
         self._count_phase(judge_phase(frames, self._sleeps))
         had_group, self._has_group = self._has_group, hpcddp_guard.find_distributed() is not None
-        if self._reports and not has_watchdog() and self._has_group >= had_group:
+        if self._reports_stand and not has_watchdog() and self._has_group >= had_group:
             self._report_stand(frames)
-        elif self._reports:  # it has left its group, and what it does then is its own; or it looks itself
-            self._reports = False
-            self._entry.write()
-        elif self._nth % _WRITTEN == 0:
+        elif self._reports_stand or self._nth % _WRITTEN == 0:  # it has left its group, or looks itself: no stand more
+            self._reports_stand = False
             self._entry.write()
 
     def _count_phase(self, phase: int) -> None:
@@ -300,7 +297,7 @@ class ThreadWatch:
         if stands and waits == NO_WAIT and not uses:
             self._children = measure_children(os.getpid())
             has_children = self._children > children
-        quiet_s = self._quiet.measure(is_own=waits == NO_WAIT and not has_children)
+        quiet_s = self._quiet.measure(is_alone=waits == NO_WAIT and not has_children)
         uses |= has_children
         works = waits == NO_WAIT and (uses or self._read_state() == b"D")
         self._stood = self._stood + 1 if stands and not works else 0

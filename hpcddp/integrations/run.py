@@ -83,7 +83,7 @@ class Run:
         the same checkpoint; LaunchError if this process has trained in the run before."""
         self._until_end.enter_context(opening_once(self.attempt.run))
         pulse = self._until_end.enter_context(beating(self._env))
-        self._until_end.enter_context(pulse.following(lambda: self.step, self._watch.move_deadline))
+        pulse.follow(lambda: self.step, self._watch.move_deadline)
         self._was_finished = read_finish(self.attempt.run) is not None
         _, found = self.ranks.agreement.agree("open the run", (self.step, os.uname().nodename))
         (least, there), (most, here) = min(found), max(found)

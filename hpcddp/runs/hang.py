@@ -16,6 +16,7 @@ DEFAULT_STALL_S = 60.0
 DEFAULT_END_S = 600.0
 #: Functions of torch.distributed that exchange a message with one other rank.
 _MESSAGES = ("recv", "send", "recv_object_list", "send_object_list")
+_QUIET = "; it computes, and reads and writes nothing"
 
 
 class Stand(Record):
@@ -26,7 +27,7 @@ class Stand(Record):
     seconds: float = 0.0  # how long it has stood there; 0: it gets on
     waits: int = NO_WAIT  # NO_WAIT, MAY_WAIT or WAITS: whether it waits for other ranks
     collectives: int = 0  # that it has called in the group of all ranks; 0: not known
-    quiet_s: float = 0.0  # how long it has done something of its own without a read or a write, at any line
+    quiet_s: float = 0.0  # how long it has neither waited nor read or written, at any line
 
     def __str__(self) -> str:
         return f"{self.line} (in {self.inside})" if self.inside else self.line
@@ -43,7 +44,7 @@ class Stand(Record):
 
 
 class Hang(Record):
-    """Ranks that cannot meet any more: those that the others wait for, and what is so in two lines."""
+    """An error of ranks that cannot meet any more, and the ranks that the others wait for."""
 
     ranks: list[int]
     message: str
@@ -105,7 +106,7 @@ def find_hang(stands: dict[int, Stand], world_size: int, end_s: float) -> Hang |
     found = next((some for some in (busy, behind) if 0 < len(some) < world_size), fewest)
     ranks = sorted(stands if are_messages else found)
 
-    def name(some: Collection[int]) -> str:
+    def describe(some: Collection[int]) -> str:
         parts = []
         for line, count in dict.fromkeys(at[rank] for rank in some):
             called = f", after {format_count(count, 'collective')}," if len(counts) > 1 else ""
@@ -113,16 +114,13 @@ def find_hang(stands: dict[int, Stand], world_size: int, end_s: float) -> Hang |
         return "; ".join(parts)
 
     others = [rank for rank in stands if rank not in ranks]
-    places = f"{name(ranks)}. The others: {name(others)}" if others else name(ranks)
+    places = f"{describe(ranks)}. The others: {describe(others)}" if others else describe(ranks)
     where = "at different lines" if len(sizes) > 1 else "at one line"
     return Hang(
         ranks,
         f"the ranks have waited for each other for {end_s:g} s, {where}: {places}",
         "let every rank come to the same calls in the same order; HPCDDP_WATCHDOG_END=3600 waits longer, off for ever",
     )
-
-
-_QUIET = "; it computes, and reads and writes nothing"
 
 
 def format_stands(stands: dict[int, Stand], world_size: int, stall_s: float, end_s: float | None = None) -> str:
@@ -135,15 +133,9 @@ def format_stands(stands: dict[int, Stand], world_size: int, stall_s: float, end
     if silent:
         groups["no answer"] = silent
     lines = [f"  {name_ranks(ranks)}  {line}" for line, ranks in sorted(groups.items(), key=lambda item: -len(item[1]))]
-    return "\n".join(
-        [
-            f"no progress for {stall_s:g} s. The ranks stand at:",
-            *lines,
-            "  nothing is ended"
-            + (f" before {end_s:g} s (HPCDDP_WATCHDOG_END)" if end_s is not None else "")
-            + "; a collective that some ranks never call ends at torch's own timeout",
-        ]
-    )
+    before = f" before {end_s:g} s (HPCDDP_WATCHDOG_END)" if end_s is not None else ""
+    lines.append(f"  nothing is ended{before}; a collective that some ranks never call ends at torch's own timeout")
+    return "\n".join([f"no progress for {stall_s:g} s. The ranks stand at:", *lines])
 
 
 def name_ranks(ranks: list[int]) -> str:

@@ -1,7 +1,7 @@
-"""The page by which a rank and its agent tell each other how far the rank is, and when the job ends.
+"""The page of memory that a rank and its agent share on their host: how far the rank is, and when the job ends.
 
-A page of memory on their host, which `hpcddp exec` makes and names in HPCDDP_HEARTBEAT. hpcddp's runtime writes it; any
-other program may touch it to say that it gets on.
+`hpcddp exec` makes it and names it in HPCDDP_HEARTBEAT. hpcddp's runtime writes it; any other program may touch it to
+show that it gets on.
 """
 
 from __future__ import annotations
@@ -23,17 +23,14 @@ _END_AT, _LEASE_AT, _PLACE_AT, _PLACE = 128, 192, 256, 200
 
 
 class Beat(Record):
-    """`step`: of the optimizer, over all attempts. `moves` grows while the rank's main thread gets on, `looks` while
-    the process runs at all; 0: the program does not say it, or says no more. `touched`: when the page was last written,
-    in ns. `uses` grows while the main thread stands and is at work all the same: it uses the processor, or its process
-    is at a checkpoint's files. `is_stopped`: whether a signal has stopped the process, as its agent sees."""
+    """How far a rank is."""
 
-    step: int = 0
-    moves: int = 0
-    looks: int = 0
-    touched: int = 0
-    uses: int = 0
-    is_stopped: bool = False
+    step: int = 0  # of the optimizer, over all attempts
+    moves: int = 0  # grows while the rank's main thread gets on
+    looks: int = 0  # grows while the process runs at all; 0: the program does not report it, or no more
+    touched: int = 0  # when the page was last written, in ns
+    uses: int = 0  # grows while the main thread stands and works: its process computes or is at a checkpoint's files
+    is_stopped: bool = False  # by a signal, as the agent sees
 
 
 class PageEntry(Record):
@@ -102,7 +99,7 @@ class Page:
         self._write_time(at, _END_AT)
 
     def read_end(self) -> float | None:
-        """When the job ends; None: nothing was said since the start."""
+        """The time at which the job ends, if it has changed since the start."""
         return self._read_time(_END_AT)
 
     def write_lease(self, until: float) -> None:

@@ -9,42 +9,33 @@ import threading
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 
-_lock = threading.Lock()
-_file_uses = 0  # by threads of this process, at this moment
-_waits = Counter[int]()  # for other ranks, by thread
+_file_uses, _waits = Counter[int](), Counter[int]()  # by thread, at this moment
 
 
 @contextmanager
-def at_files() -> Iterator[None]:
-    """Mark that this process reads or writes a checkpoint in the body. Collectives do not belong there: ranks that wait
-    for each other would have the longer limit, too."""
-    global _file_uses
-    with _lock:
-        _file_uses += 1
+def _mark(marks: Counter[int]) -> Iterator[None]:
+    thread = threading.get_ident()
+    marks[thread] += 1
     try:
         yield
     finally:
-        with _lock:
-            _file_uses -= 1
+        marks[thread] -= 1
+
+
+#: Mark that this process reads or writes a checkpoint in the body. Collectives do not belong there: ranks that wait for
+#: each other would have the longer limit, too.
+at_files = partial(_mark, _file_uses)
+#: Mark that this thread waits for other ranks in the body.
+waiting = partial(_mark, _waits)
 
 
 def is_at_files() -> bool:
-    """Whether any thread is: the main thread may wait for one that writes beside the training."""
-    return _file_uses > 0
-
-
-@contextmanager
-def waiting() -> Iterator[None]:
-    """Mark that this thread waits for other ranks in the body."""
-    thread = threading.get_ident()
-    _waits[thread] += 1
-    try:
-        yield
-    finally:
-        _waits[thread] -= 1
+    """Whether any thread reads or writes a checkpoint: the main thread may wait for one that does."""
+    return any([*_file_uses.values()])
 
 
 def waits_for_ranks(thread: int) -> bool:
-    """Whether this thread waits for other ranks by hpcddp's own means."""
-    return _waits.get(thread, 0) > 0
+    """Whether this thread waits for other ranks by hpcddp's own means, not by a collective of torch's."""
+    return _waits[thread] > 0

@@ -15,9 +15,9 @@ from torch import Tensor
 
 from hpcddp.errors import RequestError
 
-_WIDE = (torch.int64, torch.float64, torch.complex128)
+_WIDE = (torch.int64, torch.float64, torch.complex128)  # each holds the numbers of those before it
 Number = TypeVar("Number", int, float, Tensor)
-Thing = TypeVar("Thing")
+Value = TypeVar("Value")
 
 
 def ask_all(mine: Any, ranks: int, group: dist.ProcessGroup | None = None) -> list[Any]:
@@ -28,12 +28,12 @@ def ask_all(mine: Any, ranks: int, group: dist.ProcessGroup | None = None) -> li
     return everyones
 
 
-def broadcast(thing: Thing, ranks: int, device: torch.device) -> Thing:
+def broadcast(value: Value, ranks: int, device: torch.device) -> Value:
     """Rank 0's object, on every rank. It must be picklable."""
-    things = [thing]
+    values = [value]
     if ranks > 1:
-        dist.broadcast_object_list(things, src=0, device=device)
-    return things[0]
+        dist.broadcast_object_list(values, src=0, device=device)
+    return values[0]
 
 
 def as_bytes(tensor: Tensor) -> Tensor:
@@ -60,11 +60,7 @@ def sum_numbers(value: Number, ranks: int, group: dist.ProcessGroup | None, devi
 
 def _sum(mine: Tensor, ranks: int, group: dist.ProcessGroup | None, device: torch.device) -> Tensor:
     """Sum in the widest type of all ranks': a rank that had no sample gives the 0 that its loop began with."""
-    wide = _WIDE.index(torch.int64)
-    if mine.is_complex():
-        wide = _WIDE.index(torch.complex128)
-    elif mine.is_floating_point():
-        wide = _WIDE.index(torch.float64)
+    wide = 2 if mine.is_complex() else 1 if mine.is_floating_point() else 0
     if ranks > 1:
         shape = zlib.crc32(repr(tuple(mine.shape)).encode()) if mine.numel() != 1 else 0
         most = torch.tensor([wide, shape, -shape], device=device)

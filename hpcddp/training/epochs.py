@@ -1,4 +1,4 @@
-"""The loops over `rt.epochs` and `rt.batches`: what is left of a run, and what happens between its epochs."""
+"""The loops over `rt.epochs` and `rt.batches`."""
 
 from __future__ import annotations
 

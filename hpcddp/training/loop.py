@@ -35,7 +35,7 @@ from hpcddp.training.torch_compat import has_scheduler
 
 
 class At(Enum):
-    """Positions of the loop over the batches."""
+    """Positions of the loop over the batches, by what a run may do next."""
 
     OUTSIDE = "at no batch"
     WHOLE = "at a batch that is one micro batch"
@@ -44,7 +44,7 @@ class At(Enum):
     PARTIAL = "at such a batch; the loop over its micro batches was left between two backward passes"
 
 
-# what is refused where; all else is right
+# The mistake of a call, by the position at which it is one.
 _BACKWARD = {
     At.OUTSIDE: mistakes.BACKWARD_OUTSIDE,
     At.TAKEN: mistakes.MICRO_LOOP_MISSING,
@@ -87,32 +87,27 @@ class TrainingLoop:
         self._batches = 0  # of this attempt that are over
         self._outside: int | None = None  # the epoch of a loop over the loader outside of rt.epochs
 
-    # ---- what a run is made of
+    # ---- optimizers and schedulers
 
-    def follow(self, thing: object) -> None:
-        """Follow this optimizer or scheduler. Others are left alone."""
-        if isinstance(thing, LRScheduler):
-            self.schedulers.append(thing)
-        elif isinstance(thing, Optimizer) and id(thing) not in self._by_id:
+    def follow(self, one: object) -> None:
+        """Follow this optimizer or scheduler. Other objects are left alone."""
+        if isinstance(one, LRScheduler):
+            self.schedulers.append(one)
+        elif isinstance(one, Optimizer) and id(one) not in self._by_id:
             assert self._known is not None
-            self._by_id[id(thing)] = OptimizerGradients(thing, self._known)
-            self.optimizers.append(self._by_id[id(thing)])
+            self._by_id[id(one)] = OptimizerGradients(one, self._known)
+            self.optimizers.append(self._by_id[id(one)])
 
     @contextmanager
     def step_hooks(self, known: KnownParameters) -> Iterator[None]:
         """Install torch's hooks on optimizer steps, for the body. `known`: the parameters of the prepared models."""
         self._known = known
-        hooks = (
-            register_optimizer_step_pre_hook(self._step_starts),
-            register_optimizer_step_post_hook(self._step_ends),
-        )
-        try:
+        with ExitStack() as stack:
+            stack.callback(register_optimizer_step_pre_hook(self._step_starts).remove)
+            stack.callback(register_optimizer_step_post_hook(self._step_ends).remove)
             yield
-        finally:
-            for hook in hooks:
-                hook.remove()
 
-    # ---- what the loader says
+    # ---- called by the loader
 
     @property
     def run_is_over(self) -> bool:
@@ -212,7 +207,7 @@ class TrainingLoop:
             if has_scheduler(one.optimizer) and all(s.optimizer is not one.optimizer for s in self.schedulers):
                 raise mistakes.SCHEDULER_NOT_PREPARED.error(kind=one.kind)
 
-    # ---- where the loop is
+    # ---- position
 
     @property
     def inside(self) -> bool:
@@ -341,7 +336,8 @@ class TrainingLoop:
         part = self._find_part(of)
         for second in self._seconds:
             second.use()
-        if self._at is At.WHOLE:
+        is_whole = self._at is At.WHOLE
+        if is_whole:
             self._begin_gradients()
         self._in_backward, self.is_left = True, False
         try:
@@ -352,7 +348,7 @@ class TrainingLoop:
         self._backwards += 1
         self._backwards_of_pass += 1
         self._backwards_of_part += 1
-        if self._at is At.WHOLE:
+        if is_whole:
             self._end_gradients()
         if factor is not None:
             self._record.add_loss(loss.detach(), factor, part.micro.slice or 0)

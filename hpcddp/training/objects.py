@@ -26,7 +26,7 @@ class TrainingData:
         self.plan: BatchPlan | None = None
         self.first: TrainingLoader | None = None
         self.seconds: list[SecondLoader] = []
-        self.is_several = False  # whether the loaders give batches that `rt.micro_batches` opens
+        self.is_several = False  # whether `rt.micro_batches` opens the loaders' batches
 
     @property
     def loaders(self) -> list[TrainingLoader]:
@@ -50,19 +50,19 @@ class TrainingData:
 
     @property
     def may_end_with_second(self) -> bool:
-        """Whether a loop over a second loader is used up: a zip of the two ends with it, so that the last step was the
-        epoch's last one. If it was not, another step follows."""
+        """Whether a second loader has no batch left: a zip of the two ends then, and the last step was the epoch's last
+        one. If it does not, another step follows."""
         return any(second.is_used_up for second in self.seconds)
 
 
 class Models:
-    """Models that the run trains, and others that it has: averaged weights, teachers."""
+    """Models that the run trains, and others in it: averaged weights, teachers."""
 
     def __init__(self, setup: RunSetup, gradients: Gradients) -> None:
         self._setup = setup
         self._gradients = gradients
-        self.wrapped: dict[int, nn.Module] = {}  # that are trained, as the loop uses them, by id
-        self.whole: list[nn.Module] = []  # those of them that have all their parameters on this rank
+        self.wrapped: dict[int, nn.Module] = {}  # the trained ones, as the loop uses them, by id
+        self.whole: list[nn.Module] = []  # the trained ones with all their parameters on this rank
         self.tracked: list[nn.Module] = []  # all models that checkpoints hold
         self.calls = ForwardCalls()
         self.same = SameWeights(self.whole, setup.layout, setup.group.device, self._list_untrained)

@@ -50,10 +50,15 @@ from hpcddp.training.versions import list_numerics, list_versions
 from hpcddp.training.watchdog import Watchdog, beating, print_hang
 from hpcddp.uncaught import add_line
 
+_NO_TURN = (
+    "hpcddp: the run is finished, so that its loop had no turn and set no variable\n"
+    "hint: compute behind the loop what is needed there, or keep it in an object that rt.prepare is given"
+)
+
 
 @contextmanager
 def _refusing_exit(rt: Runtime) -> Iterator[None]:
-    """Around the body. RequestError for an exit that looks like success."""
+    """RequestError where the body is left by an exit that looks like success."""
     try:
         yield
     except SystemExit as error:
@@ -65,17 +70,13 @@ def _refusing_exit(rt: Runtime) -> Iterator[None]:
         ) from error
 
 
-# The run: the job's, which its supervisor holds, or the folder that the script names, which rank 0 holds.
-
-
 class OpenedRun(NamedTuple):
-    """An attempt at a run. None: nothing is written. `over`: why the run is finished; empty: there may be steps left.
-    `counts`: how many epochs or steps the finished run was asked for. `line`: what the start does, in words."""
+    """An attempt at a run: the job's, which its supervisor holds, or one that the script names, which rank 0 holds."""
 
-    attempt: AttemptFolder | None
-    over: str = ""
-    counts: dict[str, int] | None = None
-    line: str = ""
+    attempt: AttemptFolder | None  # None: nothing is written
+    over: str = ""  # why the run is finished; empty: there may be steps left
+    counts: dict[str, int] | None = None  # epochs or steps of the finished run
+    line: str = ""  # what the start does, in words
 
 
 @contextmanager
@@ -105,35 +106,35 @@ def open_run(folder: AttemptFolder | None, group: Group, env: Mapping[str, str])
 
 @contextmanager
 def _start(folder: AttemptFolder, env: Mapping[str, str]) -> Iterator[OpenedRun]:
-    """The run of this folder, in the body. The job's, where the folder is that of its script."""
-    job_s = find_attempt(env)
-    if job_s is not None and (stop := find_stop(job_s, STOP_FLAGS)) is not None:
+    """Open the run of this folder, or the job's, where its script names that one."""
+    planned = find_attempt(env)  # by the supervisor, for the job
+    if planned is not None and (stop := find_stop(planned, STOP_FLAGS)) is not None:
         where = show_path(stop[0].path)
         end_script(f"hpcddp: no training begins: the job stopped ({stop[1].reason}) in run {where}", 0)
     job = find_current_job(env)
     request = RunRequest(folder.run.path, find_command(env), env.get(FRESH, "")).of_index(
         job.array_index if job is not None else ""
     )
-    named = {os.path.realpath(folder.run.path), os.path.realpath(request.folder)}
-    is_job_s = job_s is not None and os.path.realpath(job_s.run.path) in named
-    run = job_s.run if job_s is not None and is_job_s else RunFolder(request.folder)
+    paths = {os.path.realpath(folder.run.path), os.path.realpath(request.folder)}
+    is_planned = planned is not None and os.path.realpath(planned.run.path) in paths
+    run = planned.run if planned is not None and is_planned else RunFolder(request.folder)
     with opening_once(run):
-        if is_held_by(run, folder.name) and is_job_s:
+        if is_held_by(run, folder.name) and is_planned:
             outlook, is_mine = inspect_run(RunRequest(run.path)), False
             if outlook.state is not None and outlook.state.attempt == folder.name:  # the supervisor could not say it
                 print(f"hpcddp: {outlook.describe(by=' by a process of this job')}", file=sys.stderr, flush=True)
         else:
-            link = find_before(job_s) if job_s is not None else None
+            link = find_before(planned) if planned is not None else None
             before = job_of(link.attempt) if link is not None else ""
             outlook = start_run(request._replace(folder=run.path), folder.name, env, process=os.getpid(), before=before)
             is_mine = True
             print(f"hpcddp: {outlook.describe(_name_new_run(env))}", file=sys.stderr, flush=True)
-        if job_s is not None and not is_job_s:
-            record_opened(job_s, run)
-        over = outlook.state if outlook.kind == FINISHED else None
+        if planned is not None and not is_planned:
+            record_opened(planned, run)
+        state = outlook.state if outlook.kind == FINISHED else None
         try:
-            reason, counts = (over.reason, over.asked) if over is not None else ("", None)
-            yield OpenedRun(run.attempt(folder.name), reason, counts, outlook.describe(_name_new_run(env)))
+            over, counts = (state.reason, state.asked) if state is not None else ("", None)
+            yield OpenedRun(run.attempt(folder.name), over, counts, outlook.describe(_name_new_run(env)))
         finally:
             if is_mine:
                 release_run(run, folder.name)
@@ -142,12 +143,6 @@ def _start(folder: AttemptFolder, env: Mapping[str, str]) -> Iterator[OpenedRun]
 def _name_new_run(env: Mapping[str, str]) -> str:
     """The words that begin a new run, for a hint."""
     return "--fresh" if has_options(env) else "another run_dir"
-
-
-_NO_TURN = (
-    "hpcddp: the run is finished, so that its loop had no turn and set no variable\n"
-    "hint: compute behind the loop what is needed there, or keep it in an object that rt.prepare is given"
-)
 
 
 @contextmanager
@@ -209,7 +204,8 @@ def open_runtime(env: MutableMapping[str, str], options: RuntimeOptions) -> Iter
             stack.callback(rt._saves.models.release)
         if over:
             add_line(NameError, lambda: _NO_TURN if rt._saves.is_finished else "")
-        stack.enter_context(heartbeat.following(lambda: rt.steps, watch.move_deadline))
+        heartbeat.follow(lambda: rt.steps, watch.move_deadline)
+        stack.callback(heartbeat.stop)  # before the ranks part: what the program does then is its own
         if stall_s is not None and group.world_size > 1:
             record = partial(_record_hang, rt)
             watchdog = Watchdog(group, stall_s, end_s, lambda: watch.pace.batches, report.print_line, record)
@@ -252,36 +248,33 @@ def _record_hang(rt: Runtime, hang: Hang) -> None:
 
 @contextmanager
 def _open_gradients(env: MutableMapping[str, str], setup: RunSetup) -> Iterator[Gradients]:
-    exactness = setup.options.exactness
+    exactness, group, layout = setup.options.exactness, setup.group, setup.layout
     if exactness is None:
-        yield MeanGradients(setup.group, setup.layout, setup.split)
+        yield MeanGradients(group, layout, setup.split)
         return
     with deterministic_kernels(env):
-        check_same_conditions(setup.group)
-        if setup.split.is_sharded and setup.layout.data_size > 1:
+        check_same_conditions(group)
+        if setup.split.is_sharded and layout.data_size > 1:
             from hpcddp.training.gradient.exact_shards import ExactShards
 
-            gradients: ExactGradients = ExactShards(
-                setup.group, setup.layout, setup.split, exactness.slices, exactness.method
-            )
+            yield ExactShards(group, layout, setup.split, exactness.slices, exactness.method)
         else:
-            gradients = ExactGradients(setup.group, setup.layout, exactness.slices, exactness.method)
-        yield gradients
+            yield ExactGradients(group, layout, exactness.slices, exactness.method)
 
 
 def _write_versions(setup: RunSetup, folder: AttemptFolder | None, plan: BatchPlan) -> None:
-    """versions.json, once the plan of the global batch is known."""
+    """Write versions.json, once the plan of the global batch is known."""
+    if folder is None:
+        return
     group, exactness = setup.group, setup.options.exactness
-    if folder is not None:
-        written = {
-            **list_versions(),
-            **list_numerics(group.device),
-            "seed": setup.options.seed,
-            "plan": plan._asdict(),
-            "parallel": str(setup.split),
-            "exact": exactness.method if exactness else None,
-            "launcher": group.launcher,
-            "backend": group.backend,
-            "ranks": [member._asdict() for member in group.members],
-        }
-        write_object(folder.versions, written)
+    versions = list_versions() | list_numerics(group.device)
+    entries = {
+        "seed": setup.options.seed,
+        "plan": plan._asdict(),
+        "parallel": str(setup.split),
+        "exact": exactness.method if exactness else None,
+        "launcher": group.launcher,
+        "backend": group.backend,
+        "ranks": [member._asdict() for member in group.members],
+    }
+    write_object(folder.versions, versions | entries)

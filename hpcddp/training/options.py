@@ -23,11 +23,9 @@ if TYPE_CHECKING:
     from hpcddp.training.data.sampler import MicroBatch
 
 DEFAULT_SLICES = 8
-#: At the end of each epoch, and between epochs after ten minutes of training.
+#: At the end of each epoch, and inside of one after DEFAULT_SAVE_S of training.
 DEFAULT_SAVES = SaveEvery()
 DEFAULT_SAVE_S = 600
-#: For the second line of an error, in a script that no job script has started.
-ANEW = "begin a new run: another run_dir"
 
 
 class Exactness(NamedTuple):
@@ -155,18 +153,8 @@ def check_same_options(options: RuntimeOptions, global_batch: int | None, parall
     """RequestError, on every rank, if the ranks were given other options that they have to agree on: each works out by
     itself which samples it gets and when it saves. A collective.
     """
-    mine = {
-        "seed": options.seed,
-        "global_batch": global_batch,
-        "max_micro_batch": options.max_micro_batch,
-        "parallel": str(parallel),
-        "exact": options.exact,
-        "slices": options.slices,
-        "save_every": options.save_every,
-        "accept": options.accept,
-        "keep": options.keep,
-        "checkpoint": options.checkpoint,
-    }
+    names = ("seed", "max_micro_batch", "exact", "slices", "save_every", "accept", "keep", "checkpoint")
+    mine = {name: getattr(options, name) for name in names} | {"global_batch": global_batch, "parallel": str(parallel)}
     refuse_others(ask_all(mine, group.world_size), "hpcddp.runtime(…, {})")
 
 

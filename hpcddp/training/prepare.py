@@ -24,13 +24,7 @@ from hpcddp.training.checkpoint.settings import name_setting
 from hpcddp.training.checkpoint.tracked import unwrap
 from hpcddp.training.collectives import ask_all
 from hpcddp.training.data.evaluation import EvaluationLoader
-from hpcddp.training.data.items import (
-    ItemSampler,
-    SingleItem,
-    check_items,
-    check_second,
-    describe_items,
-)
+from hpcddp.training.data.items import ItemSampler, SingleItem, check_items, check_second, describe_items
 from hpcddp.training.data.loader import SecondLoader, TrainingLoader, make_sampler
 from hpcddp.training.data.reading import DataSource, is_shuffled, read_how
 from hpcddp.training.data.sampler import derive_key, find_start
@@ -47,43 +41,36 @@ from hpcddp.training.report import print_warning
 from hpcddp.training.saves import Saves
 from hpcddp.training.torch_compat import note_steps
 
-# The kinds of objects that a run takes over, and their names in a checkpoint.
-
-
+#: The names of objects in a checkpoint; any other is called by its class.
 _KINDS = {nn.Module: "model", Optimizer: "optimizer", LRScheduler: "scheduler", GradScaler: "scaler"}
 
 
 def check_objects(objects: Sequence[Any]) -> None:
     """RequestError for objects that a run cannot take over."""
-    for thing in objects:
-        has_state = hasattr(thing, "state_dict") and hasattr(thing, "load_state_dict")
-        if not has_state and not isinstance(thing, DataLoader):
+    for one in objects:
+        has_state = hasattr(one, "state_dict") and hasattr(one, "load_state_dict")
+        if not has_state and not isinstance(one, DataLoader):
             raise RequestError(
-                f"rt.prepare was given a {type(thing).__name__}, which has no state_dict() and load_state_dict()",
+                f"rt.prepare was given a {type(one).__name__}, which has no state_dict() and load_state_dict()",
                 "give it models, optimizers, schedulers, scalers, what else has both methods, and data in a DataLoader",
             )
 
 
-def is_trained(thing: Any) -> bool:
-    """Whether it is a model with parameters that an optimizer moves. Averaged weights (EMA) are copies of such."""
-    return (
-        isinstance(thing, nn.Module)
-        and not isinstance(thing, AveragedModel)
-        and any(parameter.requires_grad for parameter in thing.parameters())
-    )
+def is_trained_model(one: Any) -> bool:
+    """Whether an optimizer moves its parameters: not those of averaged weights (EMA), which are copies."""
+    if not isinstance(one, nn.Module) or isinstance(one, AveragedModel):
+        return False
+    return any(parameter.requires_grad for parameter in one.parameters())
 
 
 def name_objects(objects: Sequence[Any]) -> dict[str, Any]:
     """Names for a checkpoint, by kind and order: model, model_2, optimizer, scheduler, scaler, …"""
     named: dict[str, Any] = {}
-    for thing in objects:
-        kind = next((name for cls, name in _KINDS.items() if isinstance(thing, cls)), type(thing).__name__.lower())
+    for one in objects:
+        kind = next((name for cls, name in _KINDS.items() if isinstance(one, cls)), type(one).__name__.lower())
         nth = sum(name == kind or name.startswith(f"{kind}_") for name in named) + 1
-        named[kind if nth == 1 else f"{kind}_{nth}"] = thing
+        named[kind if nth == 1 else f"{kind}_{nth}"] = one
     return named
-
-
-# Which parameters an optimizer steps on each rank, where the model's split asks for another step than its own.
 
 
 def share_out_steps(
@@ -95,24 +82,22 @@ def share_out_steps(
     *,
     exact: bool,
 ) -> dict[str, ZeroSteps]:
-    """Under ZeRO-1, whose steps are returned, each data rank steps its own parameters; in exact mode shards step whole.
-    Undone by `until_end`."""
-    steps: dict[str, ZeroSteps] = {}
-    if split.kind == "zero1" and layout.data_size > 1:
-        steps = {name: ZeroSteps(thing, layout, device) for name, thing in optimizers.items()}
-    for name, thing in optimizers.items():
-        if name in steps:
-            steps[name].hook(until_end)
-        elif split.is_sharded and layout.data_size > 1 and exact:
-            WholeSteps(thing).hook(until_end)
-    return steps
-
-
-# The data, compared before the first step: options, lengths, and which samples a Subset has, not what the samples are.
+    """Replace the optimizers' steps, until the body ends, where the split of the model asks for other ones: under
+    ZeRO-1, whose steps are returned, each data rank steps its own parameters; in exact mode shards step whole."""
+    zero: dict[str, ZeroSteps] = {}
+    if layout.data_size > 1 and split.kind == "zero1":
+        zero = {name: ZeroSteps(optimizer, layout, device) for name, optimizer in optimizers.items()}
+    elif layout.data_size > 1 and split.is_sharded and exact:
+        for optimizer in optimizers.values():
+            WholeSteps(optimizer).hook(until_end)
+    for steps in zero.values():
+        steps.hook(until_end)
+    return zero
 
 
 def check_data(source: DataSource, setup: RunSetup) -> None:
-    """Warn of what would go wrong with this data. RequestError if the ranks have different data. A collective."""
+    """RequestError if the ranks have different data: other options, lengths, or choices of a Subset. The samples
+    themselves are not compared. Warns of a batch_size that was meant for one rank. A collective."""
     layout = setup.layout
     common = source.list_common(sized=setup.global_batch is None)
     if source.batch_sampler is not None:
@@ -143,7 +128,7 @@ def check_same_data(dataset: Dataset[Any], layout: Layout, options: Mapping[str,
 
 
 def _count_samples(dataset: Dataset[Any]) -> int | None:
-    return len(dataset) if isinstance(dataset, Sized) else None  # a stream may have no length
+    return len(dataset) if isinstance(dataset, Sized) else None  # a stream
 
 
 def _hash_subset(dataset: Dataset[Any]) -> str:
@@ -156,7 +141,7 @@ def _hash_subset(dataset: Dataset[Any]) -> str:
 
 
 class Preparation:
-    """Fills the run's models, data and loop."""
+    """Takes over models, optimizers and data: `rt.prepare`, and the calls that it is made of."""
 
     def __init__(
         self,
@@ -183,21 +168,20 @@ class Preparation:
         """See `Runtime.prepare`."""
         check_objects(objects)
         prepared = list(objects)
-        for n, thing in enumerate(objects):  # first, because it says how large the global batch is
-            if isinstance(thing, DataLoader) and (self._data.first is None or is_shuffled(thing)):
-                prepared[n] = self.loader(thing)
-            elif isinstance(thing, DataLoader):
-                prepared[n] = self.evaluation_loader(thing)
-        for n, thing in enumerate(objects):
-            if is_trained(thing) and id(thing) not in self._models.wrapped:
-                self._saves.record.record_model(thing)
-                prepared[n] = self._models.wrap(thing, WrapOptions(None, None, {}))
-            elif isinstance(thing, nn.Module):
-                prepared[n] = place(thing, self._group.device)
-                if id(thing) not in self._models.wrapped:  # no wrapper gives every rank the weights of rank 0
-                    spread_weights(thing, self._group.device, self._layout)
-                    self._gradients.add_untrained(thing)
-        self._gradients.hand_over([thing for thing in objects if isinstance(thing, Optimizer)])
+        for n, one in enumerate(objects):  # first, because it says how large the global batch is
+            if isinstance(one, DataLoader):
+                is_training = self._data.first is None or is_shuffled(one)
+                prepared[n] = self.loader(one) if is_training else self.evaluation_loader(one)
+        for n, one in enumerate(objects):
+            if is_trained_model(one) and id(one) not in self._models.wrapped:
+                self._saves.record.record_model(one)
+                prepared[n] = self._models.wrap(one, WrapOptions(None, None, {}))
+            elif isinstance(one, nn.Module):
+                prepared[n] = place(one, self._group.device)
+                if id(one) not in self._models.wrapped:  # no wrapper gives every rank the weights of rank 0
+                    spread_weights(one, self._group.device, self._layout)
+                    self._gradients.add_untrained(one)
+        self._gradients.hand_over([one for one in objects if isinstance(one, Optimizer)])
         tracked = [new for old, new in zip(objects, prepared, strict=True) if not isinstance(old, DataLoader)]
         if tracked:
             self.track(name_objects(tracked))
@@ -213,13 +197,13 @@ class Preparation:
         plan = self._data.plan or self._plan_for(self._setup.global_batch)
         split, exact = self._setup.split, self._options.exactness is not None
         self._gradients.check(objects)
-        optimizers = {name: thing for name, thing in objects.items() if isinstance(thing, Optimizer)}
+        optimizers = {name: one for name, one in objects.items() if isinstance(one, Optimizer)}
         zero = share_out_steps(optimizers, split, self._layout, self._group.device, self._until_end, exact=exact)
         fixed = self._layout.data_size > 1 or exact
         known = KnownParameters([unwrap(model) for model in self._models.wrapped.values()], fixed=fixed)
         self._until_end.enter_context(self._loop.step_hooks(known))
-        for thing in objects.values():
-            self._loop.follow(thing)
+        for one in objects.values():
+            self._loop.follow(one)
         batch = plan.global_batch if exact or self._data.plan is not None else None
         checkpointer = self._saves.checkpointer
         self._position = position = checkpointer.track(objects, batch, zero)
@@ -264,10 +248,10 @@ class Preparation:
         add(name_setting("shuffle", number), how.shuffle)
         device, gradients = self._group.device, self._gradients
         weighing = Weighing(gradients.averaged_over, self._layout, device, count, gradients.slots)
-        how_read = how.reading
+        reading = how.reading
         if how.gives_items:
-            how_read = replace(how_read, collate_fn=SingleItem(how_read.collate_fn))
-        parts: tuple[Any, ...] = (how.dataset, sampler, device, weighing, how_read, self._loop)
+            reading = replace(reading, collate_fn=SingleItem(reading.collate_fn))
+        parts: tuple[Any, ...] = (how.dataset, sampler, device, weighing, reading, self._loop)
         loader: TrainingLoader
         if number > 1:
             add(name_setting("global_batch", number), plan.global_batch)
@@ -285,16 +269,14 @@ class Preparation:
         """Let the loader continue at the checkpoint's position."""
         number = loader.number if isinstance(loader, SecondLoader) else 1
         again = self._setup.settings.begins_again(number)
-        place = find_start(position, number, loader.sampler.length, again=again)
+        start = find_start(position, number, loader.sampler.length, again=again)
         if isinstance(loader, SecondLoader):
-            loader.place = place
+            loader.place = start
         else:
-            loader.sampler.epoch, loader.sampler.position = place
+            loader.sampler.epoch, loader.sampler.position = start
 
     def evaluation_loader(
-        self,
-        data: Dataset[Any] | DataLoader[Any],
-        batch_size: int | None = None,
+        self, data: Dataset[Any] | DataLoader[Any], batch_size: int | None = None
     ) -> EvaluationLoader:
         """See `Runtime.evaluation_loader`."""
         how = read_how(data)

@@ -93,12 +93,12 @@ class Progress:
             self._next = math.inf
 
 
-# Where the numbers of `rt.log` go besides metrics.jsonl, each if asked for: only that is imported. A resumed run
-# continues the same run of the sink: TensorBoard by its folder, MLflow by a tag, W&B by an id.
+# ---- sinks
 
 
 class Sink(NamedTuple):
-    """One place for numbers; only rank 0 has one."""
+    """A place besides metrics.jsonl for the numbers of `rt.log`, on rank 0. A resumed run continues the same run there:
+    TensorBoard's by its folder, MLflow's by a tag, W&B's by an id."""
 
     write: Callable[[int, Mapping[str, float]], object]  # after so many steps
     close: Callable[[str], object]  # the attempt is over: finished, unfinished or failed
@@ -109,7 +109,7 @@ def _name_run(folder: str) -> str:
 
 
 def _hash_path(folder: str) -> str:
-    """The same for each attempt of a run."""
+    """An id that is the same for each attempt of a run."""
     return hashlib.sha256(os.path.realpath(folder).encode()).hexdigest()[:16]
 
 
@@ -159,7 +159,7 @@ SINKS: dict[str, Callable[[str, int], Sink]] = {
 
 
 def choose_sinks(given: Sequence[str] | None, env: Mapping[str, str]) -> tuple[str, ...]:
-    """The sinks that were asked for: `log_to`, else HPCDDP_LOG_TO with commas between the names.
+    """The names of the sinks: `log_to`, else HPCDDP_LOG_TO with commas between the names.
 
     RequestError for an unknown one and one whose package is not installed; nothing is imported for the others.
     """
@@ -259,7 +259,7 @@ class Report:
         self._progress.total_steps = total
 
     def step(self, step: int, samples: int, loss: float | None) -> None:
-        """Step number `step` was made, of `samples` samples over all ranks."""
+        """See `Progress.step`."""
         self._samples = 0 if self._samples is None else self._samples + samples
         self._progress.step(step, samples, loss)
 
@@ -270,7 +270,7 @@ class Report:
         self._sinks.write(step, checked)
 
     def print_line(self, text: str) -> None:
-        """Print one of hpcddp's own lines."""
+        """Print a line of hpcddp's on rank 0."""
         if self._is_first:
             print(f"hpcddp: {text}", file=sys.stderr, flush=True)
 

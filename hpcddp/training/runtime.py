@@ -73,7 +73,7 @@ class Runtime:
         self._saves.is_over = True
         self._loop.abandon()
 
-    # ---- what is so
+    # ---- the state of the run
 
     @property
     def exact(self) -> bool:
@@ -109,7 +109,7 @@ class Runtime:
         """Why the run stops here, to be resumed by a later attempt; set on all ranks at the same step."""
         return self._saves.stop_reason
 
-    # ---- what comes before the loop
+    # ---- models and data
 
     def prepare(self, *objects: Any) -> Any:
         """Take over models, optimizers, schedulers, gradient scalers and DataLoaders; returns them in the same order,
@@ -278,7 +278,7 @@ class Runtime:
         """End the loop after this step; the run is finished. Called as `stop` is."""
         self._saves.ask(FINISH, reason)
 
-    # ---- for all ranks together: call these on every rank
+    # ---- collectives: call these on every rank
 
     def sum(self, value: collectives.Number) -> collectives.Number:
         """The sum over the data ranks, in float64, whole numbers in int64: of a number a number, of a tensor one of its
@@ -297,12 +297,12 @@ class Runtime:
         self._saves.check_together("rt.gather")
         return collectives.gather_rows(rows, self.layout.data_size, self.layout.data_group, self.device)
 
-    def broadcast(self, thing: collectives.Thing) -> collectives.Thing:
+    def broadcast(self, value: collectives.Value) -> collectives.Value:
         """Rank 0's object, on every rank."""
         self._saves.check_together("rt.broadcast")
-        return collectives.broadcast(thing, self.world_size, self.device)
+        return collectives.broadcast(value, self.world_size, self.device)
 
-    # ---- on rank 0 only: call these on every rank all the same
+    # ---- output of rank 0: call these on every rank all the same
 
     def print(self, *words: Any, **options: Any) -> None:
         """As `print`, on rank 0 only."""
@@ -317,7 +317,7 @@ class Runtime:
         """
         self._saves.report.log(self._loop.steps_made, numbers)
 
-    # ---- what is saved
+    # ---- saving
 
     def save(self) -> None:
         """Write a checkpoint of this step, unless there is one or nothing is tracked or there is no run folder.

@@ -161,7 +161,7 @@ class Saves:
         """
         data, record, pace = self.data, self.record, self.pace
         self.steps = step = self.steps + 1
-        loader, attempt = data.first, self.attempt
+        loader, attempt, agreement = data.first, self.attempt, self.agreement
         assert loader is not None
         epoch = loader.sampler.epoch
         ends = micro.ends_epoch if self.last_step is None else step == self.last_step
@@ -172,16 +172,17 @@ class Saves:
         lr = self.checkpointer.learning_rate() if record.is_written else None
         if attempt.is_time:
             if self._several:  # no other rank asks at this step
-                self.agreement.requests.setdefault(SAVE, "save_every")
+                agreement.requests.setdefault(SAVE, "save_every")
             self._save_due |= not self._several
-        flags = (() if is_last else self._watch.flags()) + tuple(self.agreement.requests)
+        flags = (() if is_last else self._watch.flags()) + tuple(agreement.requests)
         reason = record.end_step(micro.total, flags, more, step=step, epoch=epoch, lr=lr)
         if reason is not None:
             attempt.accept_stop(reason)
         self.report.step(step, micro.total, record.loss)
-        # one rank alone has agreed when it asked
-        if self._several and not is_last and self._is_agreement_due():
-            self.agree(f"ended step {step}")
+        if self._several and not is_last:  # one rank alone has agreed when it asked
+            is_due = agreement.requested or (agreement.requests and record.all_request())
+            if is_due:  # the same on every rank
+                self.agree(f"ended step {step}")
         if pace.steps <= CHECKED_FIRST:
             self.models.same.compare(step)
         if self._every is not None and step % self._every == 0:
@@ -196,12 +197,7 @@ class Saves:
         if attempt.stop_reason is not None:
             raise StopTraining
 
-    def _is_agreement_due(self) -> bool:
-        """Whether all ranks have to agree now: the same on every rank."""
-        agreement = self.agreement
-        return bool(agreement.requested) or (bool(agreement.requests) and self.record.all_request())
-
-    # ---- what is saved
+    # ---- saving
 
     @property
     def is_due_at_end(self) -> bool:

@@ -24,7 +24,7 @@ FLAGS = STOP_FLAGS + REQUESTS
 
 
 class Agreement:
-    """Flags of all ranks, which travel with a step's sums and are known one step later; and points of the script where
+    """Flags of all ranks, which travel with a step's sums and are known one step later; and places of the script where
     all ranks agree at once. `group`: the ranks' process group, None: torch's default one."""
 
     def __init__(self, world_size: int, group: dist.ProcessGroup | None = None) -> None:
@@ -52,8 +52,8 @@ class Agreement:
     def agree(self, place: str, mine: Any = None) -> tuple[dict[str, str], list[Any]]:
         """A collective: the requests of all ranks with a reason for each, and what each rank has as `mine`.
 
-        RequestError, on every rank, if they call it at different points of the script, or have made evaluation loaders
-        with other options.
+        RequestError, on every rank, if they call it at different places, or have made evaluation loaders with other
+        options.
         """
         requests, self.requests = self.requests, {}
         evaluations, self._evaluations = self._evaluations, []
@@ -132,14 +132,13 @@ class StepRecord:
         `more` is summed over the data ranks too: the same names on every rank. `notes` are written with the sums.
         """
         reason = self.catch_up()
-        now = time.monotonic()
-        self._notes = notes | {"samples_per_s": round(samples / max(now - self._last_time, 1e-9), 1)}
-        self._names, self._last_time = tuple(more), now
-        votes = self._agreement.encode(flags)
-        if self._on_cpu:
-            self._start_on_host(list(more.values()), votes)
-        else:
-            self._start_on_device(list(more.values()), votes)
+        if self.is_written:
+            before, self._last_time = self._last_time, time.monotonic()
+            rate = round(samples / max(self._last_time - before, 1e-9), 1)
+            self._notes = notes | {"samples_per_s": rate}
+        self._names = tuple(more)
+        start = self._start_on_host if self._on_cpu else self._start_on_device
+        start(list(more.values()), self._agreement.encode(flags))
         return reason
 
     def _start_on_host(self, more: list[Tensor | float], votes: list[float]) -> None:
@@ -175,8 +174,7 @@ class StepRecord:
         return self._sums
 
     def all_request(self) -> bool:
-        """Whether all ranks had one request in the step that was ended last. Waits for its sums; a rank may do so
-        alone."""
+        """Whether all ranks had the same request in the last step. Waits for its sums; no collective."""
         votes = (self._wait() or [])[-len(REQUESTS) :]
         return self._world_size in votes
 
@@ -191,6 +189,5 @@ class StepRecord:
         sums = dict(zip(self._names, numbers, strict=False))
         self.loss = math.fsum(losses) if all(map(math.isfinite, losses)) else sum(losses)  # in any order the same
         if self.is_written:
-            row = self._notes | {"loss": self.loss} | (self.learn(sums) if sums else {})
-            self._metrics.write("step", **row)
+            self._metrics.write("step", **self._notes, **{"loss": self.loss} | (self.learn(sums) if sums else {}))
         return self._agreement.decode(numbers[len(self._names) :])

@@ -1,5 +1,5 @@
-"""Stopping in time: signals that only set a flag, and a deadline that needs no signal (PBS sends none): how long steps,
-saves and evaluations take, and how much time a safe end needs.
+"""Reasons to stop in time: signals, which only set a flag, and the job's deadline, which needs no signal (PBS sends
+none), by how long steps, saves and evaluations take.
 
 Nothing here stops anything. The flags travel to all ranks in the step's reduction, so that all stop at the same step.
 """
@@ -22,6 +22,12 @@ STOP_FLAGS = (DEADLINE, *(number.name for number in STOP_SIGNALS))  # in the ord
 
 STOP, FINISH, SAVE = "asks to stop", "asks to finish", "asks to save"
 REQUESTS = (STOP, FINISH, SAVE)  # what one rank may ask of all
+
+STEPS_UNTIL_AGREED = 2  # until all ranks know of a flag that one of them has raised
+_REMEMBERED_STEPS = 100
+_SAVE_ALLOWANCE = 1.5  # of the slowest save: file systems have worse days
+_MARGIN_S = 5.0
+_LONG_TAIL_S = 5.0
 
 
 class StopTraining(BaseException):
@@ -79,16 +85,6 @@ def read_deadline(env: Mapping[str, str]) -> float | None:
         ) from None
 
 
-# How long steps, saves and the tails of epochs take.
-
-
-_REMEMBERED_STEPS = 100
-_SAVE_ALLOWANCE = 1.5  # of the slowest save: file systems have worse days
-_MARGIN_S = 5.0
-_LONG_TAIL_S = 5.0
-STEPS_UNTIL_AGREED = 2
-
-
 class SaveTimer:
     """When rank 0 asks for a save: `interval_s` of training after the last one. `clock` is in seconds."""
 
@@ -102,7 +98,6 @@ class SaveTimer:
 
     @property
     def is_due(self) -> bool:
-        """Whether it is time to save."""
         return self._clock() - self._since >= self._interval_s
 
 
@@ -122,7 +117,7 @@ class Pace:
         self.steps = 0
         self._save_s = 0.0
         self._measured_save = False
-        self.tail_s: float | None = None  # the longest one so far, or that of the attempt before
+        self.tail_s: float | None = None  # the longest tail so far, or that of the attempt before
         self._measured_tail = False
         self._ends_early = False  # whether the last epoch has ended before its last batch
         self._step_began: float | None = None
@@ -142,11 +137,11 @@ class Pace:
 
     @property
     def tail_is_long(self) -> bool:
-        """Whether the next tail is worth a checkpoint before it, also since nothing is known of it."""
+        """Whether the next tail is worth a checkpoint before it: it is long, or of unknown length."""
         return self.tail_s is None or self.tail_s > _LONG_TAIL_S
 
     def step_began(self) -> None:
-        """The loop over an epoch's batches begins."""
+        """The loop over the batches begins."""
         self._step_began, self._step_ended, self._left = self._clock(), None, None
 
     def loop_left(self) -> None:
@@ -202,7 +197,7 @@ class Pace:
 
 
 class StopWatch:
-    """Whether this rank has a reason to stop: a signal, or no time for more steps and a save, by its `pace`."""
+    """Looks for this rank's reasons to stop: a signal, or no time for more steps and a save, by its `pace`."""
 
     def __init__(
         self,
@@ -223,7 +218,7 @@ class StopWatch:
 
     def flags(self, steps: int = STEPS_UNTIL_AGREED, *, tail: bool = False) -> tuple[str, ...]:
         """This rank's reasons, of STOP_FLAGS. `steps` and `tail`: what is to fit before the deadline."""
-        came = (self._signals.received.name,) if self._signals.received is not None else ()
-        ends = self.deadline
-        is_late = ends is not None and self._now() + self.pace.needed_s(steps, tail=tail) > ends
-        return ((DEADLINE,) if is_late else ()) + came
+        flags = (self._signals.received.name,) if self._signals.received is not None else ()
+        if self.deadline is not None and self._now() + self.pace.needed_s(steps, tail=tail) > self.deadline:
+            flags = (DEADLINE, *flags)
+        return flags

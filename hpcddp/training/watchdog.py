@@ -1,4 +1,5 @@
-"""Finds where the ranks stand when none gets on: a collective that only some of them call waits for torch's timeout.
+"""Finds where the ranks stand when none gets on: a collective that only some of them call waits for torch's timeout;
+and a rank's heartbeat, for its agent.
 
 A thread on each rank looks at the main thread every few seconds. If that has stood at one line for `stall_s`, all
 ranks are asked where they stand, and rank 0 prints it. A rank that is busy looks no different from one that waits, so
@@ -24,15 +25,7 @@ from typing import Any
 from torch.distributed import DistNetworkError, DistStoreError
 
 from hpcddp.errors import PEER_FAILED
-from hpcddp.guard.hpcddp_stand import (
-    NO_WAIT,
-    WAITS,
-    Quiet,
-    count_collectives,
-    describe_frames,
-    find_place,
-    list_frames,
-)
+from hpcddp.guard.hpcddp_stand import NO_WAIT, WAITS, Quiet, count_collectives, describe_frames, find_place, list_frames
 from hpcddp.runs.hang import Hang, Stand, find_hang, format_stands, read_hang_limits
 from hpcddp.runs.heartbeat import HEARTBEAT_VARIABLE, Page, open_page
 from hpcddp.training.activity import is_at_files, waits_for_ranks
@@ -43,6 +36,10 @@ from hpcddp.training.torch_compat import Store, second_connection
 
 _LONGEST_PAUSE_S = 5.0
 _HANG = 1  # the status of a rank that others wait for: with max_restarts the job starts again
+_EVERY_S = 0.25  # of the heartbeat
+_STANDS = 8  # looks without a move, before the thread's place is written
+_LEAST_CPU = 0.02  # of the time
+_PAST = 8  # looks after the lease's end: a process that was suspended lets its agent be first
 _openings = itertools.count()  # a group may see several runtimes
 _watching: list[Watchdog] = []  # of this process, the innermost last
 
@@ -84,22 +81,17 @@ class Watchdog:
         print_report: Callable[[str], None],
         report_hang: Callable[[Hang], None] = print_hang,
     ) -> None:
-        self._group = group
-        self._end_s = end_s
-        self._report_hang = report_hang
-        self._rank, self._world_size = group.rank, group.world_size
+        self._group, self._rank, self._world_size = group, group.rank, group.world_size
+        self._stall_s, self._end_s, self._pause_s = stall_s, end_s, min(_LONGEST_PAUSE_S, stall_s / 4)
+        self._beats, self._print_report, self._report_hang = beats, print_report, report_hang
         self._store = group.store
         self._second_store: Store | None = None
         self._name = f"stall-{next(_openings)}"  # of this runtime's keys
-        self._stall_s = stall_s
-        self._pause_s = min(_LONGEST_PAUSE_S, stall_s / 4)
-        self._beats = beats
-        self._print_report = print_report
         self._watched = threading.get_ident()
         self._quiet = Quiet(threading.get_native_id())
         self._batches = 0
         self._end = threading.Event()
-        self._answered = 0  # the number of the question
+        self._answered = 0  # the number of the newest question that this rank has answered
 
     @contextmanager
     def watching(self) -> Iterator[None]:
@@ -146,8 +138,8 @@ class Watchdog:
         """Count the seconds since the watched thread last made a batch, collective, read or write."""
         batches, self._batches = self._batches, self._beats()
         waits = describe_frames(list_frames(self._watched))[2]
-        is_own = waits == NO_WAIT and not waits_for_ranks(self._watched)
-        return self._quiet.measure(is_own=is_own and batches == self._batches)
+        is_alone = waits == NO_WAIT and not waits_for_ranks(self._watched)
+        return self._quiet.measure(is_alone=is_alone and batches == self._batches)
 
     def _connection(self) -> Store:
         """Another connection to the store: the watched thread may wait in a call of the first one, and hold it."""
@@ -156,7 +148,7 @@ class Watchdog:
         return self._second_store
 
     def _question(self, store: Store) -> int:
-        """The number of the newest question, from 1; 0: nobody has asked yet."""
+        """The number of the newest question, from 1; 0: there is none."""
         return int(store.get(self._name)) if store.check([self._name]) else 0
 
     def _ask(self, store: Store) -> None:
@@ -165,7 +157,7 @@ class Watchdog:
             store.compare_set(self._name, str(self._answered) if self._answered else "", str(self._answered + 1))
 
     def _answer(self, store: Store, stood_s: float, quiet_s: float) -> bool:
-        """Say where this rank stands if that was asked anew. Rank 0 prints what all have said."""
+        """Answer a new question where this rank stands, if there is one. Rank 0 prints the answers of all."""
         question = self._question(store)
         if question <= self._answered:
             return False
@@ -199,58 +191,50 @@ class Watchdog:
         first = hang.ranks[0]
         claim_first(store, Failure(first, self._group.members[first].host, hang.message), self._group.members[0].host)
         end = time.monotonic() + 2 * _LONGEST_PAUSE_S
+
+        def wait(is_so: Callable[[], bool]) -> None:
+            while not is_so() and time.monotonic() < end:
+                time.sleep(self._pause_s / 4)
+
         if self._rank == 0:  # it hosts the store, and is the last; its main thread may wake when others leave
             self._report_hang(hang)
             store.set(f"{key}-reported", "")
-            while store.add(f"{key}-left", 0) < self._world_size - 1 and time.monotonic() < end:
-                time.sleep(self._pause_s / 4)
+            wait(lambda: store.add(f"{key}-left", 0) >= self._world_size - 1)
         else:
-            while not store.check([f"{key}-reported"]) and time.monotonic() < end:
-                time.sleep(self._pause_s / 4)
+            wait(lambda: store.check([f"{key}-reported"]))
             if self._rank in hang.ranks:
                 self._report_hang(hang)
             store.add(f"{key}-left", 1)
         os._exit(_HANG if self._rank in hang.ranks else PEER_FAILED)
 
 
-# A rank's sign of life, for its agent: its step, and whether its main thread moves, which is another step or another
-# place in its frames. One that stays at its place and uses the processor may work or wait: a loop without end does, and
-# a thread that waits for a GPU. That is written, too, and that the process is at a checkpoint's files, where one call
-# may wait for the disk for minutes. One that waits in a collective does none of these; one whose GPU works may do none
-# either, so that the limit has to be long.
-
-
-_EVERY_S = 0.25
-_STANDS = 8  # looks without a move, before the thread's place is written
-_LEAST_CPU = 0.02  # of the time
-_PAST = 8  # looks after the lease's end: a process that was suspended lets its agent be first
-
-
 class Heartbeat:
-    """Heartbeat of the thread that makes it, from then on. Without a page nothing is done: nobody listens."""
+    """Writes to the page of the rank's agent, from then on: the step, and whether the thread that makes it moves, which
+    is another step or another place in its frames. Without a page nothing is done.
+
+    A thread that stays at its place and uses the processor may work or wait: a loop without end does, and one that
+    waits for a GPU. That is written, too, and that the process is at a checkpoint's files, where one call may wait for
+    the disk for minutes. One that waits in a collective does none of these; one whose GPU works may do none either, so
+    that the limit has to be long.
+    """
 
     def __init__(self, page: Page | None) -> None:
-        self._page = page
         self._step: Callable[[], int] = int  # 0
         self._move_end: Callable[[float], None] | None = None
         self._thread = threading.get_ident()
         self._clock = time.pthread_getcpuclockid(self._thread)
         self._over = threading.Event()
         self._moves = self._looks = self._uses = self._past = 0
-        self._place_is_written = False  # where the thread stands
+        self._is_place_written = False
         self._beats = threading.Thread(target=self._beat, name="hpcddp-pulse", daemon=True)
         if page is not None:
+            self._page = page
             self._beats.start()
 
-    @contextmanager
-    def following(self, step: Callable[[], int], move_end: Callable[[float], None]) -> Iterator[None]:
-        """`step()`: the optimizer steps so far, in the body, whose last one is the last that is written.
-        `move_end`: called where the job ends at another time."""
+    def follow(self, step: Callable[[], int], move_end: Callable[[float], None]) -> None:
+        """Write the optimizer steps so far, `step()`, until `stop`. `move_end`: called where the job ends at another
+        time."""
         self._step, self._move_end = step, move_end
-        try:
-            yield
-        finally:
-            self.stop()
 
     def stop(self) -> None:
         """Write the last step; the rank leaves."""
@@ -272,12 +256,11 @@ class Heartbeat:
             before, used_s = place, now_s
             stood = 0 if moved else stood + 1
             self._write_beat()
-            if stood == _STANDS or (moved and self._place_is_written):
+            if stood == _STANDS or (moved and self._is_place_written):
                 self._write_place(stands=stood == _STANDS)
             self._read_page()
 
     def _read_page(self) -> None:
-        assert self._page is not None
         with suppress(OSError, ValueError):
             if self._move_end is not None and (end := self._page.read_end()) is not None:
                 self._move_end(end)
@@ -287,13 +270,11 @@ class Heartbeat:
                 os.kill(os.getpid(), signal.SIGKILL)  # another attempt may have begun: this one writes no more
 
     def _write_beat(self) -> None:
-        assert self._page is not None
         with suppress(OSError):
             self._page.write(self._step(), self._moves, self._looks, self._uses)
 
     def _write_place(self, *, stands: bool) -> None:
-        assert self._page is not None
-        self._place_is_written, stand = stands, Stand()
+        self._is_place_written, stand = stands, Stand()
         if stands:
             line, inside, waits = describe_frames(list_frames(self._thread))
             stand = Stand(line, inside, waits=WAITS if waits_for_ranks(self._thread) else waits)

@@ -176,10 +176,10 @@ def test_an_early_stop_that_is_started_again_makes_no_step(tmp_path: Path) -> No
 def test_a_name_error_behind_a_run_that_had_no_turn_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(uncaught, "_before", None)  # as in a process that has opened no runtime yet
-    monkeypatch.setattr(uncaught, "_more", [])
+    monkeypatch.setattr(uncaught, "_replaced", None)  # as in a process that has opened no runtime yet
+    monkeypatch.setattr(uncaught, "_lines", [])
     monkeypatch.setattr(sys, "excepthook", lambda _kind, error, _trace: print(error, file=sys.stderr))
-    monkeypatch.setattr(uncaught, "_before", None)  # as at a process's start
+    monkeypatch.setattr(uncaught, "_replaced", None)  # as at a process's start
     ends = []
     for epochs in (1, 1):
         _fold(tmp_path / "x", epochs=epochs)
