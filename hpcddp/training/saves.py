@@ -170,7 +170,7 @@ class Saves:
         pace.step_ended(in_tail=self._is_behind_batches)
         more = loader.weighing.list_numbers()
         lr = self.checkpointer.learning_rate() if record.is_written else None
-        if attempt.is_time:
+        if attempt.timer is not None and attempt.timer.is_due:
             if self._several:  # no other rank asks at this step
                 agreement.requests.setdefault(SAVE, "save_every")
             self._save_due |= not self._several
