@@ -142,7 +142,8 @@ class Run:
             self._write_line("at")
         self._watch.pace.step_ended()
         flags = self._watch.flags()
-        if self._saves.is_time and not self._has_requested:
+        timer = self._saves.timer
+        if timer is not None and timer.is_due and not self._has_requested:
             self._has_requested = True  # the others hear it one step late
             flags += (SAVE,)
         self._saves.accept_stop(self.ranks.exchange(step, flags))

@@ -195,21 +195,16 @@ class AttemptSaves:
         self.watch = watch
         self.stop_reason: str | None = None  # is set on all ranks at the same step
         self._folder = folder if is_first else None  # None: this rank writes nothing
-        self._timer = SaveTimer(every_s) if self._folder is not None and every_s is not None else None
+        self.timer = SaveTimer(every_s) if self._folder is not None and every_s is not None else None
 
     def accept_stop(self, reason: str | None) -> None:
         """The ranks agree that the run stops here; the first reason stays."""
         self.stop_reason = self.stop_reason or reason
 
-    @property
-    def is_time(self) -> bool:
-        """Whether rank 0 is to ask for a save, as the time since the last one has come."""
-        return self._timer is not None and self._timer.is_due
-
     def begin_training(self) -> None:
         """The time until the next save counts from now."""
-        if self._timer is not None:
-            self._timer.restart()
+        if self.timer is not None:
+            self.timer.restart()
 
     @at_files()
     def check_held(self) -> None:
