@@ -50,8 +50,8 @@ class Rendezvous(Record):
 
 
 class _HostOfRank0(Record):
-    """Rank 0's host as the launcher says it; `name` is None where it does not. `is_final`: nothing else is believed then,
-    the first host of the job neither."""
+    """Rank 0's host as the launcher says it; `name` is None where it does not. `is_final`: nothing else is believed,
+    not even the first host of the job."""
 
     name: str | None = None
     source: str = ""
