@@ -153,11 +153,11 @@ def _make_agent(env: Mapping[str, str], info: RankInfo | None, hostname: str) ->
     if folder is None or env.get(HEARTBEAT_VARIABLE):
         return None
     from hpcddp.supervisor.agent import Agent
-    from hpcddp.supervisor.wire import read_listener
+    from hpcddp.supervisor.wire import read_address
 
-    listener = read_listener(folder)
+    address = read_address(folder)
     rank, world_size = (info.rank, info.world_size) if info is not None else (NO_RANK, 0)
-    return None if listener is None else Agent(folder, listener, rank, world_size, hostname, env)
+    return None if address is None else Agent(folder, address, rank, world_size, hostname, env)
 
 
 def _refuse(refusal: HpcddpError, agent: Agent | None, job_output: int, status: int | None = None) -> NoReturn:

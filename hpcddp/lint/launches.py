@@ -9,7 +9,7 @@ from typing import NamedTuple
 from hpcddp.lint.request import Request
 from hpcddp.lint.shell import Command
 from hpcddp.ranks.launch_commands import PROGRAMS, find_launch_command
-from hpcddp.ranks.launchers import LAUNCHERS, NODE_AGENTS
+from hpcddp.ranks.launchers import LAUNCHERS, NAME_VALUE_OPTIONS, NODE_AGENTS
 
 # torchrun's processes are looked at by themselves: torchrun_words.
 _PER_RANK = PROGRAMS - {"torchrun"}
@@ -23,7 +23,6 @@ _OPEN_MPI_ONLY = re.compile(
 # Commands that start the command behind them; found by name also where an option of the launcher stands before them.
 _WRAPPERS = {"conda", "mamba", "micromamba", "uv", "poetry", "pixi", "pipenv", "nice", "timeout", "strace", "gdb",
              "dcgmi"}  # fmt: skip
-_TWO_VALUES = {"-mca", "--mca", "-gmca", "--gmca", "--prtemca", "--pmixmca", "-env", "-genv"}
 # Commands that make the ranks of a node themselves.
 _MAKERS = frozenset(c for name in NODE_AGENTS for made in LAUNCHERS[name].all_commands for c in made.commands) | {
     "deepspeed"
@@ -92,7 +91,7 @@ def _wrapper_start(words: Sequence[str], start: int) -> int:
     values = 0
     for i, word in enumerate(words[:start]):
         if word.startswith("-"):
-            values = 0 if "=" in word else 2 if word in _TWO_VALUES else 1
+            values = 0 if "=" in word else 2 if word.lstrip("-") in NAME_VALUE_OPTIONS else 1
         elif word.rsplit("/", 1)[-1] in _WRAPPERS or (not values and not word.startswith("$")):
             return i
         else:

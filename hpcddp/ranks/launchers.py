@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from hpcddp.ranks.launcher import LaunchRequest, Words
 
 
+#: Options of Open MPI and of hydra that a name and a value follow, without the dashes: `--mca btl tcp`, `-env A 1`.
+NAME_VALUE_OPTIONS = ("mca", "gmca", "pmixmca", "prtemca", "env", "genv")
 HYDRA = ("MPI_LOCALRANKID", "MPI_LOCALNRANKS")
 _HYDRA_PROGRAMS = ("hydra_pmi_proxy", "hydra_bstrap_pr", "mpiexec.hydra", "pmi_proxy")
 _HYDRA_TYPED = {

@@ -62,14 +62,14 @@ class Agent:
     def __init__(
         self,
         attempt: AttemptFolder,
-        listener: wire.Listener,
+        address: wire.SupervisorAddress,
         rank: int,
         world_size: int,
         host: str,
         env: Mapping[str, str],
     ) -> None:
-        self._attempt, self._listener, self._env, self._host = attempt, listener, env, host
-        self._rank, self._hello = rank, wire.Hello(listener.key, attempt.name, rank, world_size, host)
+        self._attempt, self._address, self._env, self._host = attempt, address, env, host
+        self._rank, self._hello = rank, wire.Hello(address.key, attempt.name, rank, world_size, host)
         self._launcher = os.getppid()
         self._page = make_page()
         self.path = self._page.path
@@ -194,12 +194,12 @@ class Agent:
                         self._socket = None
                         connection.close()
             self._check_lease()
-            time.sleep(self._listener.every_s / 4)
+            time.sleep(self._address.every_s / 4)
 
     def _connect(self) -> _socket.socket | None:
-        for host in self._listener.hosts:
+        for host in self._address.hosts:
             with suppress(OSError):
-                found = _socket.getaddrinfo(host, self._listener.port, 0, _socket.SOCK_STREAM)
+                found = _socket.getaddrinfo(host, self._address.port, 0, _socket.SOCK_STREAM)
                 for family, kind, number, _, where in found:
                     connection = _socket.socket(family, kind, number)
                     connection.settimeout(_CONNECT_S)
@@ -213,7 +213,7 @@ class Agent:
     def _report_on(self, connection: _socket.socket) -> None:
         poll = select.poll()
         poll.register(connection.fileno(), select.POLLIN)
-        incoming, every_s = wire.Incoming(), self._listener.every_s
+        incoming, every_s = wire.Incoming(), self._address.every_s
         due = time.monotonic()
         while not self._is_over:
             ready = poll.poll(max(due - time.monotonic(), 0) * 1000)
@@ -290,14 +290,14 @@ class Agent:
     def _renew_lease(self) -> None:
         """Begin the lease anew, also on the rank's page: the rank may run while this process is stopped."""
         self._heard = time.monotonic()
-        if self._listener.lease_s:
+        if self._address.lease_s:
             with suppress(OSError):
-                self._page.write_lease(self._heard + self._listener.lease_s * _ITSELF)
+                self._page.write_lease(self._heard + self._address.lease_s * _ITSELF)
 
     def _check_lease(self) -> None:
         if self._heard is None or self.was_ended:
             return
-        unheard_s, lease_s = time.monotonic() - self._heard, self._listener.lease_s
+        unheard_s, lease_s = time.monotonic() - self._heard, self._address.lease_s
         is_orphan = unheard_s > _ORPHAN_S and os.getppid() != self._launcher  # both were killed: nobody ends this one
         if is_orphan or (lease_s and unheard_s > lease_s):
             self._unheard_s = round(unheard_s)

@@ -13,7 +13,7 @@ import shlex
 from contextlib import suppress
 
 from hpcddp.errors import LaunchError, RequestError
-from hpcddp.ranks.launchers import LAUNCHERS, NODE_AGENTS
+from hpcddp.ranks.launchers import LAUNCHERS, NAME_VALUE_OPTIONS, NODE_AGENTS
 from hpcddp.record import TYPE_CHECKING, Record
 from hpcddp.runs.command import check_run_name, name_command
 from hpcddp.runs.folder import RUNS
@@ -35,8 +35,6 @@ _COUNTS = ("chain", "max_restarts")
 _TIMES = ("walltime", "signal", "stall_limit")
 #: Between the command that copies data to the nodes and the launcher's.
 THEN = "--then"
-#: Open MPI's and hydra's options of a name and a value.
-_TWO_VALUES = {"mca", "gmca", "pmixmca", "prtemca", "env", "genv"}
 #: Options of `hpcddp exec` that describe the job.
 _OF_EXEC = {"--gpus-per-node": "gpus_per_node", "--global-batch": "global_batch"}
 #: The number of an option's value; of Open MPI's mapping that of each node.
@@ -243,7 +241,7 @@ def split_launch(words: Sequence[str]) -> tuple[list[str], list[str]]:
         at += 1 + next((i for i, word in enumerate(words[1:]) if "=" not in word), 0)
     while at < len(words) and words[at].startswith("-"):
         has_value = "=" not in words[at] and at + 1 < len(words) and not words[at + 1].startswith("-")
-        at += 3 if words[at].lstrip("-") in _TWO_VALUES else 2 if has_value else 1
+        at += 3 if words[at].lstrip("-") in NAME_VALUE_OPTIONS else 2 if has_value else 1
     return list(words[:at]), list(words[at:])
 
 

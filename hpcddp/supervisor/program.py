@@ -150,7 +150,7 @@ class Writer:
     job from hearing the ranks, which would end themselves. `left`: bytes that are still to be written."""
 
     def __init__(self) -> None:
-        self._queue: SimpleQueue[tuple[int, bytes]] = SimpleQueue()
+        self._queue: SimpleQueue[tuple[int, bytes | None]] = SimpleQueue()
         self._lock = _thread.allocate_lock()
         self.left = 0
         _thread.start_new_thread(self._write_on, ())
@@ -160,9 +160,17 @@ class Writer:
             self.left += len(data)
         self._queue.put((descriptor, data))
 
+    def close(self, descriptor: int) -> None:
+        """Close it, once all that came before is written."""
+        self._queue.put((descriptor, None))
+
     def _write_on(self) -> None:
         while True:
             descriptor, data = self._queue.get()
+            if data is None:
+                with suppress(OSError):  # a full disk may show only now
+                    os.close(descriptor)
+                continue
             write_all(descriptor, data)
             with self._lock:
                 self.left -= len(data)
@@ -192,6 +200,8 @@ class Output:
                 while max(self._printed.left, self._logged.left) > MOST_BYTES:
                     time.sleep(_STEP_S)
             os.close(entry)
+            if file is not None:
+                self._logged.close(file)
             done.release()
 
         done.acquire()

@@ -81,7 +81,7 @@ class Reports:
         # one that cannot be let in wakes this process once, and not until it can
         self._poll.register(self._listener.fileno(), select.EPOLLIN | select.EPOLLET)
         port, addresses = self._listener.getsockname()[1], list_addresses(env, os.uname().nodename)
-        self._address = wire.Listener(port, os.urandom(16).hex(), every_s, limit_s * 3 / 4, addresses)
+        self._address = wire.SupervisorAddress(port, os.urandom(16).hex(), every_s, limit_s * 3 / 4, addresses)
         self._callers: dict[int, Caller] = {}  # by the descriptor
         self._expect("", "")
 
@@ -112,7 +112,7 @@ class Reports:
         self.end_all()
         self._expect(attempt.name, os.path.dirname(attempt.rank_environment(0)))
         with suppress(OSError):
-            wire.write_listener(attempt, self._address)
+            wire.write_address(attempt, self._address)
 
     def read(self) -> None:
         self._forgive_pause()

@@ -188,8 +188,8 @@ def _unescape(text: str) -> str:
     return text
 
 
-class Listener(Record):
-    """The address of an attempt's supervisor. `hosts`: names and addresses of its host. `key`: shows that a caller may
+class SupervisorAddress(Record):
+    """Where an attempt's supervisor listens. `hosts`: names and addresses of its host. `key`: shows that a caller may
     read this file. `every_s`: between an agent's messages. `lease_s`: a rank whose supervisor is silent for so long
     ends itself, since another attempt may have started; 0: never."""
 
@@ -200,9 +200,9 @@ class Listener(Record):
     hosts: tuple[str, ...]
 
 
-def write_listener(attempt: AttemptFolder, listener: Listener) -> None:
+def write_address(attempt: AttemptFolder, address: SupervisorAddress) -> None:
     """Write where the supervisor listens, for this user's ranks alone. OSError if the folder cannot be written."""
-    *values, hosts = listener
+    *values, hosts = address
     file = os.open(_path(attempt), os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     try:
         os.write(file, "".join(f"{line}\n" for line in (*values, *hosts)).encode())
@@ -210,10 +210,10 @@ def write_listener(attempt: AttemptFolder, listener: Listener) -> None:
         os.close(file)
 
 
-def read_listener(attempt: AttemptFolder) -> Listener | None:
+def read_address(attempt: AttemptFolder) -> SupervisorAddress | None:
     with suppress(OSError, ValueError), open(_path(attempt), encoding="utf-8") as file:
         port, key, every_s, lease_s, *hosts = file.read().split()
-        return Listener(int(port), key, float(every_s), float(lease_s), tuple(hosts))
+        return SupervisorAddress(int(port), key, float(every_s), float(lease_s), tuple(hosts))
     return None
 
 

@@ -14,7 +14,7 @@ import pytest
 from hpcddp.runs.folder import RunFolder
 from hpcddp.supervisor import wire
 from hpcddp.supervisor.reports import Reports
-from hpcddp.supervisor.wire import Listener, read_listener
+from hpcddp.supervisor.wire import SupervisorAddress, read_address
 
 
 class Node:
@@ -26,9 +26,9 @@ class Node:
         attempt = RunFolder(str(folder)).attempt("7.1")
         os.makedirs(attempt.path)
         self.reports.open(attempt)
-        told = read_listener(attempt)
+        told = read_address(attempt)
         assert told is not None
-        self.told: Listener = told
+        self.told: SupervisorAddress = told
         self.sockets: list[socket.socket] = []
 
     def call(self, line: bytes = b"") -> socket.socket:

@@ -1,13 +1,16 @@
-"""What the supervisor makes of signals."""
+"""What the supervisor makes of signals, and of its launcher's output."""
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
-from hpcddp.supervisor.program import ended_by
+from hpcddp.supervisor.program import Output, ended_by
+from tests.conftest import wait_until
 
 
 @pytest.mark.parametrize(
@@ -48,3 +51,12 @@ def test_a_hangup_that_is_ignored_at_the_start_stays_ignored(ignored: str):
     done = subprocess.run(words, capture_output=True, text=True, check=True)
     hangup = [] if "HUP" in ignored else ["SIGHUP"]
     assert done.stdout.split() == sorted([*hangup, "SIGINT", "SIGALRM", "SIGQUIT", "SIGRTMIN+3", "SIGUSR1"])
+
+
+def test_the_log_of_a_launcher_that_has_ended_is_complete_and_no_longer_open(tmp_path: Path):
+    log, (reads, writes) = tmp_path / "launcher.log", os.pipe()
+    Output().copy(reads, str(log))
+    os.write(writes, b"step 1\n")
+    os.close(writes)
+    assert wait_until(lambda: str(log) not in map(os.path.realpath, Path("/proc/self/fd").iterdir()))
+    assert log.read_text() == "step 1\n"
