@@ -258,7 +258,7 @@ class Attempts:
         if ended is not None:
             return ended
         # PBS signals the job's process group: the launcher hears that without hpcddp, too
-        launcher = LauncherProcess(words, env, self.attempt.log, self._output, apart=self._by_hand)
+        launcher = LauncherProcess(words, env, self.attempt.log, self._output, apart=self._by_hand or not self._job.id)
         ended = watch(launcher, self._signals, self._emit, self.follow_up.receive, self._poll, of_ranks)
         marks = {name: env[name] for name in ("HPCDDP_RUN_DIR", "HPCDDP_ATTEMPT")}
         end_left(marks, env, self._emit, rest_s=_EXIT_S if ended.cause is None else 0.0)
