@@ -153,9 +153,9 @@ def _make_agent(env: Mapping[str, str], info: RankInfo | None, hostname: str) ->
     if folder is None or env.get(HEARTBEAT_VARIABLE):
         return None
     from hpcddp.supervisor.agent import Agent
-    from hpcddp.supervisor.wire import read_address
+    from hpcddp.supervisor.wire import read_supervisor_address
 
-    address = read_address(folder)
+    address = read_supervisor_address(folder)
     rank, world_size = (info.rank, info.world_size) if info is not None else (NO_RANK, 0)
     return None if address is None else Agent(folder, address, rank, world_size, hostname, env)
 

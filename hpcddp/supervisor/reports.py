@@ -112,7 +112,7 @@ class Reports:
         self.end_all()
         self._expect(attempt.name, os.path.dirname(attempt.rank_environment(0)))
         with suppress(OSError):
-            wire.write_address(attempt, self._address)
+            wire.write_supervisor_address(attempt, self._address)
 
     def read(self) -> None:
         self._forgive_pause()

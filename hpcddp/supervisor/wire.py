@@ -200,7 +200,7 @@ class SupervisorAddress(Record):
     hosts: tuple[str, ...]
 
 
-def write_address(attempt: AttemptFolder, address: SupervisorAddress) -> None:
+def write_supervisor_address(attempt: AttemptFolder, address: SupervisorAddress) -> None:
     """Write where the supervisor listens, for this user's ranks alone. OSError if the folder cannot be written."""
     *values, hosts = address
     file = os.open(_path(attempt), os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
@@ -210,7 +210,7 @@ def write_address(attempt: AttemptFolder, address: SupervisorAddress) -> None:
         os.close(file)
 
 
-def read_address(attempt: AttemptFolder) -> SupervisorAddress | None:
+def read_supervisor_address(attempt: AttemptFolder) -> SupervisorAddress | None:
     with suppress(OSError, ValueError), open(_path(attempt), encoding="utf-8") as file:
         port, key, every_s, lease_s, *hosts = file.read().split()
         return SupervisorAddress(int(port), key, float(every_s), float(lease_s), tuple(hosts))

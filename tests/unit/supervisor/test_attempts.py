@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -19,7 +21,9 @@ from hpcddp.supervisor.events import ERROR, GONE, KILLED, SILENT, UNHEARD, UNKNO
 from hpcddp.supervisor.follow import find_job_of_script
 from hpcddp.supervisor.order import LaunchLine, Order
 from hpcddp.supervisor.program import AttemptEnd
+from hpcddp.supervisor.recovery import Recovery
 from hpcddp.supervisor.start_end import StartedAttempt, begin, end_attempt
+from hpcddp.supervisor.supervise import Attempts, JobEnds
 from tests.unit.chain_run import write_chain_run
 
 COMMAND = ("python", "train.py")
@@ -187,6 +191,41 @@ def test_a_program_that_was_ended_behind_a_training_is_unfinished(node: Node, en
     for well in (AttemptEnd(0), AttemptEnd(139, cause=crash), AttemptEnd(1)):
         assert end_attempt(attempt, well, None, node.told.append) == well.status
     assert node.told == []
+
+
+LOSS, CRASH = ENDS["loss"], AttemptEnd(139, cause=Event(KILLED, 1, "n0", status=11))
+BY_SIGNAL = LOSS._replace(signal="SIGTERM")
+
+
+@pytest.mark.parametrize(
+    ("ended", "state", "obstacle", "late", "why"),
+    [
+        (AttemptEnd(0), "finished", "", [], ""),
+        (AttemptEnd(1), "unfinished", "", [], ""),  # no rank has failed
+        (CRASH, "finished", "", [], f"their run had finished ({CRASH.cause})"),
+        (LOSS, "finished", "", [], None),  # what is behind the training was lost
+        (LOSS, "unfinished", "", [], None),
+        (BY_SIGNAL, "unfinished", "", [], f"SIGTERM came, and they may have ended by it ({KILL})"),
+        (LOSS, "unfinished", "the job ends soon", [], "the job ends soon"),
+        (LOSS, "unfinished", "", [signal.SIGTERM], ""),
+        (LOSS, "unfinished", "the job ends soon", [signal.SIGTERM], ""),
+    ],
+)
+def test_an_attempt_is_followed_by_another_or_by_the_end_of_the_job_and_its_reason(
+    node: Node, monkeypatch, ended: AttemptEnd, state: str, obstacle: str, late: list[int], why: str | None
+):
+    monkeypatch.setattr(Recovery, "prepare_restart", lambda *_: obstacle)
+    attempt = node.begin("41", max_restarts=1).attempt
+    write_state(attempt, state, step=9, epoch=1, reason="")
+    order, env = Order("pbs", "openmpi", LaunchLine((), COMMAND, 1), max_restarts=1), {"PBS_JOBID": "41"}
+    job, signals = find_job_of_script("pbs", env), SimpleNamespace(read=lambda: late)
+    attempts = Attempts(order, env, job, attempt, "", signals, None, node.told.append, by_hand=False)
+    following = attempts._find_next(ended)
+    attempts._reports.close()
+    if why is None:
+        assert following.name == "41.2"
+    else:
+        assert following == JobEnds(BY_SIGNAL if late else ended, why)
 
 
 def test_a_chain_goes_on_behind_finished_runs_unless_their_job_has_ended_well(node: Node):

@@ -14,7 +14,7 @@ import pytest
 from hpcddp.runs.folder import RunFolder
 from hpcddp.supervisor import wire
 from hpcddp.supervisor.reports import Reports
-from hpcddp.supervisor.wire import SupervisorAddress, read_address
+from hpcddp.supervisor.wire import SupervisorAddress, read_supervisor_address
 
 
 class Node:
@@ -26,7 +26,7 @@ class Node:
         attempt = RunFolder(str(folder)).attempt("7.1")
         os.makedirs(attempt.path)
         self.reports.open(attempt)
-        told = read_address(attempt)
+        told = read_supervisor_address(attempt)
         assert told is not None
         self.told: SupervisorAddress = told
         self.sockets: list[socket.socket] = []

@@ -27,7 +27,7 @@ from hpcddp.supervisor.events import ERROR, GONE, KILLED, LEFT, SILENT, STUCK, U
 from hpcddp.supervisor.program import Teardown
 from hpcddp.supervisor.rank import OPENS
 from hpcddp.supervisor.reports import Reports
-from hpcddp.supervisor.wire import read_address
+from hpcddp.supervisor.wire import read_supervisor_address
 
 LONG_S, SHORT_S = 1000.0, 2.0  # the short one: a busy machine keeps nobody from a word for so long
 
@@ -40,7 +40,7 @@ def attempt(tmp_path: Path) -> AttemptFolder:
 
 
 def make_agent(attempt: AttemptFolder, rank: int, world_size: int, host: str) -> Agent:
-    address = read_address(attempt)
+    address = read_supervisor_address(attempt)
     assert address is not None
     return Agent(attempt, address, rank, world_size, host, os.environ)
 
@@ -186,7 +186,7 @@ def test_a_signal_that_comes_to_a_rank_from_elsewhere_is_known_unless_one_has_fa
 def test_a_rank_that_says_nothing_for_longer_than_the_limit_is_silent(ranks_with: Callable[[float], Ranks]):
     ranks = ranks_with(SHORT_S)
     reports, attempt = ranks.reports, ranks.attempt
-    told = read_address(attempt)
+    told = read_supervisor_address(attempt)
     assert told is not None
     with socket.create_connection(("127.0.0.1", told.port)) as caller:
         caller.sendall(wire.write(wire.Hello(told.key, "7.1", 5, 8, "n5")) + wire.write(Beat(12, 1, 1)))
@@ -214,7 +214,7 @@ def test_a_supervisor_that_was_suspended_itself_calls_nobody_silent_stuck_or_abs
     clock = Clock()
     reports = Reports(60.0, {}, clock)
     reports.open(attempt)
-    told = read_address(attempt)
+    told = read_supervisor_address(attempt)
     assert told is not None
     with socket.create_connection(("127.0.0.1", told.port)) as caller:
         caller.sendall(wire.write(wire.Hello(told.key, "7.1", 0, 2, "n5")) + wire.write(Beat(12, 1, 1)))
@@ -242,7 +242,7 @@ class Told:
         self.clock = Clock()
         self.reports = Reports(0, {}, self.clock)
         self.reports.open(attempt)
-        supervised = read_address(attempt)
+        supervised = read_supervisor_address(attempt)
         assert supervised is not None
         self.callers = [socket.create_connection(("127.0.0.1", supervised.port)) for _ in range(2)]
         for rank, caller in enumerate(self.callers):
@@ -389,7 +389,7 @@ def test_it_is_hidden_no_longer_than_a_rank_may_save(told: Told, other: list[wir
 def test_ranks_that_ended_by_a_signal_are_not_hidden_once_the_launcher_sees_another_s_end(
     attempt: AttemptFolder, told: Told, end: wire.Ended
 ):
-    supervised = read_address(attempt)
+    supervised = read_supervisor_address(attempt)
     assert supervised is not None
     told.say(0, USR1)
     told.say(1, USR1, ended(10))
@@ -430,7 +430,7 @@ def test_a_job_ended_by_a_signal_that_came_to_its_ranks_alone_if_the_first_cause
 )
 def test_who_does_not_know_the_key_is_not_heard(ranks: Ranks, line: str):
     reports = ranks.reports
-    told = read_address(ranks.attempt)
+    told = read_supervisor_address(ranks.attempt)
     assert told is not None
     with socket.create_connection(("127.0.0.1", told.port)) as caller:
         caller.sendall(line.format(key=told.key).encode() + b"\n")

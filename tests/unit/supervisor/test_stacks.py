@@ -30,7 +30,7 @@ from hpcddp.runs.stacks import (
 from hpcddp.supervisor.agent import Agent
 from hpcddp.supervisor.follow import POLL_S, StackRequests
 from hpcddp.supervisor.reports import Reports
-from hpcddp.supervisor.wire import read_address
+from hpcddp.supervisor.wire import read_supervisor_address
 
 #: Each says that it is there, in its own line.
 PROGRAM = """\
@@ -71,7 +71,7 @@ class Job:
 
     def start(self, *functions: str) -> subprocess.Popen[str]:
         """One process for each function, all of one agent, as torchrun has them."""
-        address = read_address(self.attempt)
+        address = read_supervisor_address(self.attempt)
         assert address is not None
         agent = Agent(self.attempt, address, self._size, 8, f"node{self._size}", os.environ)
         marks = {"HPCDDP_HEARTBEAT": agent.path, "PYTHONPATH": os.pathsep.join(guard.__path__), "WORLD_SIZE": "8"}
@@ -133,7 +133,7 @@ def test_each_rank_says_where_it_stands_whatever_it_does_and_runs_on(job: Job):
 
 
 def test_an_agent_that_cannot_answer_and_a_rank_without_python_are_said(job: Job, attempt: AttemptFolder):
-    address = read_address(attempt)
+    address = read_supervisor_address(attempt)
     assert address is not None
     agent = Agent(attempt, address, 0, 2, "node0", os.environ)
     agent.start(0)
