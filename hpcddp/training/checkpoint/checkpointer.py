@@ -102,7 +102,7 @@ class CheckpointWriter:
             digest = tracked.hash_weights(gather=gathers)
         if partial is None:
             return WrittenCheckpoint(position, 0.0, digest)
-        entries = {**position, "form": "sharded" if in_parts else "single", **entries, **list_versions()}
+        entries = {**position, **entries, **list_versions()}
         entries |= {"weights_sha256": digest} if digest else {}
 
         def end(files: dict[str, Any], state: Any) -> WrittenCheckpoint:
