@@ -49,6 +49,7 @@ MOST_S = 60.0
 _FIRST_S = 3.0  # for the first exchange of a device: NCCL sets up what the next ones have
 _END_S = 5.0
 _PAUSE_S = 0.05
+_QUIET_S = 1.0  # after which no more processes are waited for, where none knows how many they are
 
 
 # ---- links: which hosts exchange data, in rounds, and which host or link is slow by what they measured
@@ -178,7 +179,10 @@ class Checker:
         self._request, self._env = request, env
         self._key = secrets.token_hex(8)
         self._lock = threading.Lock()  # of what follows: each process has a thread here, which may be late
+        self._peers: list[Peer] = []  # all connections; no more are accepted once it `_is_over`
+        self._is_over = False
         self._processes: dict[Peer, Process] = {}
+        self._came = 0.0  # when the last of them did
         self._measured: set[Peer] = set()
         self._leaders: dict[str, Peer] = {}  # the process of each node that describes it
         self._described: dict[str, threading.Event] = {}  # whether it has
@@ -204,7 +208,9 @@ class Checker:
             return self._judge(launcher)
         finally:
             listener.close()
-            for peer in [*self._processes]:
+            with self._lock:
+                self._is_over = True
+            for peer in self._peers:
                 with suppress(OSError):  # so that a thread which receives from it ends, too
                     peer.connection.shutdown(socket.SHUT_RDWR)
                 peer.connection.close()
@@ -230,7 +236,8 @@ class Checker:
                 return launcher.poll() is not None
             size = max(process.world_size or 0 for process in processes)
             every_host = all(any(same_host(host, one) for one in self._leaders) for host in self._request.hosts)
-            all_came = len(processes) >= size if size else every_host
+            is_quiet = time.monotonic() - self._came > _QUIET_S * self._request.patience
+            all_came = len(processes) >= size if size else every_host and is_quiet
             return all_came and all(peer in self._measured or peer.is_gone for peer in self._processes)
 
     # ---- what the processes answer
@@ -238,8 +245,13 @@ class Checker:
     def _accept(self, listener: socket.socket, mark: str) -> None:
         with suppress(OSError):  # it was closed
             while True:
-                connection, _ = listener.accept()
-                threading.Thread(target=self._serve, args=(Peer(connection), mark), daemon=True).start()
+                peer = Peer(listener.accept()[0])
+                with self._lock:
+                    if self._is_over:
+                        peer.connection.close()
+                        return
+                    self._peers.append(peer)
+                threading.Thread(target=self._serve, args=(peer, mark), daemon=True).start()
 
     def _serve(self, peer: Peer, mark: str) -> None:
         """Serve one process until it has described itself. Other programs are refused."""
@@ -252,7 +264,7 @@ class Checker:
             return
         process = Process(**hello["process"])
         with self._lock:
-            self._processes[peer] = process
+            self._processes[peer], self._came = process, time.monotonic()
             leads = self._leaders.setdefault(process.host, peer) is peer
             described = self._described.setdefault(process.host, threading.Event())
         request = self._request

@@ -86,7 +86,10 @@ MISTAKES = [
 
 
 @pytest.mark.parametrize(("ranks", "each", "found"), MISTAKES, ids=["half a launch", "many", "interface of the site"])
-def test_each_mistake_of_a_launch_is_named(tmp_path: Path, ranks: str, each: str, found: dict[str, str]) -> None:
+def test_each_mistake_of_a_launch_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ranks: str, each: str, found: dict[str, str]
+) -> None:
+    monkeypatch.setattr(checker, "_QUIET_S", 0.01)  # nobody knows how many they are in half a launch
     said = named(check(tmp_path, ranks, each))
     assert {name: words in said[name] for name, words in found.items()} == dict.fromkeys(found, True), said
 
@@ -155,6 +158,18 @@ def test_a_rank_that_is_missing_is_named_with_its_host(
     # the time is over once it has come
     monkeypatch.setattr(Checker, "_is_complete", lambda self, _launcher: bool(self._measured))
     assert named(check(tmp_path, "1", each, size=2))["ranks"] == found
+
+
+def test_where_no_process_knows_how_many_they_are_others_are_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second one starts after the first has described the node."""
+    decide = Checker._is_complete
+    monkeypatch.setattr(checker, "_QUIET_S", 600.0)
+    monkeypatch.setattr(Checker, "_is_complete", lambda self, _: len(self._measured) == 2 or decide(self, _))
+    described = tmp_path / "described"
+    each = f"export OMPI_COMM_WORLD_RANK=$RANK; until [ $RANK = 0 ] || [ -e {described} ]; do sleep 0.05; done"
+    assert check(tmp_path, "0 1", each, line=f"touch {described}").ranks == 2
 
 
 def test_a_launcher_that_starts_nothing_is_named() -> None:
