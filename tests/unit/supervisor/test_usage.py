@@ -38,7 +38,7 @@ def wait_until(is_so: Any) -> None:
 
 
 def test_processes_of_the_attempt_count_and_those_of_their_children_that_have_ended():
-    burn = "import time\nwhile time.process_time() < 0.3: pass\n"
+    burn = "import time\nwhile time.process_time() < 0.5: pass\n"
     parent = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {burn!r}]); print(flush=True); input()"
     words = [sys.executable, "-c", parent]
     env = os.environ | {"HPCDDP_ATTEMPT": "7.usage.1"}
@@ -46,7 +46,7 @@ def test_processes_of_the_attempt_count_and_those_of_their_children_that_have_en
         assert process.stdout is not None
         process.stdout.readline()
         cpu_s, memory, cpus = Processes("7.usage.1").read()
-        assert cpu_s >= 0.3
+        assert cpu_s >= 0.4  # the kernel cuts user and system time to whole ticks of 10 ms
         assert memory > 1_000_000
         assert cpus == len(os.sched_getaffinity(0))
         assert Processes("7.usage.2").read() == (0.0, 0, 0)
