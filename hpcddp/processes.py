@@ -21,7 +21,7 @@ class Stat(Record):
 
 
 def read_stat(process: int) -> Stat | None:
-    """None: there is no such process."""
+    """Read what the kernel counts of a process; None: there is no such process."""
     with suppress(OSError, IndexError, ValueError), open(f"/proc/{process}/stat", "rb") as file:
         # "pid (name) state parent …"; a name may hold blanks and brackets itself, so the last bracket counts
         before, _, after = file.read().decode(errors="replace").rpartition(")")
@@ -67,13 +67,15 @@ def find_machine() -> str:
 
 
 def process_lives(process: int, started: str, host: str, machine: str) -> bool | None:
-    """Whether the process lives that started then ("": not known), on this host and machine; None if that cannot be
-    seen from here."""
+    """Whether a process of this host and machine lives, which started at this time ("": not known); None if that cannot
+    be seen from here."""
     here = find_machine()
     if not machine or not here:
         return None
     if machine == here:
         now = start_time(process)
-        return None if now and not started else now == started != ""
+        if not started:
+            return None if now else False
+        return now == started
     # the same kernel: another process namespace, which cannot be looked into; another one: the host has started anew
     return False if host == os.uname().nodename and machine.split()[0] != here.split()[0] else None

@@ -179,10 +179,10 @@ class Checker:
         self._request, self._env = request, env
         self._key = secrets.token_hex(8)
         self._lock = threading.Lock()  # of what follows: each process has a thread here, which may be late
-        self._peers: list[Peer] = []  # all connections; no more are accepted once it `_is_over`
-        self._is_over = False
+        self._peers: list[Peer] = []  # all connections
+        self._is_over = False  # then no more connections are accepted
         self._processes: dict[Peer, Process] = {}
-        self._came = 0.0  # when the last of them did
+        self._came = 0.0  # when the last process came
         self._measured: set[Peer] = set()
         self._leaders: dict[str, Peer] = {}  # the process of each node that describes it
         self._described: dict[str, threading.Event] = {}  # whether it has

@@ -133,7 +133,7 @@ def _rest() -> None:
 
 
 def _has_ended_on_disk(of: RunFolder) -> bool:
-    """Whether the run's folder says so: then the scheduler is asked at once."""
+    """Whether the files of the run record its end: then the scheduler is asked at once."""
     one = read_on_disk(of)
     return one.holder is not None and one.ended and all(job.holder is not None for job in one.jobs)
 

@@ -20,17 +20,14 @@ from hpcddp.training.options import RunSetup
 from hpcddp.training.stopping import Pace
 from hpcddp.units import format_duration
 
+DEFAULT_INTERVAL_S = 30.0  # between two lines of progress
+AT_TERMINAL_S = 2.0
+
 
 def print_warning(warning: object | None, *, is_first: bool) -> None:
     """Print a warning, if there is one, to stderr of rank 0."""
     if warning is not None and is_first:
         print(f"hpcddp: warning: {warning}", file=sys.stderr)
-
-
-# The progress of a training: a line per interval.
-
-DEFAULT_INTERVAL_S = 30.0
-AT_TERMINAL_S = 2.0
 
 
 class Progress:
